@@ -1,5 +1,6 @@
 """``python -m moebatch`` is the command ``moebatch``."""
 
+import gc
 import os
 import signal
 from types import FrameType
@@ -14,8 +15,13 @@ def main() -> None:
     through imports, and some of what is written in C makes another error of it."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, _end)
+    # Looking for plugins reads the metadata of every package that is installed.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    gc.disable()  # what modules make lasts, and need not be looked through for garbage
     from moebatch.cli import main as command
 
+    gc.freeze()
+    gc.enable()
     command()
 
 

@@ -8,7 +8,7 @@ import typer
 
 from moebatch.cli.as_json import AsJson, print_json
 from moebatch.cli.parameters import PICTURES, PlannedJob, either, named, with_options
-from moebatch.cli.process import let_threads_sleep
+from moebatch.cli.process import importing, let_threads_sleep
 from moebatch.plan.options import PlanOptions
 from moebatch.report.console import error_console, logger, output_console, show
 
@@ -39,15 +39,17 @@ def plan(
     """Predict speed, time and memory of a job, and what would help. Says policy and what binds."""
     options = replace(options, has_job=job is not None)
     options.require_consistent()
-    from moebatch.plan.answers import answer_policy_file, answer_question
-    from moebatch.plan.as_json import answer_json
-    from moebatch.report.pictures.drawings import write_roofline
-    from moebatch.report.plan import plan_view
-    from moebatch.spec.files.text_file import write_text
+    with importing():
+        from moebatch.plan.answers import answer_policy_file, answer_question
+        from moebatch.plan.as_json import answer_json
+        from moebatch.report.plan import plan_view
+        from moebatch.spec.files.text_file import write_text
 
     given = options.given_policy()
     answer = answer_question(asked_question(job, options), options, given)
     if roofline is not None:
+        from moebatch.report.pictures.drawings import write_roofline
+
         write_roofline(roofline, answer)
     if output is not None:
         write_text(output, answer_policy_file(answer).to_yaml())
