@@ -91,27 +91,23 @@ def _conversations(
     path: Path, reader: RowReader, *, longest: int, most_tokens: int
 ) -> Iterator[Reading]:
     left = most_tokens
-    for reading in _answers(path, reader):
-        if len(reading) <= longest:
-            yield reading
-            left -= len(reading)
-        if left <= 0:
-            return
-
-
-def _answers(path: Path, reader: RowReader) -> Iterator[Reading]:
     for raw in open_source(path):
         parsed = reader.parse(raw)
         if isinstance(parsed, FailedRow) or not isinstance(parsed.prompt, Chat):
             continue
-        if parsed.prompt.messages[-1].get("role") == "assistant":
-            reading = _reading(parsed.prompt, reader)
-            if reading is not None:
-                yield reading
+        reading = _reading(parsed.prompt, reader)
+        if reading is not None and len(reading) <= longest:
+            yield reading
+            left -= len(reading)
+            if left <= 0:
+                return
 
 
 def _reading(chat: Chat, reader: RowReader) -> Reading | None:
-    """None where the template does not write a conversation as it writes its beginning."""
+    """None where a conversation does not end with an answer, or the template does not write it as
+    it writes its beginning."""
+    if chat.messages[-1].get("role") != "assistant":
+        return None
     asked = replace(chat, messages=chat.messages[:-1], add_generation_prompt=True)
     ended = replace(chat, add_generation_prompt=False, continue_final_message=False)
     try:

@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from moebatch.calibration.calibrate import CalibrationSummary
 from moebatch.calibration.counting import Comparison
 from moebatch.calibration.gate_lessons import GatingLesson, PreGateLesson
-from moebatch.model.routing.gating import GatingPoint, LearntGating
+from moebatch.model.routing.gating import LearntGating
 from moebatch.predict.accuracy import mean_accuracy
 from moebatch.report.console import plain
 from moebatch.report.tables import NamedRows, titled_columns
@@ -115,17 +115,12 @@ def _gating(lesson: GatingLesson) -> Iterator[tuple[str, str]]:
     yield "gating", plain(str(lesson.file))
     tried = f"{lesson.num_expected} held-out tokens of {lesson.expected}"
     yield "tried on", f"{tried}, {format_duration(lesson.learn_s)} in all"
-    yield "threshold", _chosen(lesson.learnt)
-
-
-def _chosen(learnt: LearntGating) -> str:
-    point = learnt.chosen
+    point, loss = lesson.learnt.chosen, f"{lesson.learnt.wanted_loss:.2%} of perplexity"
     if not point.threshold:
-        return f"none costs {learnt.wanted_loss:.2%} of perplexity or less; 0, which is exact"
-    return (
-        f"[bold green]{point.threshold:.4g}[/] for {learnt.wanted_loss:.2%} of perplexity: a "
-        f"single expert in {point.single_share:.1%} of all decisions"
-    )
+        yield "threshold", f"none costs {loss} or less; 0, which is exact"
+        return
+    chosen = f"[bold green]{point.threshold:.4g}[/] for {loss}: a single expert in"
+    yield "threshold", f"{chosen} {point.single_share:.1%} of all decisions"
 
 
 def _sensitivities(learnt: LearntGating) -> RenderableType:
@@ -139,15 +134,12 @@ def _curve(learnt: LearntGating) -> RenderableType:
     table = titled_columns("threshold", "single expert", "experts", "perplexity", "loss")
     for point in learnt.curve:
         style = "bold green" if point.threshold == learnt.threshold else None
-        table.add_row(*_gating_cells(learnt, point), style=style)
+        table.add_row(
+            f"{point.threshold:.4g}",
+            f"{point.single_share:.1%}",
+            f"{point.mean_experts:.2f}",
+            f"{point.perplexity:.4f}",
+            f"{learnt.loss(point):.2%}",
+            style=style,
+        )
     return table
-
-
-def _gating_cells(learnt: LearntGating, point: GatingPoint) -> tuple[str, ...]:
-    return (
-        f"{point.threshold:.4g}",
-        f"{point.single_share:.1%}",
-        f"{point.mean_experts:.2f}",
-        f"{point.perplexity:.4f}",
-        f"{learnt.loss(point):.2%}",
-    )

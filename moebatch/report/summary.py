@@ -1,7 +1,7 @@
 """The report at the end of a run."""
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from rich.console import Group, RenderableType
@@ -240,12 +240,8 @@ def _grouped(layers: Mapping[int, LayerForesight]) -> Iterator[tuple[str, LayerF
     numbers, together = list(layers), -(-len(layers) // MOST_LAYERS)
     for first in range(0, len(numbers), together):
         some = numbers[first : first + together]
-        yield _layers(some), LayerForesight.total(layers[layer] for layer in some)
-
-
-def _layers(numbers: Sequence[int]) -> str:
-    first, last = numbers[0], numbers[-1]
-    return str(first) if first == last else f"{first} to {last}"
+        name = str(some[0]) if len(some) == 1 else f"{some[0]} to {some[-1]}"
+        yield name, LayerForesight.total(layers[layer] for layer in some)
 
 
 def _foresight(counts: LayerForesight) -> Iterator[str]:

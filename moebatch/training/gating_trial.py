@@ -38,7 +38,10 @@ class GatingTrial:
     def measure(self, share: float) -> GatingPoint:
         """What the threshold does at which exact gates would leave out such a share, 0..1, of all
         choices that can be left out."""
-        return self.at(self._threshold(share))
+        all_N = self._least_thresholds_N
+        place = round(share * len(all_N))
+        least = float(all_N[place - 1]) if place else 0.0
+        return self.at(float(f"{least:.{_DIGITS}g}"))
 
     def at(self, threshold: float) -> GatingPoint:
         """What a threshold does."""
@@ -54,11 +57,6 @@ class GatingTrial:
             single_share=count.single_share,
             mean_experts=count.mean_experts,
         )
-
-    def _threshold(self, share: float) -> float:
-        all_N = self._least_thresholds_N
-        place = round(share * len(all_N))
-        return float(f"{float(all_N[place - 1]):.{_DIGITS}g}") if place else 0.0
 
     @cached_property
     def _least_thresholds_N(self) -> Tensor:

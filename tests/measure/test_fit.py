@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebatch.measure.fit import DecodeSample, decode_rates
+from moebatch.measure.attention import DecodeSample, decode_rates
 
 POSITION_BYTES = 2048
 GRID = [(n, context) for n in (64, 256) for context in (16, 64, 256, 1024)]

@@ -154,18 +154,13 @@ def _unknown(place: Place, form: type[Form]) -> str:
     *around, key = place
     found = _form_at(tuple(around), form)
     guess = did_you_mean(str(key), found.model_fields, spelled=lambda near: dotted((*around, near)))
-    elsewhere = next(_places_of(str(key), form), None)
+    forms = ((name, _form_in(entry)) for name, entry in form.model_fields.items())
+    places = (f"{name}.{key}" for name, inner in forms if inner and key in inner.model_fields)
+    elsewhere = next(places, None)
     if not guess and elsewhere:
         guess = f"did you mean {elsewhere}?"
     allowed = f"allowed are {', '.join(found.model_fields)}"
     return f"unknown key; {guess or found.unknown_hint or allowed}"
-
-
-def _places_of(key: str, form: type[Form]) -> Iterator[str]:
-    for name, entry in form.model_fields.items():
-        inner = _form_in(entry)
-        if inner is not None and key in inner.model_fields:
-            yield f"{name}.{key}"
 
 
 def _form_at(place: Place, form: type[Form]) -> type[Form]:

@@ -101,12 +101,7 @@ def _workload_keys(workload: Workload) -> dict[str, object]:
 
 def _policy_keys(policy: OpenPolicy) -> dict[str, object]:
     values = {entry.name: getattr(policy, entry.name) for entry in fields(OpenPolicy)}
-    return {
-        name: _shares(value) if isinstance(value, Placement) else value
-        for name, value in values.items()
-        if value is not None
-    }
-
-
-def _shares(placement: Placement) -> dict[str, float]:
-    return {level: placement.on(level) for level in LEVELS if placement.on(level)}
+    for name, value in values.items():
+        if isinstance(value, Placement):
+            values[name] = {level: value.on(level) for level in LEVELS if value.on(level)}
+    return {name: value for name, value in values.items() if value is not None}
