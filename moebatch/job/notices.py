@@ -97,7 +97,7 @@ def describe_prediction(expected: Prediction) -> str:
     if expected.num_passes is not None:
         passes = f"{count_of(round(expected.num_passes), 'pass', 'passes')}, "
     rate = f"{format_number(expected.tokens_per_s)} tok/s"
-    return f"{time}{passes}{rate}, bound by {expected.bottleneck}"
+    return f"{time}{passes}{rate}, bound by {expected.binds}"
 
 
 def describe_experts(choice: ExpertChoice) -> str:

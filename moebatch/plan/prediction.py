@@ -1,13 +1,14 @@
 """What a policy will do: how fast, how long, how full, and what binds."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moebatch.layout.footprint import cache_bytes, slot_bytes
 from moebatch.layout.lanes import bottleneck
 from moebatch.layout.load import PassLoad
 from moebatch.plan.problem import Problem
 from moebatch.plan.replay.loads import job_loads
+from moebatch.schedule.lanes import GPU
 from moebatch.schedule.registry import traits_of
 from moebatch.spec.machine.hardware import LevelName
 from moebatch.spec.policy.policy import Policy
@@ -29,6 +30,9 @@ class Prediction:
     """Busy seconds of every lane during such a layer."""
     bottleneck: str
     """The lane that is busy longest."""
+    launching_s: float = 0.0
+    """Where that is the GPU's: seconds of it, during such a layer, that the host takes to hand over
+    tasks and to launch."""
     peak_bytes: Mapping[LevelName, int]
     capacity_bytes: Mapping[LevelName, int]
     busy_s: Mapping[str, float]
@@ -37,6 +41,12 @@ class Prediction:
     """None for a job without a number of sequences, as is the next one."""
     job_time_s: float | None
     """Time of all passes, without loading and writing."""
+
+    @property
+    def binds(self) -> str:
+        """What nothing is faster than: a lane, or the host, where the GPU mostly waits for it."""
+        is_host = 2 * self.launching_s > self.lanes_s.get(self.bottleneck, 0.0)
+        return "the host's launches" if is_host else self.bottleneck
 
 
 def predict(problem: Problem, policy: Policy) -> Prediction:
@@ -61,12 +71,26 @@ def predict(problem: Problem, policy: Policy) -> Prediction:
         layer_time_s=total_s / layers,
         lanes_s={lane: seconds / layers for lane, seconds in lanes.items()},
         bottleneck=bottleneck(lanes),
+        launching_s=_launching_s(problem, policy, lanes) / layers,
         peak_bytes={level: footprint.total_bytes for level, footprint in footprints.items()},
         capacity_bytes={level: problem.capacity_bytes(level) for level in footprints},
         busy_s=lanes,
         num_passes=None if endless else num_passes,
         job_time_s=None if endless else total_s,
     )
+
+
+def _launching_s(problem: Problem, policy: Policy, lanes: Mapping[str, float]) -> float:
+    """Seconds of the GPU's lane in all passes that it would save if nobody had to ask for its work;
+    none if another lane is the busiest."""
+    if bottleneck(lanes) != GPU.name:
+        return 0.0
+    asked = replace(problem, hardware=problem.hardware.without_launches)
+    working_s = sum(
+        count * asked.cost.lanes(load, at_end(asked, policy, load)).get(GPU.name, 0.0)
+        for count, load in job_loads(asked.workload, policy)
+    )
+    return lanes[GPU.name] - working_s
 
 
 def at_end(problem: Problem, policy: Policy, load: PassLoad) -> Policy:

@@ -23,7 +23,7 @@ from moebatch.spec.machine.hardware import RateCurve
 from moebatch.spec.policy.policy import PAGE_TOKENS, Placement, Policy
 from moebatch.spec.workload import Length, LengthSample, Workload
 from tests.few import examples
-from tests.plan.problems import GB, SMALL, cpu_machine, gpu_machine, problem, screened_of
+from tests.plan.problems import GB, SMALL, cpu_machine, gpu_machine, launching, problem, screened_of
 
 MANY = examples(40)
 LENGTHS = st.lists(st.tuples(st.integers(1, 300), st.integers(1, 100)), min_size=1, max_size=60)
@@ -193,6 +193,30 @@ def test_what_binds_is_what_would_help() -> None:
     assert best.speedup > 1.7
     assert any(better.what_if == "disk->dram=0.4GB/s" for better in answer.improvements)
     assert len(answer.improvements) <= 3
+
+
+def test_where_a_gpu_waits_for_launches_the_host_binds() -> None:
+    """Everything is on the GPU: a faster one works less and waits as long."""
+    machine, on_gpu = launching(gpu_machine(100)), Placement(vram=1.0)
+    chosen = replace(
+        policy(batch=16, tokens=16, micro_batch_size=1, num_slots=0, schedule="klotski"),
+        weights=on_gpu,
+        kv_cache=on_gpu,
+        attention_on_gpu=True,
+        ffn_on_gpu=True,
+    )
+    assert machine.vram is not None and machine.vram.processor is not None
+    for factor, binds in ((1.0, "gpu"), (8.0, "the host's launches")):
+        faster = replace(machine.vram, processor=machine.vram.processor.scaled(factor))
+        levels = {**machine.levels, "vram": faster}
+        asked = problem(replace(machine, levels=levels), shape=SMALL)
+        found = predict(asked, chosen)
+        assert (found.bottleneck, found.binds) == ("gpu", binds)
+        unasked = predict(replace(asked, hardware=asked.hardware.without_launches), chosen)
+        assert (unasked.launching_s, unasked.binds) == (0, "gpu")
+        working_s = found.lanes_s["gpu"] - found.launching_s
+        assert working_s == pytest.approx(unasked.lanes_s["gpu"])
+    assert predict(small(), policy()).launching_s == 0
 
 
 def test_turning_points_are_those_of_the_machine() -> None:

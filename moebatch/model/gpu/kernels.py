@@ -170,7 +170,7 @@ def norm_of(numbers_K, order: tl.constexpr):
     return norm
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("weights", "experts"))  # rows of a pass begin anywhere
 def choose(
     weights,
     experts,
@@ -238,7 +238,7 @@ def choose(
     tl.store(experts + first + place_K, experts_K.to(tl.int64), mask=is_choice_K)
 
 
-@triton.jit(do_not_specialize=("experts", "first_row", "count"))  # or many would be compiled
+@triton.jit(do_not_specialize=("experts", "first_row", "count"))  # for the same reason
 def group(
     rows, choices, counts, experts, first_row, count, num_choices: tl.constexpr, block: tl.constexpr
 ):

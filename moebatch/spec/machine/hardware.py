@@ -163,6 +163,17 @@ class Hardware:
         return replace(self, levels=levels, links=links)
 
     @property
+    def without_launches(self) -> "Hardware":
+        """The same machine, where nobody waits for the host to hand over a task or to launch."""
+        levels = {
+            name: replace(level, processor=replace(level.processor, launch_s=0.0, task_s=0.0))
+            if level.processor
+            else level
+            for name, level in self.levels.items()
+        }
+        return replace(self, levels=levels)
+
+    @property
     def has_staging(self) -> bool:
         """Whether it is known how fast weights are copied into pinned buffers on their way up."""
         link = self.links.get("dram->vram")
