@@ -45,21 +45,28 @@ class Monitor:
                 break
         return holds
 
-    def take(self, find: Callable[[], Found | None]) -> Found:
+    def take(self, find: Callable[[], Found | None], *, alike: object = None) -> Found:
         """Sleeps until `find` finds something, and returns it. Called with the lock held, as `find`
-        is, by any thread; what it finds is taken with that."""
+        is, by any thread; what it finds is taken with that.
+
+        Sleepers that are `alike` look for the same: where one finds nothing, the others are not
+        asked."""
         found = find()
         if found is not None:
             return found
-        sleeper = _Sleeper(find, self._lock)
+        sleeper = _Sleeper(find, self._lock, alike)
         self._sleep(sleeper, None)
         assert sleeper.found is not None, "nothing else ends its sleep"
         return sleeper.found
 
     def changed(self) -> None:
         """Wakes those that can go on now. Called with the lock held."""
+        in_vain: list[object] = []
         for sleeper in self._sleepers[:]:
-            sleeper.look()
+            if sleeper.alike not in in_vain:
+                sleeper.look()
+                if sleeper.alike is not None and not sleeper.is_over():
+                    in_vain.append(sleeper.alike)
 
     def _sleep(self, sleeper: "_Sleeper[Found]", timeout_s: float | None) -> bool:
         """Whether it was woken. Raises what looking for it has raised."""
@@ -76,7 +83,10 @@ class Monitor:
 class _Sleeper(Generic[Found]):
     """A thread that waits for something."""
 
-    def __init__(self, find: Callable[[], Found | None], lock: threading.RLock) -> None:
+    def __init__(
+        self, find: Callable[[], Found | None], lock: threading.RLock, alike: object = None
+    ) -> None:
+        self.alike = alike
         self.woken = threading.Condition(lock)
         self.found: Found | None = None
         self.error: BaseException | None = None

@@ -120,3 +120,32 @@ def test_a_lock_that_is_held_twice_is_given_up_while_sleeping() -> None:
         thread = started(give)
         assert monitor.wait_for(lambda: bool(things), PATIENCE_S)
     thread.join(PATIENCE_S)
+
+
+def test_of_sleepers_that_look_for_the_same_one_is_asked_where_it_finds_nothing() -> None:
+    monitor, things, asked = Monitor(), list[int](), list[str]()
+    alike = object()
+
+    def take() -> None:
+        def find() -> int | None:
+            asked.append(threading.current_thread().name)
+            return things.pop() if things else None
+
+        with monitor:
+            monitor.take(find, alike=alike)
+
+    threads = [started(take) for _ in range(3)]
+    sleeping(monitor, 3)
+    asked.clear()
+    with monitor:
+        monitor.changed()
+        assert len(asked) == 1
+        things.extend((1, 2))
+        monitor.changed()
+        # Two of them take something, and the third is asked in vain.
+        assert len(asked) == 1 + 3 and not things
+        things.append(3)
+        monitor.changed()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()

@@ -123,11 +123,11 @@ class Driver:
         self._schedule.close()
 
     def task_ended(self, task: Task) -> None:
-        """A task is done: its expert may leave. Called by the lanes, with the lock held."""
+        """A task is done: its expert may leave. Called by the lanes, with the lock held; they look
+        for what else can be moved after it."""
         if task.kind is Kind.EXPERT:
             for key in self._keys(task):
                 self._slots.finish(key, keep=self._is_kept(task, key))
-            self._lanes.slots_changed()
 
     def step_of(self, layer: int) -> int:
         """The step for which experts of a layer are moved now."""

@@ -73,7 +73,7 @@ class SendOrder:
         )
         for unclaimed in claims:
             for load in self._table.from_last():
-                if unclaimed(load) and load.slot is not None and load.num_in_flight == 0:
+                if load.slot is not None and load.num_in_flight == 0 and unclaimed(load):
                     self._table.evict(load)
                     return True
         return False
