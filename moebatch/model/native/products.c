@@ -15,8 +15,8 @@
    N, nor on threads, nor on other rows.
 
    Several products are one work: a thread that finds nothing left to do of one goes on with the
-   next, and waits only for those that it is made of. So experts of few rows keep all threads
-   busy, which are started and awaited once. Rows may lie anywhere, are gated with those of a second
+   next, and waits only for the one that the next is made of. So experts of few rows keep all
+   threads busy, which are started and awaited once. Rows may lie anywhere, are gated with those of a second
    matrix, or are weighed and put in their places: what comes before an expert's products and after
    them needs no way through memory of its own. */
 
@@ -59,7 +59,7 @@
 #define IN_REGISTER(x)
 #endif
 
-/* The same as StoredMatrix in products.py. */
+/* The same as MatrixWork in products.py. */
 struct matrix {
     const char *weights; /* without gaps; NULL if they are CODED */
     const char *bias;    /* [O], or NULL */
@@ -443,8 +443,7 @@ INLINE void multiply_matrix(const struct product_work *w, const struct matrix *m
     const int is_coded = weight_dtype == CODED;
     const char *weights = is_coded ? matrix->coding.codes : matrix->weights;
     float *sums = patch.sums;
-    patch.row_bytes =
-        is_coded ? matrix->coding.code_row : w->num_inputs * size_of(weight_dtype);
+    patch.row_bytes = is_coded ? matrix->coding.code_row : w->num_inputs * size_of(weight_dtype);
     patch.coding = &matrix->coding;
     weights += stored_bytes(w, patch.first_input, weight_dtype);
     for (int64_t o = 0; o < num_outputs; o += OUTPUT_GROUP) {
@@ -498,7 +497,8 @@ INLINE Division divided(const struct product_work *w, int is_pairs) {
     division.block_rows = up_to(rows, ROW_GROUP);
     division.num_blocks = parts_of(w->num_rows, division.block_rows);
     int64_t inputs = parts_of(w->num_inputs, parts_of(w->num_inputs, most_inputs));
-    const int64_t unit = w->weight_dtype == CODED ? decoded_unit(w->matrix.coding.numbers) : STEP_INPUTS;
+    const int64_t unit =
+        w->weight_dtype == CODED ? decoded_unit(w->matrix.coding.numbers) : STEP_INPUTS;
     division.block_inputs = up_to(inputs, larger(LOT, unit));
     /* Several items for a thread, since threads are not equally fast, unless they would be small;
        of a size, too. */
@@ -530,8 +530,8 @@ INLINE int multiplies_pairs(const struct product_work *w) {
 
 INLINE int64_t items_of(Division division) { return division.num_blocks * division.num_items; }
 
-/* Returns when all of a product has been computed, by whatever thread. One that had no memory has
-   taken no item, so there is nobody to wait for in vain. */
+/* Returns when all of a product has been computed, by whatever thread. A thread without memory has
+   taken none of its items, so nobody is awaited in vain. */
 INLINE void await(const struct product_work *w) {
     const int64_t num_items = items_of(divided(w, multiplies_pairs(w)));
     for (int64_t i = 0; __atomic_load_n(&w->num_done, __ATOMIC_ACQUIRE) < num_items; i++)
