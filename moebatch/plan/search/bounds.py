@@ -56,10 +56,10 @@ def least_seconds(known: Known, candidate: Candidate) -> float:
 
 def least_with_room(problem: Problem, known: Known, candidate: Candidate) -> float:
     """The same if the level that computes experts held nothing else, and the others came from the
-    level below: no placement that fits takes less."""
+    level below, if there is one: no placement that fits takes less."""
     policy = candidate.policy
-    if policy.num_slots:
-        level = problem.ladder.experts_at(policy)
+    level = problem.ladder.experts_at(policy)
+    if policy.num_slots and problem.ladder.below(level) is not None:
         room = problem.capacity_bytes(level) // problem.memory.expert_sizes[level]
         policy = problem.with_residents(policy, room)
     return sum(
