@@ -139,7 +139,7 @@ def test_more_slots_hide_more_of_what_lies_between_experts() -> None:
     for num_slots in (2, 3, 4, 6, 10):
         of, under = _with_long_gaps(num_slots, 0.0)
         load = mean_load(of, under)
-        waits_s.append(of.cost.full_slots_s(of.cost.lanes(load, under), load, under))
+        waits_s.append(of.cost.full_slots_s(load, under))
     assert waits_s == sorted(waits_s, reverse=True)
     assert waits_s[0] > waits_s[1] > waits_s[-1] == 0
 

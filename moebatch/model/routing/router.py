@@ -170,7 +170,8 @@ def _wanted(scores_TE: Tensor, router: Router, correction_E: Tensor | None) -> T
     groups = router.groups
     if groups is None:
         return wanted_TE
-    by_group_TGE = wanted_TE.view(len(wanted_TE), groups.num_groups, -1)
+    group_size = wanted_TE.shape[1] // groups.num_groups
+    by_group_TGE = wanted_TE.view(len(wanted_TE), groups.num_groups, group_size)
     group_scores_TG = by_group_TGE.topk(groups.num_scored, dim=-1).values.sum(dim=-1)
     kept = group_scores_TG.topk(groups.num_kept, dim=-1, sorted=False).indices
     is_other_TG = torch.ones_like(group_scores_TG, dtype=torch.bool).scatter_(1, kept, False)

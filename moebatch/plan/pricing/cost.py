@@ -57,7 +57,7 @@ class CostModel:
 
     def seconds_of(self, lanes: LaneSeconds, load: PassLoad, policy: Policy) -> float:
         """The same where its `lanes` are known: side by side, and with what they wait for."""
-        reading_s = lanes.get("disk->dram", 0.0) + self.full_slots_s(lanes, load, policy)
+        reading_s = lanes.get("disk->dram", 0.0) + self.full_slots_s(load, policy)
         waiting_s = max(self._waiting_s(load, policy), self._turns_s(lanes, policy))
         return max(pass_seconds(lanes, policy), reading_s, waiting_s)
 
@@ -110,7 +110,7 @@ class CostModel:
     def _tasks(self, load: PassLoad, policy: Policy) -> PassTasks:
         return PassTasks(prices=self.prices, load=load, policy=policy)
 
-    def full_slots_s(self, lanes: LaneSeconds, load: PassLoad, policy: Policy) -> float:
+    def full_slots_s(self, load: PassLoad, policy: Policy) -> float:
         """Seconds of a pass in which the disk is not read: all slots of main memory hold experts
         that wait for the CPU, which is busy with the rest of a layer.
 
@@ -120,7 +120,7 @@ class CostModel:
         if self.prices.ladder.top == "vram" or not policy.weights.disk or not policy.num_slots:
             return 0.0
         filled_s = policy.num_slots * self.prices.link_s("disk->dram", self.prices.expert_bytes)
-        gap_s, longest_s = self._tasks(load, policy).gaps_s(lanes.get("cpu", 0.0))
+        gap_s, longest_s = self._tasks(load, policy).gaps_s
         usual_s, last_s = max(0.0, gap_s - filled_s), max(0.0, longest_s - filled_s)
         return (len(self.prices.shape.moe_layers) - 1) * usual_s + last_s
 

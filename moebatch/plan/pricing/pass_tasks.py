@@ -80,13 +80,13 @@ class PassTasks:
             return self._expert_layers_s(self.load)
         return sum(number * self._expert_layers_s(batch) for number, batch in self._sizes)
 
-    def gaps_s(self, computing_s: float) -> tuple[float, float]:
-        """Longest time in which a CPU, busy for `computing_s` in all, gives no slot back, in every
-        layer: from the last expert of one layer that arrives to the first of the next, both
-        computed, with the rest of a layer and the experts that stay between them; and the same when
-        the head comes between, too."""
+    @property
+    def gaps_s(self) -> tuple[float, float]:
+        """Longest time in which a CPU gives no slot back, in every layer: from the last expert of
+        one layer that arrives to the first of the next, both computed, with the rest of a layer and
+        the experts that stay between them; and the same when the head comes between, too."""
         shape, head_s = self._shape, self._price.head_s(self.load.logits_rows)
-        outside_s = (computing_s - self.experts_s - head_s) / shape.num_layers
+        outside_s = (self.outside_s - head_s) / shape.num_layers
         of_layer_s = self.experts_s / len(shape.moe_layers)
         each_s = of_layer_s / max(1.0, chosen_experts(shape, self.load) / len(shape.moe_layers))
         gap_s = outside_s + self.policy.weights.dram * of_layer_s + 2 * each_s

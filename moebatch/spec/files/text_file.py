@@ -1,11 +1,9 @@
 """Files that a command writes: whole or not at all."""
 
-import tempfile
 from pathlib import Path
+from secrets import token_hex
 
 from moebatch.errors import StorageError
-
-_MODE = 0o644
 
 
 def write_text(path: Path, text: str) -> None:
@@ -34,14 +32,10 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    with tempfile.NamedTemporaryFile(
-        prefix=f".{path.name}-", dir=path.parent, delete=False
-    ) as file:
-        temporary = Path(file.name)
-        try:
+    temporary = path.with_name(f".{path.name}-{token_hex(4)}")
+    try:
+        with temporary.open("xb") as file:  # with the rights that the user gives
             file.write(data)
-            file.flush()
-            temporary.chmod(_MODE)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
