@@ -125,7 +125,7 @@ typedef struct {
 
 /* A core has nothing to do for a moment. */
 #if defined(__SSE2__)
-#define IDLE _mm_pause()
+#define IDLE __builtin_ia32_pause()
 #else
 #define IDLE __asm__ volatile("")
 #endif
