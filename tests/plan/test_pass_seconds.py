@@ -11,7 +11,7 @@ from moebatch.layout.load import PassLoad
 from moebatch.schedule.registry import SCHEDULES
 from moebatch.spec.policy.policy import Batching, Placement, Policy
 from tests.few import examples
-from tests.plan.problems import gpu_machine, problem
+from tests.plan.problems import cpu_machine, gpu_machine, problem, processor
 
 COST = problem(gpu_machine()).cost
 DECODE = PassLoad(decode_sequences=320, decode_positions=160_000, logits_rows=320)
@@ -144,3 +144,19 @@ def test_a_pass_that_computes_nothing_takes_no_time() -> None:
     for known in (alone, policy("flexgen"), policy("klotski"), policy("pregated")):
         assert pass_seconds({}, known) == 0
     assert pass_seconds({"gpu": 3.0, "cpu": 2.0, "dram->vram": 4.0}, alone) == 5
+
+
+def test_a_price_is_the_same_whatever_was_asked_before() -> None:
+    """With few slots a CPU takes fewer experts in one task."""
+    machine = cpu_machine()
+    cpu = replace(processor(1e12, 30e9), task_s=1e-3)
+    levels = {**machine.levels, "dram": replace(machine.levels["dram"], processor=cpu)}
+    of = problem(replace(machine, levels=levels))
+    half = Placement(dram=0.5, disk=0.5)
+    few, many = (
+        replace(policy(weights=half), num_slots=number, ffn_on_gpu=False, attention_on_gpu=False)
+        for number in (4, 32)
+    )
+    after_few = (of.cost.lanes(DECODE, few), of.cost.lanes(DECODE, many))[1]
+    assert after_few == replace(of).cost.lanes(DECODE, many)
+    assert after_few["cpu"] < of.cost.lanes(DECODE, few)["cpu"]

@@ -40,6 +40,7 @@ class PassTasks:
             policy.schedule,
             policy.attention_on_gpu,
             self._fresh,
+            self._most_together,
         )
 
     # --- whatever lives where -------------------------------------------------------------------
@@ -199,7 +200,7 @@ class PassTasks:
     def _expert_layers_s(self, load: PassLoad) -> float:
         """Experts of all layers once, over the tokens of a load."""
         tokens = load.decode_sequences, load.prompt_tokens
-        key = "experts", tokens, self._fresh, self.policy.schedule
+        key = "experts", tokens, self._fresh, self.policy.schedule, self._most_together
         return self.prices.once(key, lambda: self._of_all_layers_s(load))
 
     def _of_all_layers_s(self, load: PassLoad) -> float:
@@ -219,8 +220,7 @@ class PassTasks:
         together = active
         if not traits_of(self.policy).is_paged:
             groups = computes_together(self.policy.schedule, self._top)
-            most = self.prices.ladder.most_together(self.policy)
-            together = min(active, most if groups else 1)
+            together = min(active, self._most_together if groups else 1)
         whole = max(1, round(together))
         return active / whole * self._price.launching_s([rows] * whole)
 
@@ -239,6 +239,10 @@ class PassTasks:
     @property
     def _shape(self) -> ModelShape:
         return self.prices.shape
+
+    @property
+    def _most_together(self) -> int:
+        return self.prices.ladder.most_together(self.policy)
 
     @property
     def _top(self) -> Place:
