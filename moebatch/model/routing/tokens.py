@@ -46,9 +46,8 @@ def group_rows(
     """
     num_choices = experts_TK.shape[1]
     chosen_TK = experts_TK[rows[0]] if len(rows) == 1 else torch.cat([experts_TK[r] for r in rows])
-    order = chosen_TK.flatten().argsort(stable=True)[
-        : sum(counts.values())
-    ]  # left out ones come last
+    # Left out ones come last, where `split` cuts them off.
+    order = chosen_TK.flatten().argsort(stable=True)
     return split(ExpertTokens(_in_pass(order // num_choices, rows), order % num_choices), counts)
 
 
