@@ -1,11 +1,11 @@
 """What a policy will do: how fast, how long, how full, and what binds."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from moebatch.layout.footprint import cache_bytes, slot_bytes
 from moebatch.layout.lanes import bottleneck
-from moebatch.layout.load import PassLoad
+from moebatch.layout.load import CountedLoad, PassLoad
 from moebatch.plan.problem import Problem
 from moebatch.plan.replay.loads import job_loads
 from moebatch.schedule.lanes import GPU
@@ -53,7 +53,8 @@ def predict(problem: Problem, policy: Policy) -> Prediction:
     """Goes through the job pass by pass and prices every pass."""
     total_s, num_passes, generated = 0.0, 0.0, 0.0
     lanes: dict[str, float] = {}
-    for count, load in job_loads(problem.workload, policy):
+    loads = job_loads(problem.workload, policy)
+    for count, load in loads:
         then = at_end(problem, policy, load)
         of_pass = problem.cost.lanes(load, then)
         total_s += count * problem.cost.seconds_of(of_pass, load, then)
@@ -71,7 +72,7 @@ def predict(problem: Problem, policy: Policy) -> Prediction:
         layer_time_s=total_s / layers,
         lanes_s={lane: seconds / layers for lane, seconds in lanes.items()},
         bottleneck=bottleneck(lanes),
-        launching_s=_launching_s(problem, policy, lanes) / layers,
+        launching_s=_launching_s(problem, policy, loads, lanes) / layers,
         peak_bytes={level: footprint.total_bytes for level, footprint in footprints.items()},
         capacity_bytes={level: problem.capacity_bytes(level) for level in footprints},
         busy_s=lanes,
@@ -80,7 +81,9 @@ def predict(problem: Problem, policy: Policy) -> Prediction:
     )
 
 
-def _launching_s(problem: Problem, policy: Policy, lanes: Mapping[str, float]) -> float:
+def _launching_s(
+    problem: Problem, policy: Policy, loads: Sequence[CountedLoad], lanes: Mapping[str, float]
+) -> float:
     """Seconds of the GPU's lane in all passes that it would save if nobody had to ask for its work;
     none if another lane is the busiest."""
     if bottleneck(lanes) != GPU.name:
@@ -88,7 +91,7 @@ def _launching_s(problem: Problem, policy: Policy, lanes: Mapping[str, float]) -
     asked = replace(problem, hardware=problem.hardware.without_launches)
     working_s = sum(
         count * asked.cost.lanes(load, at_end(asked, policy, load)).get(GPU.name, 0.0)
-        for count, load in job_loads(asked.workload, policy)
+        for count, load in loads
     )
     return lanes[GPU.name] - working_s
 

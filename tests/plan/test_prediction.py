@@ -23,7 +23,16 @@ from moebatch.spec.machine.hardware import RateCurve
 from moebatch.spec.policy.policy import PAGE_TOKENS, Placement, Policy
 from moebatch.spec.workload import Length, LengthSample, Workload
 from tests.few import examples
-from tests.plan.problems import GB, SMALL, cpu_machine, gpu_machine, launching, problem, screened_of
+from tests.plan.problems import (
+    GB,
+    SMALL,
+    WORKLOAD,
+    cpu_machine,
+    gpu_machine,
+    launching,
+    problem,
+    screened_of,
+)
 
 MANY = examples(40)
 LENGTHS = st.lists(st.tuples(st.integers(1, 300), st.integers(1, 100)), min_size=1, max_size=60)
@@ -206,10 +215,11 @@ def test_where_a_gpu_waits_for_launches_the_host_binds() -> None:
         ffn_on_gpu=True,
     )
     assert machine.vram is not None and machine.vram.processor is not None
+    few = replace(WORKLOAD, num_sequences=200)
     for factor, binds in ((1.0, "gpu"), (8.0, "the host's launches")):
         faster = replace(machine.vram, processor=machine.vram.processor.scaled(factor))
         levels = {**machine.levels, "vram": faster}
-        asked = problem(replace(machine, levels=levels), shape=SMALL)
+        asked = problem(replace(machine, levels=levels), shape=SMALL, workload=few)
         found = predict(asked, chosen)
         assert (found.bottleneck, found.binds) == ("gpu", binds)
         unasked = predict(replace(asked, hardware=asked.hardware.without_launches), chosen)
