@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.layout.footprint import ACTIVATIONS_TERM, Buffer
+from moebatch.layout.fused import MOST_TOGETHER
 from moebatch.spec.machine.hardware import Dtype, LevelName
 from moebatch.spec.model.attention import Attention
 from moebatch.spec.model.cache_layout import LARGEST_SLICE
@@ -220,7 +221,7 @@ def step_elements(shape: ModelShape, limits: Limits) -> int:
     rows = bucket_rows(limits.expert_rows)
     width = max(shape.expert_width, shape.shared_expert_width, shape.dense_width)
     mlps = (shape.expert, shape.shared_expert, shape.dense)
-    has_biases = any(each.bias for each in mlps if each)
+    num_biased = MOST_TOGETHER if any(each.bias for each in mlps if each) else 0
     mlp = (
         rows * D,  # gathered or normed input
         rows * D * 2,  # sum of outputs, or a norm's input, in float32
@@ -228,7 +229,7 @@ def step_elements(shape: ModelShape, limits: Limits) -> int:
         rows * width,  # gate
         rows * width,  # up
         rows * D,  # output
-        *([width, width, D] if has_biases else []),  # biases
+        *(num_biased * [width, width, D]),  # biases of experts that are computed together
     )
     more_norms = MLP_NORMS & {*shape.norms}
     mlp += len(more_norms) * (rows * D, rows * D * 2)  # a sum or normed input, and in float32

@@ -6,6 +6,7 @@ expert.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch import Tensor
 from moebatch.formats.coded import CodedMatrix
 from moebatch.formats.weight_format import Matrix
 from moebatch.layout.fused import groups_experts, portions
+from moebatch.model.families.usual import bias_of, computed
 from moebatch.model.gpu.loader import grouped_experts
 from moebatch.model.grouped import ExpertKernels, GroupedExpert
 from moebatch.model.native.products import ProductWork, set_matrix, work_between
@@ -26,8 +28,16 @@ from moebatch.spec.model.shape import ModelShape
 
 _GATED, _GATED_CLAMPED = 1, 2
 """As the C file counts what becomes of sums."""
-Taken = tuple[Tensor | CodedMatrix, Tensor | CodedMatrix, Tensor | CodedMatrix]
-"""Gate, up and down, as the kernel reads them."""
+_ROLES = ("gate", "up", "down")
+
+
+class Taken(NamedTuple):
+    """An expert as the kernel reads it."""
+
+    matrices: tuple[Tensor | CodedMatrix, ...]
+    """Gate, up and down."""
+    biases: tuple[Tensor | None, ...]
+    """Theirs."""
 
 
 def expert_kernels(shape: ModelShape, products: Products) -> ExpertKernels | None:
@@ -50,34 +60,37 @@ class CompiledExperts:
         self, matrices: Mapping[str, Matrix], dtype: torch.dtype, num_rows: int
     ) -> Taken | None:
         """The same matrices, if the kernel computes an expert that has them over so many rows of
-        `dtype`: one without biases, whose gate and up are stored alike."""
-        if matrices.keys() != {"gate", "up", "down"} or dtype not in ROW_DTYPES:
+        `dtype`: one whose gate and up are stored alike."""
+        if not matrices.keys() >= {*_ROLES} or dtype not in ROW_DTYPES:
             return None
-        gate, up, down = (
-            self._products.taken(matrices[role], num_rows) for role in ("gate", "up", "down")
-        )
+        gate, up, down = (self._products.taken(matrices[role], num_rows) for role in _ROLES)
         if gate is None or up is None or down is None or _kind(gate) != _kind(up):
             return None
-        return gate, up, down
+        return Taken((gate, up, down), tuple(bias_of(matrices, role) for role in _ROLES))
 
     def run(
         self, frame: Frame, experts: Sequence[GroupedExpert], routing: Routing, *, most_rows: int
     ) -> None:
         """Fills the ``outputs_TKD`` of the experts, with room for the inner numbers of `most_rows`
         rows at a time. Raises MemoryError if scratch is refused."""
-        pieces = [piece for expert in experts for piece in _pieces(expert, most_rows)]
+        pieces = [
+            GroupedExpert(tokens, taken)
+            for expert in experts
+            for taken in [_with_biases(frame, expert.matrices)]
+            for tokens in _portions_of(expert.tokens, most_rows)
+        ]
         for chosen in portions([len(piece.tokens.rows_M) for piece in pieces], most_rows):
             self._run(frame.branch(), pieces[chosen.start : chosen.stop], routing)
 
     def _run(self, frame: Frame, pieces: Sequence[GroupedExpert], routing: Routing) -> None:
         counts = [len(piece.tokens.rows_M) for piece in pieces]
-        width, hidden = pieces[0].matrices[0].shape
+        width, hidden = pieces[0].matrices.matrices[0].shape
         inner_MF = frame.take(sum(counts), width)
         num_threads = num_threads_for(3 * inner_MF.numel() * hidden)
         works, inner = (ProductWork * (2 * len(pieces)))(), inner_MF.data_ptr()
         like: dict[tuple[object, ...], tuple[ProductWork, ProductWork]] = {}
         for number, (piece, num_rows) in enumerate(zip(pieces, counts, strict=True)):
-            gate, up, down = piece.matrices
+            (gate, up, down), biases = piece.matrices
             kind = (*_kind(gate), *_kind(down))
             if kind not in like:
                 like[kind] = self._works_like(gate, down, inner_MF, routing, num_threads)
@@ -90,9 +103,9 @@ class CompiledExperts:
             gated.out = placed.x = inner
             gated.num_rows = placed.num_rows = num_rows
             placed.after = second - first
-            set_matrix(gated.matrix, gate)
-            set_matrix(gated.up, up)
-            set_matrix(placed.matrix, down)
+            of_each = (gated.matrix, gate), (gated.up, up), (placed.matrix, down)
+            for (matrix, weight_OI), bias_O in zip(of_each, biases, strict=True):
+                set_matrix(matrix, weight_OI, bias_O)
             inner += num_rows * width * inner_MF.itemsize
         works[0].num_products = len(works)
         self._products.run(works, works[0])
@@ -118,12 +131,17 @@ class CompiledExperts:
         return gated, placed
 
 
-def _pieces(expert: GroupedExpert, most_rows: int) -> Iterator[GroupedExpert]:
-    """An expert over no more rows than that at a time."""
-    rows_M, choices_M = expert.tokens
-    for first in range(0, len(rows_M), most_rows):
+def _with_biases(frame: Frame, taken: Taken) -> Taken:
+    """The same expert, whose biases lie in the frame as the kernel reads them."""
+    biases = (None if bias_O is None else computed(frame, bias_O) for bias_O in taken.biases)
+    return taken._replace(biases=tuple(biases))
+
+
+def _portions_of(tokens: ExpertTokens, most_rows: int) -> Iterator[ExpertTokens]:
+    """No more rows than that at a time."""
+    for first in range(0, len(tokens.rows_M), most_rows):
         some = slice(first, first + most_rows)
-        yield GroupedExpert(ExpertTokens(rows_M[some], choices_M[some]), expert.matrices)
+        yield ExpertTokens(tokens.rows_M[some], tokens.choices_M[some])
 
 
 def _places(number: int, count: int) -> tuple[int, int]:

@@ -92,11 +92,19 @@ def together(
     return routing.outputs_TKD
 
 
-def plain(num_experts: int, hidden: int, width: int, dtype: torch.dtype) -> Experts:
+def plain(
+    num_experts: int, hidden: int, width: int, dtype: torch.dtype, *, has_biases: bool = False
+) -> Experts:
+    """Biases lie with gaps between, as those of gates and their neighbours do."""
+    of_expert: dict[str, tuple[int, ...]] = {**sizes(hidden, width)}
+    if has_biases:
+        of_expert |= {f"{role}_bias": (size[0], 2) for role, size in of_expert.items()}
     return {
         number: {
-            role: (noise(10 * number + place, *size) * 0.2).to(dtype)
-            for place, (role, size) in enumerate(sizes(hidden, width).items())
+            role: (noise(10 * number + place, *size) * 0.2).to(dtype)[
+                ..., 0 if "bias" in role else slice(None)
+            ]
+            for place, (role, size) in enumerate(of_expert.items())
         }
         for number in range(num_experts)
     }
@@ -118,6 +126,7 @@ def sizes(hidden: int, width: int) -> Mapping[str, tuple[int, int]]:
     clamped=st.sampled_from([None, CLAMPED]),
     most_rows=st.sampled_from([7, 50, 1000]),
     num_threads=st.integers(1, 3),
+    has_biases=st.booleans(),
 )
 def test_experts_together_give_the_bits_of_each_step_by_step(
     name: InstructionSet,
@@ -130,10 +139,11 @@ def test_experts_together_give_the_bits_of_each_step_by_step(
     clamped: ClampedGate | None,
     most_rows: int,
     num_threads: int,
+    has_biases: bool,
 ) -> None:
     kernels, before = forced(name), torch.get_num_threads()
     routing = routing_of(num_tokens, num_experts, hidden, dtype)
-    experts = plain(num_experts, hidden, width, weight_dtype)
+    experts = plain(num_experts, hidden, width, weight_dtype, has_biases=has_biases)
     try:
         torch.set_num_threads(num_threads)
         found = together(kernels, routing, experts, clamped, most_rows)
@@ -161,13 +171,12 @@ def test_experts_in_every_format_of_codes_give_the_bits_of_each(
     ("others", "dtype"),
     [
         ({}, torch.float16),
-        ({"down_bias": noise(1, 16)}, torch.float32),
         ({"up": noise(1, 8, 16).bfloat16()}, torch.float32),
         ({"up": noise(1, 16, 8).t()}, torch.float32),
     ],
 )
 def test_other_experts_are_left_to_steps(others: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-    """Numbers that rows are not gated in, biases, gates stored otherwise, and matrices across."""
+    """Numbers that rows are not gated in, gates stored otherwise, and matrices across."""
     grouped = CompiledExperts(Products(CPU, dtype, kernels=forced(HERE[0])))
     known = plain(1, 16, 8, torch.float32)[0]
     assert grouped.taken(known, torch.float32, 3) is not None

@@ -31,8 +31,10 @@ def mlp(
     ``down(activation(up(x)))`` where there is no gate; with biases where the matrices have such."""
 
     def product(x: Tensor, role: str) -> Tensor:
-        out = frame.take(x.shape[0], matrices[role].shape[0])
-        return products.linear(x, matrices[role], _bias(frame, matrices, role), out)
+        out, bias_O = frame.take(x.shape[0], matrices[role].shape[0]), bias_of(matrices, role)
+        if bias_O is not None:
+            bias_O = computed(frame, bias_O)
+        return products.linear(x, matrices[role], bias_O, out)
 
     if "gate" in matrices:
         inner_NF, up_NF = product(x_ND, "gate"), product(x_ND, "up")
@@ -43,12 +45,15 @@ def mlp(
     return product(inner_NF, "down")[:num_rows]
 
 
-def _bias(frame: Frame, matrices: Mapping[str, Matrix], role: str) -> Tensor | None:
-    """In the type of the computation, without gaps: files have others."""
+def bias_of(matrices: Mapping[str, Matrix], role: str) -> Tensor | None:
+    """That of a matrix, as it is stored."""
     bias_O = matrices.get(f"{role}_bias")
-    if bias_O is None:
-        return None
-    assert isinstance(bias_O, Tensor), "biases are not quantised"
+    assert bias_O is None or isinstance(bias_O, Tensor), "biases are not quantised"
+    return bias_O
+
+
+def computed(frame: Frame, bias_O: Tensor) -> Tensor:
+    """A bias in the type of the computation, without gaps: files have others."""
     return frame.take(len(bias_O)).copy_(bias_O)
 
 

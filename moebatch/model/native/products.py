@@ -101,8 +101,7 @@ def product_work(
     assert weight_OI.shape[1] == num_inputs and out_NO.shape == (num_rows, num_outputs)
     work = work_between(x_NI, weight_OI, out_NO, num_threads=num_threads)
     work.num_rows = num_rows
-    set_matrix(work.matrix, weight_OI)
-    work.matrix.bias = None if bias_O is None else bias_O.data_ptr()
+    set_matrix(work.matrix, weight_OI, bias_O)
     return work
 
 
@@ -130,8 +129,10 @@ def work_between(
     )
 
 
-def set_matrix(matrix: MatrixWork, weight_OI: Tensor | CodedMatrix) -> None:
-    """Makes `matrix`, a part of a work, that of weights of its type."""
+def set_matrix(matrix: MatrixWork, weight_OI: Tensor | CodedMatrix, bias_O: Tensor | None) -> None:
+    """Makes `matrix`, a part of a work, that of weights of its type and of a bias in the type of
+    the rows."""
+    matrix.bias = None if bias_O is None else bias_O.data_ptr()
     if isinstance(weight_OI, CodedMatrix):
         matrix.coding = coding(weight_OI)
     else:
