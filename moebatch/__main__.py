@@ -1,9 +1,10 @@
 """``python -m moebatch`` is the command ``moebatch``."""
 
-import gc
 import os
 import signal
 from types import FrameType
+
+from moebatch.importing import importing
 
 
 def _end(number: int, frame: FrameType | None) -> None:
@@ -17,11 +18,9 @@ def main() -> None:
         signal.signal(signal.SIGINT, _end)
     # Looking for plugins reads the metadata of every package that is installed.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    gc.disable()  # what modules make lasts, and need not be looked through for garbage
-    from moebatch.cli import main as command
+    with importing():
+        from moebatch.cli import main as command
 
-    gc.freeze()
-    gc.enable()
     command()
 
 

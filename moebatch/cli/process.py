@@ -2,7 +2,6 @@
 cannot be used, and threads that sleep."""
 
 import errno
-import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -44,18 +43,6 @@ def hear_interrupts() -> None:
     """From here on Ctrl-C is a KeyboardInterrupt, so that a command can clear up behind itself."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@contextmanager
-def importing() -> Iterator[None]:
-    """While the block runs, no garbage is looked for: what modules make lasts, and is not looked
-    through later either."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 @contextmanager
