@@ -57,7 +57,7 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., P
 def pytest_collection() -> Generator[None]:
     """Thousands of tests are made, and stay to the end: nothing to look for again and again."""
     gc.disable()
-    gc.set_threshold(50_000, 20, 50)  # what tests make is nearly all gone without
+    gc.set_threshold(50_000, 20, 50)  # reference counts free nearly all that tests make
     try:
         return (yield)
     finally:

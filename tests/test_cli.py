@@ -509,7 +509,7 @@ def started(job: Path, *options: str) -> "subprocess.Popen[str]":
 
 def test_a_signal_ends_a_run_with_75_and_what_has_ended_stays(tmp_path: Path, model: Path) -> None:
     """Ctrl-C; the others are those of Slurm, see there."""
-    job = write_job(tmp_path, model, ONE_SOON, sampling=LONG)
+    job = write_job(tmp_path, model, ONE_SOON, sampling={**LONG, "max_tokens": 400})
     process = started(job)
     assert process.stderr is not None
     journal = tmp_path / "out.jsonl.moebatch/journal"

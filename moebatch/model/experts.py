@@ -14,7 +14,7 @@ from torch import Tensor
 from moebatch.formats.coded import CodedMatrix
 from moebatch.formats.weight_format import Matrix
 from moebatch.layout.fused import groups_experts, portions
-from moebatch.model.families.usual import bias_of, computed
+from moebatch.model.families.usual import bias_of, computed_bias
 from moebatch.model.gpu.loader import grouped_experts
 from moebatch.model.grouped import ExpertKernels, GroupedExpert
 from moebatch.model.native.products import ProductWork, set_matrix, work_between
@@ -34,10 +34,10 @@ _ROLES = ("gate", "up", "down")
 class Taken(NamedTuple):
     """An expert as the kernel reads it."""
 
-    matrices: tuple[Tensor | CodedMatrix, ...]
-    """Gate, up and down."""
+    weights: tuple[Tensor | CodedMatrix, ...]
+    """Of gate, up and down."""
     biases: tuple[Tensor | None, ...]
-    """Theirs."""
+    """The same, as they are stored until the expert is computed."""
 
 
 def expert_kernels(shape: ModelShape, products: Products) -> ExpertKernels | None:
@@ -61,7 +61,7 @@ class CompiledExperts:
     ) -> Taken | None:
         """The same matrices, if the kernel computes an expert that has them over so many rows of
         `dtype`: one whose gate and up are stored alike."""
-        if not matrices.keys() >= {*_ROLES} or dtype not in ROW_DTYPES:
+        if dtype not in ROW_DTYPES:
             return None
         gate, up, down = (self._products.taken(matrices[role], num_rows) for role in _ROLES)
         if gate is None or up is None or down is None or _kind(gate) != _kind(up):
@@ -73,18 +73,13 @@ class CompiledExperts:
     ) -> None:
         """Fills the ``outputs_TKD`` of the experts, with room for the inner numbers of `most_rows`
         rows at a time. Raises MemoryError if scratch is refused."""
-        pieces = [
-            GroupedExpert(tokens, taken)
-            for expert in experts
-            for taken in [_with_biases(frame, expert.matrices)]
-            for tokens in _portions_of(expert.tokens, most_rows)
-        ]
+        pieces = [piece for expert in experts for piece in _pieces(frame, expert, most_rows)]
         for chosen in portions([len(piece.tokens.rows_M) for piece in pieces], most_rows):
             self._run(frame.branch(), pieces[chosen.start : chosen.stop], routing)
 
     def _run(self, frame: Frame, pieces: Sequence[GroupedExpert], routing: Routing) -> None:
         counts = [len(piece.tokens.rows_M) for piece in pieces]
-        width, hidden = pieces[0].matrices.matrices[0].shape
+        width, hidden = pieces[0].matrices.weights[0].shape
         inner_MF = frame.take(sum(counts), width)
         num_threads = num_threads_for(3 * inner_MF.numel() * hidden)
         works, inner = (ProductWork * (2 * len(pieces)))(), inner_MF.data_ptr()
@@ -131,17 +126,14 @@ class CompiledExperts:
         return gated, placed
 
 
-def _with_biases(frame: Frame, taken: Taken) -> Taken:
-    """The same expert, whose biases lie in the frame as the kernel reads them."""
-    biases = (None if bias_O is None else computed(frame, bias_O) for bias_O in taken.biases)
-    return taken._replace(biases=tuple(biases))
-
-
-def _portions_of(tokens: ExpertTokens, most_rows: int) -> Iterator[ExpertTokens]:
-    """No more rows than that at a time."""
-    for first in range(0, len(tokens.rows_M), most_rows):
+def _pieces(frame: Frame, expert: GroupedExpert, most_rows: int) -> Iterator[GroupedExpert]:
+    """An expert over no more rows than that at a time, its biases in the frame as the kernel reads
+    them."""
+    (rows_M, choices_M), (weights, stored) = expert
+    taken = Taken(weights, tuple(computed_bias(frame, bias_O) for bias_O in stored))
+    for first in range(0, len(rows_M), most_rows):
         some = slice(first, first + most_rows)
-        yield ExpertTokens(tokens.rows_M[some], tokens.choices_M[some])
+        yield GroupedExpert(ExpertTokens(rows_M[some], choices_M[some]), taken)
 
 
 def _places(number: int, count: int) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
@@ -12,6 +13,8 @@ from torch import Tensor
 
 from moebatch.formats.ggml import GgmlRows
 from moebatch.formats.weight_format import Matrix, WeightFormat
+from moebatch.layout.fused import MOST_TOGETHER
+from moebatch.layout.scratch import Limits, step_elements
 from moebatch.model import elementwise as elementwises
 from moebatch.model.elementwise import Elementwise
 from moebatch.model.experts import CompiledExperts
@@ -24,11 +27,12 @@ from moebatch.model.products import Products
 from moebatch.model.routing.router import Routing
 from moebatch.model.routing.tokens import group_by_expert
 from moebatch.model.scratch import Frame
-from moebatch.spec.model.blocks import ClampedGate
+from moebatch.spec.model.blocks import ClampedGate, Mlp
 from tests.few import examples
 from tests.model.test_codes import CODED, GGML, stored_matrix
 from tests.model.test_products import CPU, DTYPES, noise
 from tests.native import HERE, SETS, kernels_of
+from tests.plan.problems import SMALL
 
 CLAMPED = ClampedGate(limit=0.7, alpha=1.7)
 ROOM = 2**22
@@ -80,6 +84,7 @@ def together(
     experts: Experts,
     clamped: ClampedGate | None = None,
     most_rows: int = 1000,
+    frame: Frame | None = None,
 ) -> Tensor:
     """What they make in one call, or in portions."""
     dtype = routing.normed_TD.dtype
@@ -88,7 +93,8 @@ def together(
         taken = grouped.taken(experts[number], dtype, len(tokens.rows_M))
         assert taken is not None, "the kernels know it"
         found.append(GroupedExpert(tokens, taken))
-    grouped.run(Frame(torch.empty(ROOM, dtype=dtype)), found, routing, most_rows=most_rows)
+    frame = frame or Frame(torch.empty(ROOM, dtype=dtype))
+    grouped.run(frame, found, routing, most_rows=most_rows)
     return routing.outputs_TKD
 
 
@@ -96,18 +102,14 @@ def plain(
     num_experts: int, hidden: int, width: int, dtype: torch.dtype, *, has_biases: bool = False
 ) -> Experts:
     """Biases lie with gaps between, as those of gates and their neighbours do."""
-    of_expert: dict[str, tuple[int, ...]] = {**sizes(hidden, width)}
-    if has_biases:
-        of_expert |= {f"{role}_bias": (size[0], 2) for role, size in of_expert.items()}
-    return {
-        number: {
-            role: (noise(10 * number + place, *size) * 0.2).to(dtype)[
-                ..., 0 if "bias" in role else slice(None)
-            ]
-            for place, (role, size) in enumerate(of_expert.items())
-        }
-        for number in range(num_experts)
-    }
+    experts: dict[int, dict[str, Matrix]] = {}
+    for number in range(num_experts):
+        expert = experts[number] = {}
+        for place, (role, (rows, columns)) in enumerate(sizes(hidden, width).items()):
+            expert[role] = (noise(10 * number + place, rows, columns) * 0.2).to(dtype)
+            if has_biases:
+                expert[f"{role}_bias"] = noise(10 * number + place + 5, rows, 2).to(dtype)[:, 0]
+    return experts
 
 
 def sizes(hidden: int, width: int) -> Mapping[str, tuple[int, int]]:
@@ -150,6 +152,27 @@ def test_experts_together_give_the_bits_of_each_step_by_step(
     finally:
         torch.set_num_threads(before)
     assert torch.equal(found, step_by_step(kernels, routing, experts, clamped))
+
+
+def test_a_call_has_room_for_the_biases_of_as_many_experts_as_go_together() -> None:
+    """Wide experts of few tokens, so that biases are most of what lies in a step's frame."""
+    width, hidden, most_rows = 300, 16, MOST_TOGETHER
+    shape = replace(
+        SMALL, hidden_size=hidden, expert=Mlp(width=width, bias=True), shared_expert=None
+    )
+    limits = Limits(
+        pass_tokens=1, micro_batch_tokens=1, context_tokens=1, gather_rows=1, expert_rows=most_rows
+    )
+    routing = routing_of(MOST_TOGETHER, MOST_TOGETHER, hidden, torch.float32)
+    each = group_by_expert(
+        torch.arange(MOST_TOGETHER)[:, None], slice(0, MOST_TOGETHER), MOST_TOGETHER
+    )
+    routing = replace(routing, tokens=each)
+    experts = plain(MOST_TOGETHER, hidden, width, torch.float32, has_biases=True)
+    frame = Frame(torch.empty(step_elements(shape, limits)))
+    kernels = forced(HERE[0])
+    found = together(kernels, routing, experts, most_rows=most_rows, frame=frame)
+    assert torch.equal(found[:, 0], step_by_step(kernels, routing, experts, None)[:, 0])
 
 
 @pytest.mark.parametrize("stored", [*CODED, *GGML], ids=lambda stored: stored.name)

@@ -31,9 +31,8 @@ def mlp(
     ``down(activation(up(x)))`` where there is no gate; with biases where the matrices have such."""
 
     def product(x: Tensor, role: str) -> Tensor:
-        out, bias_O = frame.take(x.shape[0], matrices[role].shape[0]), bias_of(matrices, role)
-        if bias_O is not None:
-            bias_O = computed(frame, bias_O)
+        out = frame.take(x.shape[0], matrices[role].shape[0])
+        bias_O = computed_bias(frame, bias_of(matrices, role))
         return products.linear(x, matrices[role], bias_O, out)
 
     if "gate" in matrices:
@@ -52,9 +51,9 @@ def bias_of(matrices: Mapping[str, Matrix], role: str) -> Tensor | None:
     return bias_O
 
 
-def computed(frame: Frame, bias_O: Tensor) -> Tensor:
-    """A bias in the type of the computation, without gaps: files have others."""
-    return frame.take(len(bias_O)).copy_(bias_O)
+def computed_bias(frame: Frame, bias_O: Tensor | None) -> Tensor | None:
+    """The same bias in the type of the computation, without gaps: files have others."""
+    return None if bias_O is None else frame.take(len(bias_O)).copy_(bias_O)
 
 
 def attention_block(
