@@ -7,6 +7,7 @@ of the matrix and end in the next. Scales may be of eight bits themselves, with 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _BLOCK, _NESTED_BLOCK = 64, 256
 _BLOCKS = (64, 32, 128, 256, 512, 1024, 2048, 4096)
 """Those of bitsandbytes, the usual one first."""
+_NESTED = "scales in 8 bits"
 _MOST_STATE_BYTES = 256
 """Of what is stored as text: a type, four sizes and an offset."""
 
@@ -36,12 +38,30 @@ class Codebook(WeightFormat):
     """Numbers that share a scale."""
     nested_block: int | None = None
     """Scales that share one of their own, where they are of eight bits."""
-    takes_any_bytes = False
 
     @property
     def name(self) -> str:  # type: ignore[override]
         """By the codebook."""
         return f"bitsandbytes {self.kind}"
+
+    @property
+    def measured_as(self) -> str:
+        """Scales of eight bits become numbers first."""
+        return self.name if self.nested_block is None else f"{self.name}, {_NESTED}"
+
+    @property
+    def variants(self) -> tuple[WeightFormat, ...]:
+        """Scales are numbers, or codes."""
+        return (self, replace(self, nested_block=_NESTED_BLOCK))
+
+    def fill(self, parts: Sequence[Tensor]) -> None:
+        """With a text."""
+        super().fill(parts)
+        state = {"blocksize": self.block, "dtype": "bfloat16"}
+        if self.nested_block is not None:
+            state |= {"nested_blocksize": self.nested_block, "nested_offset": 0.5}
+        text = json.dumps(state).ljust(_MOST_STATE_BYTES)
+        parts[2].copy_(parts[2].new_tensor(list(text.encode())))
 
     def parts(self, name: str, shape: tuple[int, ...]) -> tuple[StoredPart, ...]:
         """Codes, scales, codebook, those of the scales, and the text."""
@@ -119,7 +139,7 @@ class Codebook(WeightFormat):
         return f"{name}.quant_state.bitsandbytes__{self.kind}"
 
     def __str__(self) -> str:
-        nested = ", scales in 8 bits" if self.nested_block else ""
+        nested = f", {_NESTED}" if self.nested_block else ""
         return f"{self.name}, blocks of {self.block} numbers{nested}"
 
 

@@ -32,6 +32,10 @@ def block_numbers(type_name: str) -> BlockNumbers | None:
     return next((known for known in GGML_BLOCKS if known == type_name.lower()), None)
 
 
+Lies = Literal["in rows", "words of inputs", "words of outputs"]
+"""How codes do: each output's in a row, or across in words of 32 bits, low ones first. A word is of
+neighbouring inputs of an output (GPTQ), or of eight outputs of an input, even ones first (AWQ)."""
+
 BITS: Mapping[Numbers | BlockNumbers, int] = {
     **dict.fromkeys(("int4", "e2m1", "codebook"), 4),
     **dict.fromkeys(("int8", "uint8", "e4m3"), 8),
@@ -54,7 +58,8 @@ class CodedMatrix:
 
     numbers: Numbers | BlockNumbers
     codes: Tensor
-    """uint8 [O, bytes of a row]; rows may be longer than needed, and apart."""
+    """uint8 [O, bytes of a row]; rows may be longer than needed, and apart. Those that lie across,
+    int32: [words of I, O], or [I, words of O]."""
     scales: Tensor | None
     """[ceil(O / rows of a block), ceil(I / columns of a block)]: float32, bfloat16, float16,
     float8_e4m3fn, or uint8, which stands for 2^(u - 127), and NaN at 255 (ue8m0). None in blocks of
@@ -64,7 +69,11 @@ class CodedMatrix:
     shape: tuple[int, int]
     zeros: Tensor | None = None
     """Of int4 and uint8: int32 [ceil(O / n), groups], n numbers of as many bits as codes in a word,
-    those of the first row lowest, offset as the codes are. Blocks then have one row."""
+    those of the first row lowest, or in AWQ's order, offset as the codes are. Blocks then have one
+    row."""
+    zero_added: int = 0
+    """To each of the zero points, which keep their number of bits."""
+    lies: Lies = "in rows"
     groups: Tensor | None = None
     """Of int4 and uint8: int32 [I], the block whose scale and zero point a column has, where it is
     not that of its neighbours. Blocks then have one row."""

@@ -30,6 +30,11 @@ FORMATS: Registry[WeightFormat] = Registry(
 """By name. ``FORMATS.register`` adds one from outside the package."""
 
 
+def measured_formats() -> tuple[WeightFormat, ...]:
+    """Those whose decoding is measured, some of them in several variants."""
+    return tuple(variant for stored in FORMATS.values() for variant in stored.variants)
+
+
 def find_format(
     name: str, shape: tuple[int, ...], look: Look, likely: WeightFormat | None = None
 ) -> WeightFormat | None:

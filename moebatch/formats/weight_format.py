@@ -84,16 +84,8 @@ class WeightFormat(ABC):
     otherwise the whole matrix is decoded before each product."""
     is_coded = False
     """`coded` answers for every weight, so that the program's own kernels decode without room."""
-    copied_as = ""
-    """`coded` answers for every weight by a copy of its codes, which takes no more room than a
-    decoded matrix, and which kernels decode as fast as the codes of the format measured as this."""
     has_zero_points = False
     """Codes are whole numbers above a zero point, be it one for all of them."""
-    takes_any_bytes = True
-    """Whatever its parts hold is a weight, so that decoding is measured without a checkpoint."""
-    harmless_byte = 0x11
-    """Of such bytes parts may consist when it is measured: small numbers in every type, which are
-    not subnormal."""
 
     def __str__(self) -> str:
         """As messages describe it, with its parameters."""
@@ -103,6 +95,17 @@ class WeightFormat(ABC):
     def measured_as(self) -> str:
         """As profiles name it where they say how fast it is decoded."""
         return self.name
+
+    @property
+    def variants(self) -> tuple[WeightFormat, ...]:
+        """Those of this name that are measured by themselves."""
+        return (self,)
+
+    def fill(self, parts: Sequence[Tensor]) -> None:
+        """Makes a weight of `parts` (uint8), so that decoding is measured without a checkpoint:
+        small numbers in every type, which are not subnormal."""
+        for part in parts:
+            part.fill_(0x11)
 
     @property
     def shares(self) -> tuple[tuple[WeightFormat, float], ...]:
@@ -145,13 +148,13 @@ class WeightFormat(ABC):
         ]
 
     def coded(self, parts: Sequence[Tensor], shape: tuple[int, int]) -> CodedMatrix | None:
-        """The matrix that `parts` hold as the compiled kernels read it: views, or copies of no more
-        bytes; None where only `decode` knows how. Both give the same numbers, bit for bit."""
+        """The matrix that `parts` hold as the compiled kernels read it, None where only `decode`
+        knows how. Both give the same numbers, bit for bit."""
         return None
 
     def is_viewed(self, shape: tuple[int, ...]) -> bool:
-        """Whether `coded` answers for all weights of that shape, with views alone: a GPU's kernels
-        then decode what lies in its memory as it lies there."""
+        """Whether `coded` answers for all weights of that shape with codes in rows and scales as
+        they are stored: a GPU's kernels then decode what lies in its memory as it lies there."""
         return False
 
     def is_computed_in(self, dtype: str) -> bool:

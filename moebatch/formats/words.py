@@ -30,6 +30,7 @@ class Words(WeightFormat):
     """Codes, zero points and scales."""
 
     has_zero_points = True
+    is_coded = True
     name: str
     bits: int
     group: int = 128
@@ -52,14 +53,16 @@ class Words(WeightFormat):
         return f"{self.name}, ordered" if self.is_ordered else self.name
 
     @property
-    def copied_as(self) -> str:  # type: ignore[override]
-        """Rows of codes, as those of packed integers are."""
-        return self.measured_as if self.is_ordered else f"packed int{self.bits}"
+    def variants(self) -> tuple[WeightFormat, ...]:
+        """With neighbours in groups, and with an order."""
+        ordered = replace(self, has_order=True, is_ordered=True)
+        return (self, ordered) if self.packs_inputs else (self,)
 
-    @property
-    def harmless_byte(self) -> int:  # type: ignore[override]
-        """The first group where groups are named."""
-        return 0 if self.has_order else super().harmless_byte
+    def fill(self, parts: Sequence[Tensor]) -> None:
+        """Of the first group where groups are named."""
+        super().fill(parts)
+        if self.has_order:
+            parts[-1].zero_()
 
     def parts(self, name: str, shape: tuple[int, ...]) -> tuple[StoredPart, ...]:
         """Codes, zero points, scales and, in GPTQ, groups of inputs."""
@@ -83,13 +86,13 @@ class Words(WeightFormat):
         decoding.decode(self.coded(parts, (out.shape[0], out.shape[1])), out)
 
     def coded(self, parts: Sequence[Tensor], shape: tuple[int, int]) -> CodedMatrix:
-        """A copy with rows."""
+        """Words where they lie."""
         from moebatch.formats import decoding
 
         group = Blocks(1, self.group).size(shape)[1]
         if not self.packs_inputs:
-            return decoding.rows_of_awq(parts, shape, group=group)
-        return decoding.rows_of_gptq(
+            return decoding.awq_matrix(parts, shape, group=group)
+        return decoding.gptq_matrix(
             parts, shape, bits=self.bits, group=group, is_second=self.is_second
         )
 
@@ -154,5 +157,3 @@ class Words(WeightFormat):
 GPTQ = Words(name="gptq int4", bits=4, packs_inputs=True)
 GPTQ_INT8 = Words(name="gptq int8", bits=8, packs_inputs=True)
 AWQ = Words(name="awq int4", bits=4, packs_inputs=False)
-ORDERED = tuple(replace(each, has_order=True, is_ordered=True) for each in (GPTQ, GPTQ_INT8))
-"""The same where inputs have an order, which is measured by itself."""

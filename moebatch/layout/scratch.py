@@ -143,11 +143,9 @@ def needs_matrix(stored: WeightFormat, dtype: Dtype, instruction_set: str) -> bo
 
 def rows_decoded_at_once(stored: WeightFormat, dtype: Dtype, instruction_set: str) -> int:
     """Rows of a product for which a weight is decoded once: those of a block of the kernel's, or
-    all. A copy of codes is made once for all blocks."""
-    is_tiled = not needs_matrix(stored, dtype, instruction_set)
-    if stored.copied_as:
-        is_tiled = kernel_multiplies_codes(MAX_GEMM_ROWS, dtype, instruction_set)
-    return KERNEL_BLOCK_ROWS if is_tiled else MAX_GEMM_ROWS
+    all."""
+    is_whole = needs_matrix(stored, dtype, instruction_set)
+    return MAX_GEMM_ROWS if is_whole else KERNEL_BLOCK_ROWS
 
 
 def _bucket_step(num_rows: float) -> int:

@@ -5,7 +5,7 @@ Shape letters: T tokens, M tokens of the expert, D hidden, K experts per token.
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -89,8 +89,10 @@ def decoding_bandwidth(
     if not is_whole:
         rate = max(rate for _, rate in plain)
     size = _expert_parts_bytes(sizes, stored)
-    whole = memory[: len(memory) // size * size].fill_(stored.harmless_byte)
-    experts = itertools.cycle(whole.view(-1, size))
+    whole = memory[: len(memory) // size * size].view(-1, size)
+    for expert in whole:
+        _fill(expert, sizes, stored)
+    experts = itertools.cycle(whole)
     ((_, decoded_rate),) = gemm_curve(
         sizes, (count,), dtype, experts, timer, longest_s=math.inf, stored=stored
     )
@@ -113,14 +115,34 @@ def experts_in(memory: Tensor, sizes: ModelSizes, dtype: torch.dtype) -> Iterato
     return itertools.cycle(whole.view(-1, size))
 
 
-def _expert_parts_bytes(sizes: ModelSizes, stored: WeightFormat) -> int:
-    """Room of the three matrices of an expert, such that the next one is aligned."""
+def _expert_parts(sizes: ModelSizes, stored: WeightFormat) -> list[tuple[StoredPart, ...]]:
+    """Of the three matrices of an expert."""
     wide = (sizes.expert_width, sizes.hidden_size)
-    parts = [*stored.parts("", wide), *stored.parts("", wide), *stored.parts("", wide[::-1])]
+    return [stored.parts("", shape) for shape in (wide, wide, wide[::-1])]
+
+
+def _expert_parts_bytes(sizes: ModelSizes, stored: WeightFormat) -> int:
+    """Room of an expert, such that the next one is aligned."""
+    parts = itertools.chain(*_expert_parts(sizes, stored))
     return align_up(_places(parts)[-1], _ALIGNMENT)
 
 
-def _places(parts: Sequence[StoredPart]) -> list[int]:
+def _fill(memory: Tensor, sizes: ModelSizes, stored: WeightFormat) -> None:
+    """Makes an expert of `memory` (uint8)."""
+    matrices = _expert_parts(sizes, stored)
+    tensors = _tensors(memory, list(itertools.chain(*matrices)))
+    for parts in matrices:
+        stored.fill([next(tensors).view(-1).view(torch.uint8) for _ in parts])
+
+
+def _tensors(memory: Tensor, parts: Sequence[StoredPart]) -> Iterator[Tensor]:
+    """Parts that lie one after the other in `memory` (uint8)."""
+    for place, part in zip(_places(parts), parts, strict=False):
+        raw = memory[place : place + part.num_bytes]
+        yield raw.view(TORCH_DTYPES[part.dtype]).view(part.shape)
+
+
+def _places(parts: Iterable[StoredPart]) -> list[int]:
     """Where parts begin that lie one after the other, and where they end."""
     places = [0]
     for part in parts:
@@ -143,11 +165,7 @@ class _NextExperts:
 
     def _next(self) -> tuple[Tensor, ...]:
         memory = next(self._experts).view(torch.uint8)
-        parts = tuple(self._layer.experts.parts(0, 0))
-        return tuple(
-            memory[place : place + part.num_bytes].view(TORCH_DTYPES[part.dtype]).view(part.shape)
-            for place, part in zip(_places(parts), parts, strict=False)
-        )
+        return tuple(_tensors(memory, tuple(self._layer.experts.parts(0, 0))))
 
 
 def _routing(layer: SyntheticLayer, num_rows: int, num_experts: int) -> Routing:

@@ -122,13 +122,11 @@ def _decoding_rates(
     timer: Timer,
     patience: Patience,
 ) -> dict[str, float]:
-    """Of every format of which any bytes are weights: plain numbers become float32, codes become
+    """Of every format: plain numbers become float32, codes become
     numbers of the type that attention has."""
     usual = next(dtype for dtype in (sizes.attention_dtype, *gemm) if dtype in gemm)
     into: list[tuple[WeightFormat, Dtype]] = [
-        (stored, "float32" if stored.is_tiled else usual)
-        for stored in sizes.formats
-        if stored.takes_any_bytes
+        (stored, "float32" if stored.is_tiled else usual) for stored in sizes.formats
     ]
     return {
         stored.measured_as: patience.calmest(

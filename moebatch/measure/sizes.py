@@ -3,9 +3,8 @@
 from dataclasses import dataclass, field, replace
 
 from moebatch.formats.ggml import decoded_types
-from moebatch.formats.registry import FORMATS
+from moebatch.formats.registry import measured_formats
 from moebatch.formats.weight_format import WeightFormat
-from moebatch.formats.words import ORDERED
 from moebatch.layout.scratch import MAX_GEMM_ROWS, PROMPT_ROWS
 from moebatch.spec.machine.hardware import Dtype
 
@@ -45,9 +44,9 @@ class Sizes:
     """Data types of the matrix products."""
     attention_dtype: Dtype = "bfloat16"
     formats: tuple[WeightFormat, ...] = field(
-        default_factory=lambda: (*FORMATS.values(), *ORDERED, *decoded_types())
+        default_factory=lambda: (*measured_formats(), *decoded_types())
     )
-    """Those whose decoding is measured, if any bytes are weights in them."""
+    """Those whose decoding is measured."""
     gemm_rows: tuple[int, ...] = (1, 4, 16, 64, 128, 256, 512, 1024, MAX_GEMM_ROWS)
     buffer_bytes: int = 768 * 2**20
     """Memory through which reading and the weights of products walk, unless less is free."""

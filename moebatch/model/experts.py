@@ -145,5 +145,5 @@ def _places(number: int, count: int) -> tuple[int, int]:
 def _kind(weight_OI: Tensor | CodedMatrix) -> tuple[object, ...]:
     """What a work says of its matrices once."""
     if isinstance(weight_OI, CodedMatrix):
-        return weight_OI.numbers, weight_OI.groups is None
+        return weight_OI.numbers, weight_OI.lies, weight_OI.groups is None
     return (weight_OI.dtype,)

@@ -40,7 +40,9 @@ _PUBLISHED: Mapping[str, Kind] = {
     "mxfp4": KINDS["packed-mxfp4"],
     "nvfp4": KINDS["packed-nvfp4"],
     "gptq int4, groups of 128": Kind(gptq(4, 128), _GPTQ | {"bits": 4}, ""),
-    "gptq int4, order of its own": Kind(gptq(4, 128, ordered=True), _GPTQ | {"bits": 4}, ""),
+    "gptq int4, order of its own": Kind(
+        gptq(4, 128, ordered=True), _GPTQ | {"bits": 4, "desc_act": True}, ""
+    ),
     "gptq int8, groups of 128": Kind(gptq(8, 128), _GPTQ | {"bits": 8}, ""),
     "awq int4, groups of 128": Kind(
         awq(128), {"quant_method": "awq", "bits": 4, "group_size": 128}, ""

@@ -11,8 +11,7 @@ import yaml
 
 from moebatch.errors import ConfigError, StorageError
 from moebatch.formats.ggml import decoded_types
-from moebatch.formats.registry import FORMATS
-from moebatch.formats.words import ORDERED
+from moebatch.formats.registry import FORMATS, measured_formats
 from moebatch.measure.machine import _cpu_model, _disturbance, measure_machine
 from moebatch.measure.saved import load_saved, save_profile
 from moebatch.measure.sizes import Sizes, quick_sizes
@@ -112,18 +111,16 @@ def test_without_writing_and_reading_the_disk_has_room_and_no_rates(folder: Path
 
 
 @ONLY_CPU
-def test_decoding_is_measured_of_the_formats_of_which_any_bytes_are_weights(folder: Path) -> None:
+def test_decoding_is_measured_of_every_format(folder: Path) -> None:
     sizes = replace(TINY, is_written=False, dtypes=("bfloat16", "float32"))
     profile, lines = measure(folder, sizes=sizes)
-    known = (*FORMATS.values(), *ORDERED, *decoded_types())
-    measured = {stored.measured_as for stored in known if stored.takes_any_bytes} - {"float32"}
+    known = (*measured_formats(), *decoded_types())
+    measured = {stored.measured_as for stored in known} - {"float32"}
     assert {"gguf q4_k", "gguf iq4_xs", "gptq int4", "gptq int4, ordered"} <= measured
+    assert {"bitsandbytes nf4", "bitsandbytes nf4, scales in 8 bits"} <= measured
     wanted = measured if loader.kernels() else set()
     assert set(profile.levels["dram"].decoding) == wanted
     assert any("weights decoded: bfloat16 " in line for line in lines) == bool(wanted)
-    stored = profile.hardware().dram.processor
-    assert stored is not None
-    assert stored.decoding_rate(FORMATS["bitsandbytes nf4"]) == pytest.approx(stored.bandwidth)
 
 
 def test_quick_writes_nothing_and_measures_one_dtype_at_few_points() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from moebatch.formats import decoding
-from moebatch.formats.coded import GGML_BLOCKS, BlockNumbers, CodedMatrix, Numbers
+from moebatch.formats.coded import GGML_BLOCKS, BlockNumbers, CodedMatrix, Lies, Numbers
 from moebatch.formats.ggml import GgmlRows
 from moebatch.formats.registry import FORMATS
 from moebatch.formats.weight_format import StoredMatrix, WeightFormat
@@ -47,7 +47,9 @@ def random_bytes(*size: int, seed: int) -> Tensor:
 def matrices(draw: st.DrawFn) -> CodedMatrix:
     """Any codes and any scales, infinite ones and NaN among them."""
     numbers = draw(st.sampled_from(get_args(Numbers)))
-    rows, columns = shape = draw(st.tuples(st.integers(1, 20), st.sampled_from(WIDTHS)))
+    rows = draw(st.one_of(st.integers(1, 20), st.sampled_from([33, 104, 200])))
+    columns = draw(st.sampled_from(WIDTHS))
+    shape = rows, columns
     block = draw(st.sampled_from([(1, 16), (1, 32), (3, 48), (4, 128), (1, columns), (99, 9999)]))
     seed, bits = draw(st.integers(0, 999)), 4 if numbers in FOUR_BITS else 8
     grid = -(-rows // block[0]), -(-columns // block[1])
@@ -62,6 +64,9 @@ def matrices(draw: st.DrawFn) -> CodedMatrix:
         generator = torch.Generator().manual_seed(seed + 3)
         groups = torch.randint(0, grid[1], (columns,), dtype=torch.int32, generator=generator)
     values = torch.randn(16, generator=torch.Generator().manual_seed(seed))
+    lies = draw(st.sampled_from(_ways_to_lie(numbers)))
+    if lies != "in rows":
+        return _across(lies, numbers, scales.view(dtype)[:, : grid[1]], block, shape, zeros, groups)
     return CodedMatrix(
         numbers=numbers,
         codes=random_bytes(rows, -(-columns * bits // 8) + draw(st.integers(0, 3)), seed=seed + 2),
@@ -79,6 +84,38 @@ def matrices(draw: st.DrawFn) -> CodedMatrix:
 
 
 WIDTHS = [1, 7, 16, 31, 33, 64, 100, 1024, 2047, 2100]
+
+
+def _ways_to_lie(numbers: Numbers) -> tuple[Lies, ...]:
+    """Words are those of GPTQ and AWQ."""
+    if numbers not in ("int4", "uint8"):
+        return ("in rows",)
+    return get_args(Lies) if numbers == "int4" else get_args(Lies)[:2]
+
+
+def _across(
+    lies: Lies,
+    numbers: Numbers,
+    scales: Tensor,
+    block: tuple[int, int],
+    shape: tuple[int, int],
+    zeros: Tensor | None,
+    groups: Tensor | None,
+) -> CodedMatrix:
+    """Scales and zero points of a group beside each other, as they then are."""
+    (O, I), of_word = shape, 8 if numbers == "int4" else 4
+    size = (-(-I // of_word), O) if lies == "words of inputs" else (I, -(-O // of_word))
+    return CodedMatrix(
+        numbers=numbers,
+        lies=lies,
+        codes=random_bytes(size[0], 4 * size[1], seed=O + I).view(torch.int32),
+        scales=scales.T.contiguous().T,
+        block=block,
+        shape=shape,
+        zeros=None if zeros is None else zeros[:, : scales.shape[1]].T.contiguous().T,
+        zero_added=(O + I) % 2,
+        groups=groups,
+    )
 
 
 @st.composite

@@ -16,6 +16,7 @@ from moebatch.formats.coded import (
     ZEROS,
     BlockNumbers,
     CodedMatrix,
+    Lies,
     Numbers,
     block_numbers,
 )
@@ -35,6 +36,7 @@ _NUMBERS: Mapping[Numbers | BlockNumbers, int] = {
     "q6_k": 10,
 }
 """As the C file counts them."""
+_LIES: Mapping[Lies, int] = {"in rows": 0, "words of inputs": 1, "words of outputs": 2}
 _VALUES: Mapping[Numbers | BlockNumbers, Tensor] = {
     "int4": torch.arange(16.0),
     "e2m1": torch.tensor(E2M1),
@@ -57,6 +59,8 @@ class Coding(ctypes.Structure):
         ("code_row", ctypes.c_int64),
         ("scale_row", ctypes.c_int64),
         ("zero_row", ctypes.c_int64),
+        ("scale_column", ctypes.c_int64),
+        ("zero_column", ctypes.c_int64),
         ("block_rows", ctypes.c_int64),
         ("block_columns", ctypes.c_int64),
         ("num_groups", ctypes.c_int64),
@@ -67,6 +71,8 @@ class Coding(ctypes.Structure):
         ("scale_dtype", ctypes.c_int32),
         ("rounds_to", ctypes.c_int32),
         ("is_high_first", ctypes.c_int32),
+        ("lies", ctypes.c_int32),
+        ("zero_added", ctypes.c_int32),
     )
 
 
@@ -84,15 +90,14 @@ class DecodeWork(ctypes.Structure):
 
 
 def is_compiled(matrix: CodedMatrix) -> bool:
-    """Whether the kernels know how to read it: in main memory, rows without gaps, blocks of a
+    """Whether the kernels know how to read it: in main memory, codes without gaps, blocks of a
     width that is a multiple of 16 or a whole row."""
     block_rows, block_columns = matrix.block
     scales, zeros, groups = matrix.scales, matrix.zeros, matrix.groups
     parts = (matrix.codes, scales, zeros, groups)
-    tensors = [tensor for tensor in parts if tensor is not None]
     return (
-        all(tensor.device.type == "cpu" for tensor in tensors)
-        and all(tensor.stride(-1) == 1 or tensor.shape[-1] == 1 for tensor in tensors)
+        all(tensor.device.type == "cpu" for tensor in parts if tensor is not None)
+        and all(_column(tensor) == 1 for tensor in (matrix.codes, groups))
         and (scales is None or scales.dtype in _SCALES)
         and (block_columns % _STEP_INPUTS == 0 or block_columns >= matrix.shape[1])
         and (zeros is None or (block_rows == 1 and matrix.numbers in ZEROS))
@@ -112,9 +117,11 @@ def coding(matrix: CodedMatrix) -> Coding:
         zeros=None if zeros is None else zeros.data_ptr(),
         values=None if values is None else values.data_ptr(),
         groups=None if matrix.groups is None else matrix.groups.data_ptr(),
-        code_row=codes.stride(0),
+        code_row=codes.stride(0) * codes.itemsize,
         scale_row=0 if scales is None else scales.stride(0),
         zero_row=0 if zeros is None else zeros.stride(0),
+        scale_column=_column(scales),
+        zero_column=_column(zeros),
         block_rows=matrix.block[0],
         block_columns=matrix.block[1],
         num_groups=_num_groups(matrix),
@@ -125,7 +132,14 @@ def coding(matrix: CodedMatrix) -> Coding:
         scale_dtype=0 if scales is None else _SCALES[scales.dtype],
         rounds_to=DTYPES[matrix.rounds_to or torch.float32],
         is_high_first=matrix.is_high_first,
+        lies=_LIES[matrix.lies],
+        zero_added=matrix.zero_added,
     )
+
+
+def _column(tensor: Tensor | None) -> int:
+    """From a number of a row to the next."""
+    return 1 if tensor is None or tensor.shape[-1] == 1 else tensor.stride(-1)
 
 
 def decode_work(matrix: CodedMatrix, out_OI: Tensor) -> DecodeWork:
@@ -143,7 +157,7 @@ def decode_work(matrix: CodedMatrix, out_OI: Tensor) -> DecodeWork:
 def _require_fit(matrix: CodedMatrix) -> None:
     """Nothing is read beyond a tensor."""
     (num_outputs, num_inputs), rows, groups = matrix.shape, matrix.block[0], _num_groups(matrix)
-    wanted = [(matrix.codes, num_outputs, _row_bytes(matrix))]
+    wanted = [(matrix.codes, *_size(matrix))]
     if matrix.scales is not None:
         wanted.append((matrix.scales, -(-num_outputs // rows), groups))
     if matrix.zeros is not None:
@@ -159,6 +173,17 @@ def _require_fit(matrix: CodedMatrix) -> None:
 def _num_groups(matrix: CodedMatrix) -> int:
     """Blocks of a row."""
     return -(-matrix.shape[1] // matrix.block[1])
+
+
+def _size(matrix: CodedMatrix) -> tuple[int, int]:
+    """Rows of codes, and bytes or words of one."""
+    num_outputs, num_inputs = matrix.shape
+    if matrix.lies == "in rows":
+        return num_outputs, _row_bytes(matrix)
+    of_word = 32 // BITS[matrix.numbers]
+    if matrix.lies == "words of inputs":
+        return -(-num_inputs // of_word), num_outputs
+    return num_inputs, -(-num_outputs // of_word)
 
 
 def _row_bytes(matrix: CodedMatrix) -> int:

@@ -105,6 +105,7 @@ typedef struct {
 typedef struct {
     char *rows;  /* [block_rows / ROW_GROUP, vectors, ROW_GROUP, LANES] */
     char *tile;  /* [vectors, OUTPUT_GROUP, LANES] */
+    char *codes; /* [item_outputs, bytes] of codes that lie across */
     float *sums; /* [matrices, block_rows, item_outputs] */
     int64_t packed; /* block that has all inputs of its rows there, or -1 */
 } ProductRoom;
@@ -438,13 +439,17 @@ INLINE int64_t num_matrices(const struct product_work *w) { return w->puts == PU
 
 /* Some outputs of a matrix with rows that have been packed. */
 INLINE void multiply_matrix(const struct product_work *w, const struct matrix *matrix, Patch patch,
-                            int64_t output, int64_t num_outputs, char *tile, int weight_dtype,
-                            int is_pairs) {
+                            int64_t output, int64_t num_outputs, const ProductRoom *room,
+                            int weight_dtype, int is_pairs) {
     const int is_coded = weight_dtype == CODED;
-    const char *weights = is_coded ? matrix->coding.codes : matrix->weights;
+    struct coding coding = matrix->coding;
+    if (is_coded && coding.lies != IN_ROWS)
+        coding = with_rows(&matrix->coding, output, num_outputs, patch.first_input,
+                           patch.num_inputs, room->codes);
+    const char *weights = is_coded ? coding.codes : matrix->weights;
     float *sums = patch.sums;
-    patch.row_bytes = is_coded ? matrix->coding.code_row : w->num_inputs * size_of(weight_dtype);
-    patch.coding = &matrix->coding;
+    patch.row_bytes = is_coded ? coding.code_row : w->num_inputs * size_of(weight_dtype);
+    patch.coding = &coding;
     weights += stored_bytes(w, patch.first_input, weight_dtype);
     for (int64_t o = 0; o < num_outputs; o += OUTPUT_GROUP) {
         patch.num_outputs = smaller(OUTPUT_GROUP, num_outputs - o);
@@ -454,7 +459,7 @@ INLINE void multiply_matrix(const struct product_work *w, const struct matrix *m
         if (is_in_place(w, weight_dtype, is_pairs))
             multiply_in_place(patch, weight_dtype, is_pairs);
         else
-            multiply_by_tile(patch, tile, weight_dtype, is_pairs);
+            multiply_by_tile(patch, room->tile, weight_dtype, is_pairs);
     }
 }
 
@@ -479,12 +484,17 @@ INLINE void multiply_item(const struct product_work *w, Division division, int64
         room->packed = patch.num_inputs == w->num_inputs ? block : -1;
         for (int64_t m = 0; m < num_matrices(w); m++) {
             patch.sums = room->sums + m * beside;
-            multiply_matrix(w, m ? &w->up : &w->matrix, patch, output, num_outputs, room->tile,
+            multiply_matrix(w, m ? &w->up : &w->matrix, patch, output, num_outputs, room,
                             weight_dtype, is_pairs);
         }
     }
     patch.sums = room->sums;
     put_sums(w, row, output, patch, num_outputs, beside);
+}
+
+/* Whether codes have to be put in rows. */
+INLINE int lies_across(const struct product_work *w) {
+    return w->weight_dtype == CODED && w->matrix.coding.lies != IN_ROWS;
 }
 
 INLINE Division divided(const struct product_work *w, int is_pairs) {
@@ -507,7 +517,7 @@ INLINE Division divided(const struct product_work *w, int is_pairs) {
     int64_t at_once = larger(parts_of(all, 4 * w->num_threads), least);
     int64_t outputs =
         parts_of(w->num_outputs, parts_of(w->num_outputs, smaller(at_once, MOST_OUTPUTS)));
-    division.item_outputs = up_to(outputs, OUTPUT_GROUP);
+    division.item_outputs = up_to(outputs, lies_across(w) ? WORD_OUTPUTS : OUTPUT_GROUP);
     division.num_items = parts_of(w->num_outputs, division.item_outputs);
     return division;
 }
@@ -519,6 +529,9 @@ INLINE int64_t divide_room(const struct product_work *w, Division division, Prod
     int64_t num_sums = num_matrices(w) * division.block_rows * division.item_outputs;
     room->rows = taken(memory, &offset, division.block_rows * row_bytes);
     room->tile = taken(memory, &offset, OUTPUT_GROUP * row_bytes);
+    if (lies_across(w))
+        room->codes = taken(memory, &offset,
+                            division.item_outputs * near_row_bytes(division.block_inputs));
     room->sums = taken(memory, &offset, num_sums * 4);
     return offset;
 }

@@ -10,8 +10,7 @@ from pydantic import Field, PlainValidator, ValidationInfo, create_model, model_
 
 from moebatch.errors import ConfigError, Fault
 from moebatch.formats.ggml import BLOCK_TYPES, format_name
-from moebatch.formats.registry import FORMATS
-from moebatch.formats.words import ORDERED
+from moebatch.formats.registry import measured_formats
 from moebatch.quoting import shown
 from moebatch.spec.files.form import Built, Form
 from moebatch.spec.files.library import find, is_path
@@ -168,7 +167,7 @@ _CURVES = Annotated[
     Mapping[str, CurveFigure], Built(_mapping("Gemm", dict.fromkeys(DTYPES, _CURVE)), _by_dtype)
 ]
 _DECODED = (
-    *(stored.measured_as for stored in (*FORMATS.values(), *ORDERED)),
+    *(stored.measured_as for stored in measured_formats()),
     *map(format_name, BLOCK_TYPES),
 )
 _DECODING = Annotated[

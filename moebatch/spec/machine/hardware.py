@@ -97,11 +97,6 @@ class Processor:
         )
         return 1 / sum(share / rate for rate, share in rates)
 
-    def decoding_again(self, stored: WeightFormat) -> float:
-        """The same for the next rows of a product, when a copy of the codes is there if one is
-        needed."""
-        return self.decoding.get(stored.copied_as, self.decoding_rate(stored))
-
     def gemm_for(self, dtype: Dtype, *, streamed: bool = False) -> RateCurve:
         """The curve of `dtype`; where it has none, of the nearest that the processor can do."""
         name = dtype
