@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import random
 import tempfile
 import threading
 import time
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moebatch.checkpoint.direct import PAGE_BYTES
 from moebatch.checkpoint.index import Extent
 from moebatch.checkpoint.record import PIECE_BYTES, Record
 from moebatch.engine.lanes.read_ahead import ReadAhead
@@ -23,10 +25,12 @@ from moebatch.errors import ConfigError, Fault, StorageError
 from moebatch.measure.sizes import DiskSizes
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.store.experts.dram import ExpertStore
+from moebatch.store.kv.disk import KvFile, LayerPages
 from moebatch.store.memory import Arena
 
 _EXTENTS_OF_CHUNK = 4
 _SHARE_OF_FREE_DISK = 0.25
+_PAGES = 512
 _WAY_OUT = "give another folder, or a file to read"
 
 
@@ -48,6 +52,14 @@ class DiskRates:
     def spread(self) -> tuple[float, float]:
         """The slowest and the fastest chunk."""
         return min(self.rates), max(self.rates)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PageTimes:
+    """Seconds in which a page is read, and written, that lies alone."""
+
+    read_s: float
+    write_s: float
 
 
 class ExpertStream:
@@ -131,6 +143,26 @@ def _read_until(is_over: Callable[[], bool], paths: Sequence[Path], sizes: DiskS
             if is_over() and stream.rates.rates:
                 break
         return stream.rates
+
+
+def page_times(folder: Path) -> PageTimes:
+    """Reads and writes pages here and there, as those of keys and values on disk are. They are so
+    small that their bytes take next to nothing. Raises StorageError."""
+    pages = list(range(_PAGES))
+    random.Random(0).shuffle(pages)
+    memory = Arena(PAGE_BYTES)
+    buffers = [memory.view(0, PAGE_BYTES)]
+    with closing(KvFile(folder, [LayerPages(_PAGES, (PAGE_BYTES,))])) as file:
+        write_s = _mean_s(lambda page: file.write(0, page, buffers), pages)
+        read_s = _mean_s(lambda page: file.read(0, page, buffers), pages)
+    return PageTimes(read_s=read_s, write_s=write_s)
+
+
+def _mean_s(step: Callable[[int], None], pages: Sequence[int]) -> float:
+    start = time.perf_counter()
+    for page in pages:
+        step(page)
+    return (time.perf_counter() - start) / len(pages)
 
 
 def files_to_read(path: Path) -> list[Path]:

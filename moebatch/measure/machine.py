@@ -19,8 +19,10 @@ from moebatch.measure.contention import HARMLESS_WAITING, Patience
 from moebatch.measure.disk import (
     DiskRates,
     ExpertStream,
+    PageTimes,
     files_to_read,
     free_bytes,
+    page_times,
     read_rates,
     reading_beside,
     scratch_file,
@@ -48,6 +50,7 @@ class _Disk:
     capacity_bytes: int
     read: DiskRates | None
     write: float | None
+    pages: PageTimes | None
     streamed: Mapping[Dtype, RateCurve]
     """FLOP/s of experts that have just been read."""
 
@@ -151,11 +154,14 @@ def _files(
 def _disk(
     folder: Path, paths: Sequence[Path], write: float | None, sizes: Sizes, log: Log
 ) -> _Disk:
-    capacity_bytes = free_bytes(folder)
-    if not paths:
-        return _Disk(capacity_bytes=capacity_bytes, read=None, write=write, streamed={})
-    rates, streamed = _streaming(paths, sizes, log)
-    return _Disk(capacity_bytes=capacity_bytes, read=rates, write=write, streamed=streamed)
+    pages = None if write is None else page_times(folder)
+    if pages is not None:
+        read, written = map(DURATION.write, (pages.read_s, pages.write_s))
+        log(f"a page of the cache on disk: read in {read}, written in {written}")
+    rates, streamed = _streaming(paths, sizes, log) if paths else (None, {})
+    return _Disk(
+        capacity_bytes=free_bytes(folder), read=rates, write=write, pages=pages, streamed=streamed
+    )
 
 
 def _streaming(
@@ -207,9 +213,11 @@ def _profile(
     links = []
     if disk.read is not None:
         source = f"{_SOURCE}, {_spread(disk.read)}"
-        links.append(_link("disk->dram", disk.read.mean, source=source))
+        page_s = disk.pages.read_s if disk.pages else None
+        links.append(_link("disk->dram", disk.read.mean, source=source, page_s=page_s))
     if disk.write is not None:
-        links.append(_link("dram->disk", disk.write))
+        page_s = disk.pages.write_s if disk.pages else None
+        links.append(_link("dram->disk", disk.write, page_s=page_s))
     if gpu is not None:
         levels.insert(0, _level("vram", gpu.free_bytes, gpu.processor))
         links.append(_link("dram->vram", gpu.upload, staging=gpu.staging))
@@ -284,9 +292,15 @@ def _curves(curves: Mapping[Dtype, RateCurve]) -> dict[Dtype, CurveFigure]:
 
 
 def _link(
-    name: LinkName, bandwidth: float, *, source: str = _SOURCE, staging: float | None = None
+    name: LinkName,
+    bandwidth: float,
+    *,
+    source: str = _SOURCE,
+    staging: float | None = None,
+    page_s: float | None = None,
 ) -> LinkFigures:
-    return LinkFigures(name=name, bandwidth=_figure(bandwidth, source), staging=staging)
+    figure = _figure(bandwidth, source)
+    return LinkFigures(name=name, bandwidth=figure, staging=staging, operation_time=page_s)
 
 
 def _duration(seconds: float) -> Figure | None:

@@ -63,6 +63,7 @@ def test_a_machine_is_measured_saved_and_planned_with(folder: Path, tmp_path: Pa
     assert set(profile.levels["dram"].gemm) == set(TINY.dtypes)
     assert "1 thread on" in profile.method
     assert "mean of" in profile.links["disk->dram"].bandwidth.source
+    assert all(link.operation_time for link in profile.links.values())
     assert any(line.startswith("GEMM bfloat16: ") and "at 24 rows" in line for line in lines)
     assert list(folder.iterdir()) == [], "the written file is removed"
     assert profile.hardware().dram.capacity_bytes > 0

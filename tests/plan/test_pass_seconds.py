@@ -1,5 +1,6 @@
 """How long a pass takes under each schedule, and that lanes are affine in the shares."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from moebatch.layout.lanes import pass_seconds
 from moebatch.layout.load import PassLoad
 from moebatch.schedule.registry import SCHEDULES
-from moebatch.spec.policy.policy import Batching, Placement, Policy
+from moebatch.spec.policy.policy import PAGE_TOKENS, Batching, Placement, Policy
 from tests.few import examples
 from tests.plan.problems import cpu_machine, gpu_machine, problem, processor
 
@@ -115,6 +116,25 @@ def test_hidden_states_of_a_static_prefill_leave_the_gpu_in_every_layer() -> Non
     assert COST.lanes(DECODE, policy("cgopipe")) == COST.lanes(
         DECODE, policy("cgopipe", batching="mixed")
     )
+
+
+def test_each_sequence_on_disk_is_read_and_written_by_itself() -> None:
+    def lanes(operation_s: float) -> Mapping[str, float]:
+        machine = gpu_machine()
+        links = {n: replace(x, operation_s=operation_s) for n, x in machine.links.items()}
+        cost = problem(replace(machine, links=links)).cost
+        return cost.lanes(DECODE, policy(kv_cache=Placement(disk=1)))
+
+    at_once, slow = lanes(0.0), lanes(1e-3)
+    for link in ("disk->dram", "dram->disk"):
+        assert slow[link] - at_once[link] == pytest.approx(320 * 32 * 1e-3)
+
+
+def test_new_tokens_go_to_a_disk_in_whole_pages() -> None:
+    lanes = COST.lanes(DECODE, policy(kv_cache=Placement(disk=1)))
+    page_bytes = PAGE_TOKENS * 2 * 8 * 128 * 2
+    written_s = 320 * 32 * page_bytes / gpu_machine().links["dram->disk"].bandwidth
+    assert lanes["dram->disk"] == pytest.approx(written_s)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

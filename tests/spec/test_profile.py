@@ -245,7 +245,7 @@ WRONG = [
         "{achieved: 2GB/s}",
         "{peak: 2GB/s, speed: 2GB/s}",
         ".speed",
-        "unknown key; allowed are peak, achieved, paper, source",
+        "unknown key; allowed are peak, achieved, paper, operation_time, source",
     ),
     (
         "{achieved: 2GB/s}",
@@ -523,8 +523,9 @@ DISK = st.builds(LevelFigures, name=st.just("disk"), capacity=figures(DISK_SIZE)
 
 
 def link(name: str) -> st.SearchStrategy[LinkFigures]:
-    staging = st.none() | numbers(LINK_RATE) if "vram" in name else st.none()
-    return st.builds(LinkFigures, name=st.just(name), bandwidth=figures(LINK_RATE), staging=staging)
+    extra = ("staging", LINK_RATE) if "vram" in name else ("operation_time", DURATION)
+    own = {extra[0]: st.none() | numbers(extra[1])}
+    return st.builds(LinkFigures, name=st.just(name), bandwidth=figures(LINK_RATE), **own)
 
 
 LINKS = ("disk->dram", "dram->vram", "vram->dram")

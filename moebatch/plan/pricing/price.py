@@ -197,29 +197,27 @@ class Price:
     def kv_up_s(self, load: PassLoad) -> float:
         """Keys and values, and hidden states of a static batch's prompts, go up; from disk where
         there is no GPU."""
-        return self.prices.link_s(
-            self._link(Kind.KV_UP), self._read_bytes(load) + self._hidden_bytes(load)
-        )
+        return self._kept_s(Kind.KV_UP, load, self.prices.cached_bytes(load))
 
     def kv_down_s(self, load: PassLoad) -> float:
         """New keys and values, and the same hidden states, go down."""
-        return self.prices.link_s(
-            self._link(Kind.KV_DOWN), self._new_bytes(load) + self._hidden_bytes(load)
-        )
+        prices, is_disk = self.prices, self._link(Kind.KV_DOWN) == "dram->disk"
+        new_bytes = prices.touched_bytes(load) if is_disk else prices.new_bytes(load)
+        return self._kept_s(Kind.KV_DOWN, load, new_bytes)
 
     def kv_read_s(self, load: PassLoad) -> float:
         """Keys and values come from disk."""
-        return self.prices.link_s("disk->dram", self._read_bytes(load))
+        prices = self.prices
+        return prices.link_s("disk->dram", prices.cached_bytes(load), prices.num_pieces(load))
 
     def kv_write_s(self, load: PassLoad) -> float:
         """New keys and values go to disk."""
-        return self.prices.link_s("dram->disk", self._new_bytes(load))
+        prices = self.prices
+        return prices.link_s("dram->disk", prices.touched_bytes(load), prices.num_pieces(load))
 
-    def _read_bytes(self, load: PassLoad) -> float:
-        return self.prices.cached_bytes(load)
-
-    def _new_bytes(self, load: PassLoad) -> float:
-        return self.prices.new_bytes(load)
+    def _kept_s(self, kind: Kind, load: PassLoad, num_bytes: float) -> float:
+        num_bytes += self._hidden_bytes(load)
+        return self.prices.link_s(self._link(kind), num_bytes, self.prices.num_pieces(load))
 
     def _hidden_bytes(self, load: PassLoad) -> float:
         is_static = self.policy.batching == "static" and self._top == "vram"

@@ -326,12 +326,13 @@ class Prices:
 
     # --- transfers ------------------------------------------------------------------------------
 
-    def link_s(self, name: LinkName, num_bytes: float) -> float:
-        """Seconds of so many bytes on a link; infinite where the machine lacks it."""
+    def link_s(self, name: LinkName, num_bytes: float, num_pieces: float = 0.0) -> float:
+        """Seconds of so many bytes on a link, in so many pieces that lie apart; infinite where the
+        machine lacks it."""
         if not num_bytes:
             return 0.0
         link = self.hardware.links.get(name)
-        return num_bytes / link.bandwidth if link else float("inf")
+        return num_bytes / link.bandwidth + num_pieces * link.operation_s if link else float("inf")
 
     def staging_s(self, num_bytes: float, policy: Policy) -> float:
         """Seconds of the copy into pinned buffers; 0 where weights lie ready."""
@@ -349,6 +350,14 @@ class Prices:
     def new_bytes(self, load: PassLoad) -> float:
         """What of it is new afterwards."""
         return self._mean_bytes(partial(_new_rows, load))
+
+    def touched_bytes(self, load: PassLoad) -> float:
+        """The pages that this lies in, which go to a disk as wholes."""
+        return self._mean_bytes(partial(_touched_rows, load))
+
+    def num_pieces(self, load: PassLoad) -> float:
+        """Runs of pages that lie apart: one for each sequence, as long as the cache is young."""
+        return load.decode_sequences + _num_slices(load)
 
     def _mean_bytes(self, rows_of: Callable[[CacheGroup], float]) -> float:
         """Of a layer, for so many rows in a group of them."""
@@ -391,6 +400,13 @@ def _cached_rows(load: PassLoad, group: CacheGroup) -> float:
 def _new_rows(load: PassLoad, group: CacheGroup) -> float:
     """Rows that a layer has to keep of a load."""
     return load.decode_sequences + _num_slices(load) if group.is_state else load.tokens
+
+
+def _touched_rows(load: PassLoad, group: CacheGroup) -> float:
+    """Rows of pages in which new rows lie."""
+    if group.is_state:
+        return _new_rows(load, group)
+    return load.decode_sequences * group.page_rows + load.prompt_tokens
 
 
 def _num_slices(load: PassLoad) -> int:

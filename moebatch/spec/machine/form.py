@@ -29,6 +29,7 @@ from moebatch.spec.machine.levels import (
 )
 from moebatch.spec.machine.values import (
     BASES,
+    DURATION,
     LINK_RATE,
     MEMORY_RATE,
     SPEED,
@@ -74,8 +75,10 @@ class _FigureForm(Form):
 
 
 @cache
-def _figure_form(quantity: Quantity, *extra: str, has_rows: bool = False) -> type[Form]:
-    number: Any = (Annotated[float | None, Check(quantity.read)], None)
+def _figure_form(
+    quantity: Quantity, *extra: tuple[str, Quantity], has_rows: bool = False
+) -> type[Form]:
+    number = _number(quantity)
     curve: Any = (Annotated[RateCurve | None, Check(_curve)], None)
     source: Any = (
         Annotated[str, PlainValidator(_source)],
@@ -87,12 +90,16 @@ def _figure_form(quantity: Quantity, *extra: str, has_rows: bool = False) -> typ
         peak=number,
         achieved=curve if has_rows else number,
         paper=number,
-        **dict.fromkeys(extra, number),
+        **{name: _number(kind) for name, kind in extra},
         source=source,
     )
     form.quantity = quantity
     form.example = f"{{achieved: {quantity.example}, source: measured}}"
     return form
+
+
+def _number(quantity: Quantity) -> Any:
+    return Annotated[float | None, Check(quantity.read)], None
 
 
 def _figure(quantity: Quantity) -> Any:
@@ -150,11 +157,13 @@ def _level(name: LevelName) -> Any:
 
 
 def _link(name: LinkName) -> Any:
-    def build(*, staging: float | None = None, **figure: Any) -> LinkFigures:
-        return LinkFigures(name=name, bandwidth=Figure(**figure), staging=staging)
+    extra = ("staging", LINK_RATE) if name in _GPU_LINKS else ("operation_time", DURATION)
 
-    extra = ("staging",) if name in _GPU_LINKS else ()
-    return Annotated[LinkFigures, Built(_figure_form(LINK_RATE, *extra), build)]
+    def build(**figure: Any) -> LinkFigures:
+        own = {extra[0]: figure.pop(extra[0], None)}
+        return LinkFigures(name=name, bandwidth=Figure(**figure), **own)
+
+    return Annotated[LinkFigures, Built(_figure_form(LINK_RATE, extra), build)]
 
 
 def _mapping(title: str, kinds: Mapping[Any, Any]) -> type[Form]:

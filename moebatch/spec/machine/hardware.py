@@ -140,6 +140,8 @@ class Link:
     staging_bandwidth: float | None = None
     """Bytes per second of the copy into pinned buffers that comes before the link itself; a lane
     of its own. None where data lies ready."""
+    operation_s: float = 0.0
+    """Seconds of a read or a write of a disk, its bytes left out, where pieces lie apart."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

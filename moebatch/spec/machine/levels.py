@@ -174,20 +174,28 @@ class LinkFigures:
     """Bytes per second."""
     staging: float | None = None
     """Bytes per second, as measured, of copying into pinned buffers before the link."""
+    operation_time: float | None = None
+    """Seconds, as measured, of a read or a write, its bytes left out."""
 
     def plain(self, source: str) -> dict[str, object]:
         """The keys of the link in a profile whose figures come from `source`."""
         figures = self.bandwidth.plain(LINK_RATE, source)
         own_source = {"source": figures.pop("source")} if "source" in figures else {}
-        staging = {} if self.staging is None else {"staging": LINK_RATE.write(self.staging)}
-        return {**figures, **staging, **own_source}
+        if self.staging is not None:
+            figures["staging"] = LINK_RATE.write(self.staging)
+        if self.operation_time is not None:
+            figures["operation_time"] = DURATION.write(self.operation_time)
+        return {**figures, **own_source}
 
     def link(self, basis: Basis) -> Link:
-        """The link in figures of one basis. Data sheets and MoE-Lightning know no staging."""
+        """The link in figures of one basis. Data sheets and MoE-Lightning know no staging, and no
+        operations."""
+        is_measured = basis == "achieved"
         return Link(
             name=self.name,
             bandwidth=self.bandwidth.on(basis),
-            staging_bandwidth=self.staging if basis == "achieved" else None,
+            staging_bandwidth=self.staging if is_measured else None,
+            operation_s=self.operation_time or 0.0 if is_measured else 0.0,
         )
 
 
