@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from moebatch.errors import ConfigError
 from moebatch.formats.registry import FORMATS
-from moebatch.measure.disk import DiskRates
+from moebatch.measure.disk import DiskRates, PageTimes
 from moebatch.measure.gpu import GpuRates
 from moebatch.measure.machine import _Disk, _profile
 from moebatch.measure.saved import load_saved, save_profile
@@ -52,6 +52,7 @@ DISKS = st.builds(
     capacity_bytes=ROOM,
     read=st.builds(DiskRates, rates=CHUNKS, is_direct=st.booleans()),
     write=st.none() | numbers(LINK_RATE),
+    pages=st.none() | st.builds(PageTimes, read_s=numbers(DURATION), write_s=numbers(DURATION)),
     streamed=BY_DTYPE | st.just({}),
 )
 GPUS = st.builds(
@@ -108,6 +109,7 @@ def plain() -> HardwareProfile:
         capacity_bytes=10**12,
         read=DiskRates(rates=(1e9,), is_direct=True),
         write=1e9,
+        pages=PageTimes(read_s=1e-4, write_s=1e-4),
         streamed=cpu.gemm,
     )
     gpu = GpuRates(

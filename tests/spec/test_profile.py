@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from moebatch.errors import ConfigError, Fault
 from moebatch.spec.files.library import names
 from moebatch.spec.machine.hardware import Hardware, Processor, RateCurve
-from moebatch.spec.machine.levels import LevelFigures, LinkFigures
+from moebatch.spec.machine.levels import LevelFigures, LinkFigures, beside_rate
 from moebatch.spec.machine.profile import HardwareProfile, load_profile
 from moebatch.spec.machine.values import (
     DISK_SIZE,
@@ -471,7 +471,8 @@ class TestChange:
         assert str(caught.value).endswith(
             "names are dram, dram.gemm, dram.bandwidth, dram.attention_bandwidth, "
             "dram.attention_flops, dram.elementwise_bandwidth, "
-            "dram.sequence_time, dram.launch_time, dram.task_time, disk, disk->dram, dram->disk"
+            "dram.sequence_time, dram.launch_time, dram.task_time, disk, disk->dram, dram->disk, "
+            "disk->dram.operation_time"
         )
 
 
@@ -523,9 +524,9 @@ DISK = st.builds(LevelFigures, name=st.just("disk"), capacity=figures(DISK_SIZE)
 
 
 def link(name: str) -> st.SearchStrategy[LinkFigures]:
-    extra = ("staging", LINK_RATE) if "vram" in name else ("operation_time", DURATION)
-    own = {extra[0]: st.none() | numbers(extra[1])}
-    return st.builds(LinkFigures, name=st.just(name), bandwidth=figures(LINK_RATE), **own)
+    key, quantity = beside_rate(name)
+    beside = {key: st.none() | numbers(quantity)}
+    return st.builds(LinkFigures, name=st.just(name), bandwidth=figures(LINK_RATE), **beside)
 
 
 LINKS = ("disk->dram", "dram->vram", "vram->dram")

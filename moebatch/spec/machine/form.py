@@ -25,11 +25,11 @@ from moebatch.spec.machine.levels import (
     PROCESSOR_FIGURES,
     LevelFigures,
     LinkFigures,
+    beside_rate,
     ends_of,
 )
 from moebatch.spec.machine.values import (
     BASES,
-    DURATION,
     LINK_RATE,
     MEMORY_RATE,
     SPEED,
@@ -157,13 +157,13 @@ def _level(name: LevelName) -> Any:
 
 
 def _link(name: LinkName) -> Any:
-    extra = ("staging", LINK_RATE) if name in _GPU_LINKS else ("operation_time", DURATION)
+    key, quantity = beside_rate(name)
 
     def build(**figure: Any) -> LinkFigures:
-        own = {extra[0]: figure.pop(extra[0], None)}
-        return LinkFigures(name=name, bandwidth=Figure(**figure), **own)
+        beside = {key: figure.pop(key, None)}
+        return LinkFigures(name=name, bandwidth=Figure(**figure), **beside)
 
-    return Annotated[LinkFigures, Built(_figure_form(LINK_RATE, extra), build)]
+    return Annotated[LinkFigures, Built(_figure_form(LINK_RATE, (key, quantity)), build)]
 
 
 def _mapping(title: str, kinds: Mapping[Any, Any]) -> type[Form]:

@@ -165,6 +165,11 @@ class LevelFigures:
         return replace(self, **changed)
 
 
+def beside_rate(name: LinkName) -> tuple[str, Quantity]:
+    """What the figures of a link may say beside its rate: key and kind of number."""
+    return ("staging", LINK_RATE) if "vram" in name else ("operation_time", DURATION)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkFigures:
     """A directed path between two levels."""
@@ -181,11 +186,16 @@ class LinkFigures:
         """The keys of the link in a profile whose figures come from `source`."""
         figures = self.bandwidth.plain(LINK_RATE, source)
         own_source = {"source": figures.pop("source")} if "source" in figures else {}
-        if self.staging is not None:
-            figures["staging"] = LINK_RATE.write(self.staging)
-        if self.operation_time is not None:
-            figures["operation_time"] = DURATION.write(self.operation_time)
-        return {**figures, **own_source}
+        key, quantity = beside_rate(self.name)
+        number = getattr(self, key)
+        beside = {} if number is None else {key: quantity.write(number)}
+        return {**figures, **beside, **own_source}
+
+    def with_beside_rate(self, number: float) -> "LinkFigures":
+        """With the figure that stands beside the rate."""
+        key, _ = beside_rate(self.name)
+        beside: dict[str, Any] = {key: number}
+        return replace(self, **beside)
 
     def link(self, basis: Basis) -> Link:
         """The link in figures of one basis. Data sheets and MoE-Lightning know no staging, and no

@@ -16,7 +16,7 @@ from moebatch.spec.files.library import find
 from moebatch.spec.files.suggestion import did_you_mean
 from moebatch.spec.files.yaml_file import as_yaml
 from moebatch.spec.machine.hardware import LINKS, Basis, Hardware, LevelName, LinkName
-from moebatch.spec.machine.levels import LevelFigures, LinkFigures, ends_of
+from moebatch.spec.machine.levels import LevelFigures, LinkFigures, beside_rate, ends_of
 from moebatch.spec.machine.values import LINK_RATE, WHAT_IF, CurveFigure, Figure, Quantity, supposed
 
 _TEXTS = ("name", "title", "date", "method", "source")
@@ -62,8 +62,9 @@ class HardwareProfile:
         for path, quantity, figure in self._figures():
             yield from ((f"{path}.{key}", quantity, number) for key, number in figure.numbers())
         for name, link in self.links.items():
-            if link.staging is not None:
-                yield f"links.{name}.staging", LINK_RATE, link.staging
+            key, quantity = beside_rate(name)
+            if (number := getattr(link, key)) is not None:
+                yield f"links.{name}.{key}", quantity, number
 
     def require_believable(self) -> None:
         """Raises ConfigError that names every number that no profile may say, so that no plan is
@@ -143,8 +144,8 @@ class HardwareProfile:
             if all(level in self.levels for level in ends_of(link)):
                 yield link, LINK_RATE, partial(self._with_link_rate, link)
         for name, figures in self.links.items():
-            if "vram" in name:
-                yield f"{name}.staging", LINK_RATE, partial(self._with_staging, figures)
+            key, quantity = beside_rate(name)
+            yield f"{name}.{key}", quantity, partial(self._with_beside_rate, figures)
 
     def _with_level_figure(
         self, level: LevelFigures, figure: str, number: float
@@ -152,12 +153,12 @@ class HardwareProfile:
         return self._with_level(level.with_figure(figure, number))
 
     def _with_link_rate(self, name: LinkName, rate: float) -> "HardwareProfile":
-        before = self.links.get(name)
-        staging = before.staging if before else None
-        return self._with_link(LinkFigures(name=name, bandwidth=supposed(rate), staging=staging))
+        bandwidth = supposed(rate)
+        before = self.links.get(name, LinkFigures(name=name, bandwidth=bandwidth))
+        return self._with_link(replace(before, bandwidth=bandwidth))
 
-    def _with_staging(self, link: LinkFigures, rate: float) -> "HardwareProfile":
-        return self._with_link(replace(link, staging=rate))
+    def _with_beside_rate(self, link: LinkFigures, number: float) -> "HardwareProfile":
+        return self._with_link(link.with_beside_rate(number))
 
     def _with_level(self, level: LevelFigures) -> "HardwareProfile":
         return replace(self, levels={**self.levels, level.name: level})
