@@ -472,7 +472,7 @@ class TestChange:
             "names are dram, dram.gemm, dram.bandwidth, dram.attention_bandwidth, "
             "dram.attention_flops, dram.elementwise_bandwidth, "
             "dram.sequence_time, dram.launch_time, dram.task_time, disk, disk->dram, dram->disk, "
-            "disk->dram.operation_time"
+            "disk->dram.operation_time, dram->disk.operation_time"
         )
 
 
