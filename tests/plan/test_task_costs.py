@@ -290,7 +290,8 @@ def test_decoding_costs_what_the_profile_says_of_the_format() -> None:
     assert measured_s - unmeasured_s == pytest.approx(more_s)
 
 
-def test_a_kernel_decodes_for_each_block_of_rows_beside_arithmetic_at_its_peak() -> None:
+@pytest.mark.parametrize("stored", ["packed int4", "gptq int4", "awq int4"])
+def test_a_kernel_decodes_for_each_block_of_rows_beside_arithmetic_at_its_peak(stored: str) -> None:
     machine = cpu_machine()
     assert machine.dram.processor is not None
     curve = RateCurve(((1, 1e9), (256, 1e12)))
@@ -298,10 +299,10 @@ def test_a_kernel_decodes_for_each_block_of_rows_beside_arithmetic_at_its_peak()
         machine.dram.processor,
         gemm={"bfloat16": curve},
         gemm_streamed={},
-        decoding={"packed int4": 1e9},
+        decoding={stored: 1e9},
         instruction_set="avx512bf16",
     )
-    dtypes = Dtypes(stored=FORMATS["packed int4"], compute="bfloat16")
+    dtypes = Dtypes(stored=FORMATS[stored], compute="bfloat16")
     prices = Prices(shape=SHAPE, dtypes=dtypes, hardware=machine, ladder=Ladder.of(machine))
     stored_bytes, params = dtypes.expert_bytes(SHAPE), SHAPE.expert_params
     for rows, num_blocks in ((128, 1), (129, 2), (1024, 8)):
@@ -330,20 +331,3 @@ def test_each_of_several_formats_costs_its_share() -> None:
     wanted_s = decoding_s + 2 * 200 * SHAPE.expert_params / 1e12
     assert prices.cpu_expert_s(processor, 200, fresh=0) == pytest.approx(wanted_s)
     assert processor.decoding_rate(mixed) == pytest.approx(1 / (0.75 / 3e9 + 0.25 / 1e9))
-
-
-def test_codes_that_are_copied_first_are_copied_once() -> None:
-    machine = cpu_machine()
-    assert machine.dram.processor is not None
-    processor = replace(
-        machine.dram.processor,
-        gemm={"bfloat16": RateCurve(((1, 1e12), (256, 1e12)))},
-        gemm_streamed={},
-        decoding={"awq int4": 1e9, "packed int4": 5e9},
-        instruction_set="avx512bf16",
-    )
-    dtypes = Dtypes(stored=FORMATS["awq int4"], compute="bfloat16")
-    prices = Prices(shape=SHAPE, dtypes=dtypes, hardware=machine, ladder=Ladder.of(machine))
-    decoding_s = dtypes.expert_bytes(SHAPE) * (1 / 1e9 + 3 / 5e9)
-    wanted_s = decoding_s + 2 * 512 * SHAPE.expert_params / 1e12
-    assert prices.cpu_expert_s(processor, 512, fresh=0) == pytest.approx(wanted_s)
