@@ -36,6 +36,7 @@ Lies = Literal["in rows", "words of inputs", "words of outputs"]
 """How codes do: each output's in a row, or across in words of 32 bits, low ones first. A word is of
 neighbouring inputs of an output (GPTQ), or of eight outputs of an input, even ones first (AWQ)."""
 
+WORD_BITS = 32
 BITS: Mapping[Numbers | BlockNumbers, int] = {
     **dict.fromkeys(("int4", "e2m1", "codebook"), 4),
     **dict.fromkeys(("int8", "uint8", "e4m3"), 8),

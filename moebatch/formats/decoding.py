@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moebatch.formats.coded import BITS, E2M1, ZEROS, BlockNumbers, CodedMatrix, Numbers
+from moebatch.formats.coded import BITS, E2M1, WORD_BITS, ZEROS, BlockNumbers, CodedMatrix, Numbers
 from moebatch.formats.ggml_decoding import decode_ggml
 from moebatch.formats.weight_format import BadParts
 from moebatch.quoting import shown
@@ -124,13 +124,13 @@ def awq_matrix(parts: Sequence[Tensor], shape: tuple[int, int], *, group: int) -
 
 def _are_all(words: Tensor, code: int, bits: int, count: int) -> bool:
     """Whether the first `count` codes of each row of words are this one."""
-    of_word = 32 // bits
+    of_word = WORD_BITS // bits
     word = sum(code << bits * place for place in range(of_word))
+    signed = word - (word >> WORD_BITS - 1 << WORD_BITS)  # as int32 has it
     whole, rest = divmod(count, of_word)
     mask = (1 << bits * rest) - 1
     return bool(
-        (words[:, :whole].view(torch.uint32) == word).all()
-        and (words[:, whole:].long() & mask == word & mask).all()
+        (words[:, :whole] == signed).all() and (words[:, whole:].long() & mask == word & mask).all()
     )
 
 

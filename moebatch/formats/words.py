@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from moebatch.formats.blocks import Blocks, columns_of
+from moebatch.formats.coded import WORD_BITS
 from moebatch.formats.quantization import one_of, size_of
 from moebatch.formats.weight_format import Look, StoredPart, WeightFormat, beside
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from moebatch.formats.coded import CodedMatrix
 
-_WORD_BITS = 32
 _SCALE_DTYPES = ("F16", "BF16", "F32")
 
 
@@ -102,7 +102,7 @@ class Words(WeightFormat):
 
     def widths(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Columns lie in rows; where they have an order, any group may be that of a column."""
-        codes = _WORD_BITS // self.bits if self.packs_inputs else 1
+        codes = WORD_BITS // self.bits if self.packs_inputs else 1
         group = 0 if self.has_order else Blocks(1, self.group).size(shape)[1]
         return (codes, group, group, 1)[: len(self.parts("", shape))]
 
@@ -147,7 +147,7 @@ class Words(WeightFormat):
         return self.name.split()[0]
 
     def _words(self, count: int) -> int:
-        return -(-count * self.bits // _WORD_BITS)
+        return -(-count * self.bits // WORD_BITS)
 
     def __str__(self) -> str:
         order = ", in an order of its own" if self.has_order else ""

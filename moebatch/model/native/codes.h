@@ -374,9 +374,6 @@ INLINE void decode_nibbles(char *to, int64_t step, const char *codes, const Tabl
     write_floats((float *)(to + step), odd);
 }
 
-/* Whether codes are computed that are looked up otherwise. */
-INLINE int is_computed(int numbers) { return numbers == INT4_CODE || numbers == E2M1_CODE; }
-
 /* sizes[word & 7], with a sign. */
 INLINE Floats with_sign(Floats sizes, Words words, Words signs) {
 #if defined(__AVX2__) && LANES == 8
@@ -385,7 +382,7 @@ INLINE Floats with_sign(Floats sizes, Words words, Words signs) {
     return (Floats)((Words)sizes ^ (signs & 0x80000000u));
 }
 
-/* A lot, all of one step. */
+/* A lot, all of one step, of codes that are looked up otherwise: INT4_CODE, or E2M1_CODE. */
 INLINE void compute_nibbles(char *to, int64_t step, const struct coding *c, const char *codes,
                             const Steps *s, int64_t i, int numbers, int rounds_to) {
     const float size = s->steps[i >> s->shift], zero = s->zeros[i >> s->shift];

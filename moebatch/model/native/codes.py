@@ -13,6 +13,7 @@ from moebatch.formats.coded import (
     BITS,
     E2M1,
     GGML_BLOCKS,
+    WORD_BITS,
     ZEROS,
     BlockNumbers,
     CodedMatrix,
@@ -161,7 +162,7 @@ def _require_fit(matrix: CodedMatrix) -> None:
     if matrix.scales is not None:
         wanted.append((matrix.scales, -(-num_outputs // rows), groups))
     if matrix.zeros is not None:
-        of_word = 32 // BITS[matrix.numbers]
+        of_word = WORD_BITS // BITS[matrix.numbers]
         wanted.append((matrix.zeros, -(-num_outputs // of_word), groups))
     for tensor, num_rows, num_columns in wanted:
         size = tuple(tensor.shape)
@@ -180,7 +181,7 @@ def _size(matrix: CodedMatrix) -> tuple[int, int]:
     num_outputs, num_inputs = matrix.shape
     if matrix.lies == "in rows":
         return num_outputs, _row_bytes(matrix)
-    of_word = 32 // BITS[matrix.numbers]
+    of_word = WORD_BITS // BITS[matrix.numbers]
     if matrix.lies == "words of inputs":
         return -(-num_inputs // of_word), num_outputs
     return num_inputs, -(-num_outputs // of_word)
