@@ -4,7 +4,7 @@ import os
 import signal
 from types import FrameType
 
-from moebatch.importing import importing
+from moebatch.garbage import importing
 
 
 def _end(number: int, frame: FrameType | None) -> None:

@@ -9,7 +9,7 @@ import typer
 from moebatch.cli.as_json import AsJson, print_json
 from moebatch.cli.parameters import PICTURES, PlannedJob, either, named, with_options
 from moebatch.cli.process import let_threads_sleep
-from moebatch.importing import importing
+from moebatch.garbage import importing
 from moebatch.plan.options import PlanOptions
 from moebatch.report.console import error_console, logger, output_console, show
 

@@ -3,6 +3,8 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import compress
+from typing import NamedTuple
 
 from moebatch.engine.progress.endings import InWork
 from moebatch.engine.progress.time_left import Standing
@@ -16,8 +18,7 @@ _OBSERVED_ANSWERS = 256
 _ENOUGH_ANSWERS = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(NamedTuple):
     """The next `num_tokens` tokens of a sequence, all of them in one pass."""
 
     sequence: Sequence
@@ -89,11 +90,11 @@ class Batcher:
         while (admission := self._admission(self._expected_left)).lacks_pages:
             self._preempt(self.running[-1])
         for sequence in self.running:
-            self._cache.grow(sequence, sequence.num_tokens - sequence.num_behind)
+            self._cache.grow(sequence, sequence.num_cached + sequence.num_together)
         self._admit(admission)
-        sizes = admission.slices().tolist()
-        pieces = [Slice(s, size) for s, size in zip(self.running, sizes, strict=True) if size]
-        return sorted(pieces, key=lambda piece: not piece.sequence.is_decoding)
+        pieces = list(map(Slice, self.running, admission.slices().tolist()))
+        prompts = [piece for piece in compress(pieces, ~admission.decodes_S) if piece.num_tokens]
+        return [*compress(pieces, admission.decodes_S), *prompts]
 
     def shrink(self) -> bool:
         """Makes passes half as large and sends back sequences that have no place in them any more.
@@ -170,11 +171,8 @@ class Batcher:
             Caps.of(self._policy, self._cache.groups[0].most_rows, encodes=self._encodes),
             pages=self._cache.num_pages - self._cache.num_pages_held_jointly,
         )
-        rows = [
-            (*self._in_work(s, self._cache.num_joint_pages(s)).row, left(s) + s.num_behind)
-            for s in self.running
-        ]
-        return Admission(caps, fields_of(rows))
+        joint = self._cache.num_joint_pages
+        return Admission(caps, fields_of([_row(s, joint(s), left(s)) for s in self.running]))
 
     def _admit(self, admission: Admission) -> None:
         """Takes waiting sequences in, in their order, with pages for all of their known tokens."""
@@ -222,7 +220,7 @@ class Batcher:
         row = num_pending, prefix.num_tokens, PAGE_TOKENS * num_joint, left
         if not admission.take_in(fields_of([row]), begins_now=begins_now):
             return False
-        num_tokens = sequence.num_tokens - sequence.num_behind
+        num_tokens = prefix.num_tokens + num_pending
         self._cache.begin(sequence, sequence.request.prompt_tokens, prefix, tokens=num_tokens)
         sequence.num_cached = prefix.num_tokens
         self.num_shared_tokens += prefix.num_tokens
@@ -252,10 +250,11 @@ class Batcher:
         return None
 
     def _in_work(self, sequence: Sequence, num_joint_pages: int) -> InWork:
+        pending, cached, shared, _ = _row(sequence, num_joint_pages, 0)
         return InWork(
-            pending=0 if sequence.is_decoding else sequence.num_together,
-            cached=sequence.num_cached,
-            shared=min(PAGE_TOKENS * num_joint_pages, sequence.num_cached),
+            pending=pending,
+            cached=cached,
+            shared=shared,
             generated=len(sequence.output_tokens),
             allowed=sequence.request.sampling.max_tokens,
             begun=sequence.num_begun,
@@ -275,6 +274,16 @@ class Batcher:
         if len(self._answer_lengths) < _ENOUGH_ANSWERS:
             return None
         return sorted(self._answer_lengths)[len(self._answer_lengths) * 9 // 10]
+
+
+def _row(sequence: Sequence, num_joint_pages: int, left: int) -> tuple[int, int, int, int]:
+    """A sequence in work as admission takes it, which will get so many tokens."""
+    # One of thousands in each pass: most decode, and are done with after one look.
+    num_cached, num_pending = sequence.num_cached, sequence.num_pending
+    shared = min(PAGE_TOKENS * num_joint_pages, num_cached) if num_joint_pages else 0
+    if num_pending == 1 and sequence.is_decoding:
+        return 0, num_cached, shared, left
+    return sequence.num_together, num_cached, shared, left + sequence.num_behind
 
 
 def _longest_left(sequence: Sequence) -> int:

@@ -59,7 +59,7 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         """Whether all but the newest token of its answer has been computed."""
-        return self.num_pending == 1 and self.num_cached >= self.num_before_answer
+        return self.num_cached >= self.num_before_answer and self.num_pending == 1
 
     @property
     def length(self) -> Length:
@@ -75,6 +75,8 @@ class Sequence:
     def pending_tokens(self, count: int) -> list[int]:
         """The next `count` tokens to compute."""
         start, prompt = self.num_cached, self.request.prompt_tokens
+        if start >= len(prompt):
+            return self.output_tokens[start - len(prompt) :][:count]
         head = list(prompt[start : start + count])
         rest = start + len(head) - len(prompt)
         return head + self.output_tokens[rest : rest + count - len(head)]

@@ -32,10 +32,10 @@ class Tail:
     def after_pass(self, batcher: Batcher) -> None:
         """Moves memory from pages to experts, as far as all sequences in work can get the longest
         answers that they may have. Nothing may be in work."""
-        if self._is_over:
+        if self._is_over or not self._experts.can_grow:
             return
         rest = batcher.rest()
-        if rest is None or rest.num_passes < _LEAST_PASSES or not self._experts.can_grow:
+        if rest is None or rest.num_passes < _LEAST_PASSES:
             return
         free_pages = self._cache.num_pages - rest.num_pages
         free_bytes = self._cache.bytes_beyond(rest.num_pages) + self._spare_bytes

@@ -14,6 +14,7 @@ from moebatch.engine.progress.time_left import TimeLeft
 from moebatch.engine.spec import EngineSpec
 from moebatch.errors import OutOfMemory, Stopped
 from moebatch.folder.results import Results
+from moebatch.garbage import lasting
 from moebatch.job.answering import Answering
 from moebatch.job.context import RunContext
 from moebatch.job.identity import numerics_fingerprint
@@ -258,6 +259,7 @@ class Attempt:
         try:
             with (
                 torch.inference_mode(),
+                lasting(),
                 stop.deferred(engine.interrupt),
                 watched(moved, engine.doing, self.context.log),
             ):

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +20,7 @@ from moebatch.measure.sizes import Sizes
 from moebatch.measure.synthetic import SyntheticLayer, synthetic_layer
 from moebatch.measure.timer import Allocate, Timer
 from moebatch.model.attention.plan import AttentionPlan, Sight
-from moebatch.model.attention.span import Span
+from moebatch.model.attention.span import Ints, Span
 from moebatch.model.batch import MicroBatch
 from moebatch.spec.policy.policy import PAGE_TOKENS, pages_of
 
@@ -127,7 +128,7 @@ class _Bench:
     layer: SyntheticLayer
     keys_RGC: Tensor
     values_RGC: Tensor
-    pages: Tensor
+    pages: Ints
     timer: Timer
 
     @classmethod
@@ -153,12 +154,11 @@ class _Bench:
         num_pages = max(least, min(most, cache_bytes // page_bytes))
         size = (2, num_pages * PAGE_TOKENS, layer.shape.num_kv_heads, layer.shape.head_dim)
         cache = allocate(num_pages * page_bytes).view(dtype)[: math.prod(size)].view(size)
-        generator = torch.Generator().manual_seed(0)
         return cls(
             layer=layer,
             keys_RGC=cache[0],
             values_RGC=cache[1],
-            pages=torch.randperm(num_pages, generator=generator).to(timer.device),
+            pages=np.random.default_rng(0).permutation(num_pages),
             timer=timer,
         )
 
@@ -178,12 +178,12 @@ class _Bench:
     def _span(self, start: int, num_tokens: int, context: int, first_page: int) -> Span:
         length = context + num_tokens
         pages = self.pages[first_page : first_page + pages_of(length)]
-        offsets = torch.arange(PAGE_TOKENS, device=pages.device)
+        rows_PS = pages[:, None] * PAGE_TOKENS + np.arange(PAGE_TOKENS)
         return Span(
             start=start,
             num_tokens=num_tokens,
             context=context,
-            rows_S=(pages[:, None] * PAGE_TOKENS + offsets).view(-1)[:length],
+            rows_S=rows_PS.reshape(-1)[:length],
             rope_length=length,
         )
 

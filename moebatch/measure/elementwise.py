@@ -5,6 +5,7 @@ Shape letters: T tokens, D hidden.
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from moebatch.layout.elementwise import elementwise_bytes
@@ -51,7 +52,7 @@ def _around_attention(layer: SyntheticLayer, num_tokens: int) -> Call:
         start=0,
         num_tokens=num_tokens,
         context=0,
-        rows_S=torch.arange(num_tokens, device=x_TD.device),
+        rows_S=np.arange(num_tokens),
         rope_length=num_tokens,
     )
     batch = nothing_to_attend(decoder.micro_batch([span]))

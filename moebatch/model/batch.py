@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from moebatch.model.attention.plan import AttentionPlan, Sight, SightPlanner
-from moebatch.model.attention.span import Span
+from moebatch.model.attention.span import Span, new_rows
 from moebatch.model.attention.stack_plan import StackPlan
 from moebatch.model.gpu.loader import single_attention
 from moebatch.model.recurrence.delta_plan import DeltaPlan, StateSpan
@@ -137,13 +137,13 @@ class BatchPlanner:
         )
         by_window: dict[int | None, WindowPlan] = {}
         for window in set(self._shape.sliding_windows):
-            placed = spans if window is None else apart.get(window, spans)
+            seen = spans if window is None else apart.get(window, spans)
             parts = [
                 (sight, *_by_expanding(some, sight, expands))
-                for sight, some in self._by_sight(placed, window).items()
+                for sight, some in self._by_sight(seen, window).items()
             ]
             by_window[window] = WindowPlan(
-                new_rows_T=torch.cat([span.rows_S[span.context :] for span in placed]).to(device),
+                new_rows_T=new_rows(seen, device),
                 plans=tuple(sight_planner(sight=sight).plan(*some) for sight, *some in parts),
                 as_cached=_around([span for _, some, _ in parts for span in some], start),
             )
@@ -221,8 +221,9 @@ def _by_expanding(
         return [*spans], []
     parts: tuple[list[Span], list[Span]] = [], []
     for span in spans:
-        num_before = len(sight.rows(span)) - span.num_tokens
-        parts[expands(span.num_tokens, num_before)].append(span)
+        num_new = span.num_tokens
+        is_slice = num_new > 1  # a token alone always attends to what is cached
+        parts[is_slice and expands(num_new, len(sight.rows(span)) - num_new)].append(span)
     return parts
 
 

@@ -138,7 +138,7 @@ def _spans(contexts: Sequence[int]) -> tuple[list[Span], int]:
             start=i,
             num_tokens=1,
             context=context - 1,
-            rows_S=part.flatten()[:context],
+            rows_S=part.flatten()[:context].numpy(),
             rope_length=context,
         )
         for i, (part, context) in enumerate(zip(rows, contexts, strict=True))

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import safe_open
 
@@ -154,7 +155,7 @@ class Driver:
                     start=len(tokens),
                     num_tokens=num_tokens,
                     context=seq.num_cached,
-                    rows_S=torch.tensor(seq.rows[:stop]),
+                    rows_S=np.array(seq.rows[:stop]),
                     rope_length=len(seq.prompt),
                     state_row=seq.state_row,
                 )

@@ -114,7 +114,7 @@ def spans() -> list[Span]:
     made: list[Span] = []
     for num_tokens, context in ((9, 4), (3, 0), (1, 9), (1, 0)):
         start = made[-1].start + made[-1].num_tokens if made else 0
-        rows_S = torch.randperm(NUM_ROWS)[: context + num_tokens]
+        rows_S = torch.randperm(NUM_ROWS)[: context + num_tokens].numpy()
         span = Span(
             start=start, num_tokens=num_tokens, context=context, rows_S=rows_S, rope_length=9
         )

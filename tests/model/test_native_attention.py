@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -394,7 +395,7 @@ def plan_of(slices: Sequence[tuple[int, int]], window: int | None) -> AttentionP
     """Of spans of (new tokens, context), whose rows begin at 0, 100, 200, …"""
     spans, start = [], 0
     for i, (num_tokens, context) in enumerate(slices):
-        rows_S = 100 * i + torch.arange(context + num_tokens)
+        rows_S = 100 * i + np.arange(context + num_tokens)
         spans.append(
             Span(start=start, num_tokens=num_tokens, context=context, rows_S=rows_S, rope_length=1)
         )

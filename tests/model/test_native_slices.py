@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -296,7 +297,7 @@ def micro_batch(
     """Of spans of (new tokens, context), whose rows begin at 0, 100, 200, …"""
     spans, start = [], 0
     for i, (num_tokens, context) in enumerate(slices):
-        rows_S = 100 * i + torch.arange(context + num_tokens)
+        rows_S = 100 * i + np.arange(context + num_tokens)
         span = Span(
             start=start, num_tokens=num_tokens, context=context, rows_S=rows_S, rope_length=1
         )

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -165,9 +166,9 @@ def test_rope_lengths_count_the_whole_prompt() -> None:
     """A slice early in a long prompt is rotated as the prompt's length demands."""
     dynamic = {"rope_type": "dynamic", "factor": 2.0}
     spans = [
-        Span(start=0, num_tokens=2, context=0, rows_S=torch.arange(2), rope_length=40),
-        Span(start=2, num_tokens=2, context=0, rows_S=torch.arange(2), rope_length=2),
-        Span(start=4, num_tokens=1, context=1, rows_S=torch.arange(2), rope_length=40),
+        Span(start=0, num_tokens=2, context=0, rows_S=np.arange(2), rope_length=40),
+        Span(start=2, num_tokens=2, context=0, rows_S=np.arange(2), rope_length=2),
+        Span(start=4, num_tokens=1, context=1, rows_S=np.arange(2), rope_length=40),
     ]
     batch = planner(None, max_position_embeddings=16, rope_parameters=dynamic).plan(spans)
     (angles,) = batch.angles.values()
@@ -181,7 +182,7 @@ def test_decode_groups_have_little_padding_and_bounded_rows(
     monkeypatch.setenv(SWITCH, "0")
     contexts = [3, 200, 7, 90, 100, 95, 0, 1000]
     spans = [
-        Span(start=i, num_tokens=1, context=c, rows_S=torch.arange(c + 1), rope_length=1)
+        Span(start=i, num_tokens=1, context=c, rows_S=np.arange(c + 1), rope_length=1)
         for i, c in enumerate(contexts)
     ]
     batch = planner(None, 50, gather_rows=256).plan(spans)
@@ -201,7 +202,7 @@ def test_decode_groups_have_little_padding_and_bounded_rows(
 
 def test_spans_with_a_gap_are_our_mistake() -> None:
     spans = [
-        Span(start=s, num_tokens=1, context=0, rows_S=torch.zeros(1).long(), rope_length=1)
+        Span(start=s, num_tokens=1, context=0, rows_S=np.zeros(1, np.int64), rope_length=1)
         for s in (0, 2)
     ]
     with pytest.raises(AssertionError, match="contiguous"):

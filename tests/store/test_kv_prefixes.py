@@ -1,5 +1,6 @@
 """Sequences that begin alike hold that beginning together, and only what is really alike."""
 
+import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,7 +41,7 @@ def test_a_beginning_is_found_once_it_is_computed() -> None:
     cache.publish("a", len(HEADER) + 2)
     assert begin(cache, "b", [*HEADER, 5, 6, 7]) == len(HEADER)
     rows = cache.rows("b", len(HEADER) + 3)
-    assert rows[: len(HEADER)].equal(cache.rows("a", len(HEADER)))
+    assert np.array_equal(rows[: len(HEADER)], cache.rows("a", len(HEADER)))
     assert not set(rows[len(HEADER) :].tolist()) & set(cache.rows("a", len(HEADER) + 2).tolist())
 
 

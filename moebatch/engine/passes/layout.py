@@ -3,6 +3,7 @@
 Shape letters: T tokens of the pass.
 """
 
+import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,13 +12,11 @@ from math import ceil
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from moebatch.engine.batcher import Slice
 from moebatch.engine.sequence import Sequence as TokenSequence
 from moebatch.layout.scratch import PROMPT_ROWS
-from moebatch.model.attention.span import Span
+from moebatch.model.attention.span import Ints, Span
 from moebatch.model.batch import MicroBatch
 from moebatch.predict.predictor import PassTokens
 from moebatch.schedule.request import Sweep
@@ -47,7 +46,7 @@ class Part(NamedTuple):
         """Tokens of the sequence that are computed then."""
         return self.num_before + self.num_tokens
 
-    def span(self, rows_S: Tensor, state_row: int) -> Span:
+    def span(self, rows_S: Ints, state_row: int) -> Span:
         """In these rows of a cache, with the row of a state, where there are such."""
         context = len(rows_S) - self.num_tokens
         return Span(
@@ -93,6 +92,8 @@ class Layout:
 
     ordered: tuple[Slice, ...]
     groups: tuple[Group, ...]
+    ends: tuple[tuple[TokenSequence, int], ...]
+    """Sequences whose known tokens are all computed in the pass, with their last rows."""
 
     @property
     def pass_tokens(self) -> PassTokens:
@@ -139,16 +140,6 @@ class Layout:
         parts = [rows for rows in parts if rows.start < rows.stop] or [slice(0, 0)]
         return slice(parts[0].start, parts[-1].stop)
 
-    @property
-    def ends(self) -> list[tuple[TokenSequence, int]]:
-        """Sequences whose known tokens are all computed in the pass, with their last rows."""
-        found, row = [], -1
-        for piece in self.ordered:
-            row += piece.num_tokens
-            if piece.sequence.num_pending == piece.num_tokens:
-                found.append((piece.sequence, row))
-        return found
-
 
 def lay_out(
     slices: Sequence[Slice],
@@ -173,7 +164,15 @@ def lay_out(
             groups.append(Group(parts=parts, place=place, continues=number > 0, encodes=encodes))
             start = groups[-1].rows.stop
     ordered = tuple(piece for pieces in arranged for piece in pieces)
-    return Layout(ordered=ordered, groups=tuple(groups))
+    return Layout(ordered=ordered, groups=tuple(groups), ends=tuple(_ends(ordered)))
+
+
+def _ends(ordered: Sequence[Slice]) -> Iterator[tuple[TokenSequence, int]]:
+    row = -1
+    for sequence, num_tokens in ordered:
+        row += num_tokens
+        if sequence.num_pending == num_tokens:
+            yield sequence, row
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -215,14 +214,14 @@ def _view(group: Group, window: int, cache: KVCache) -> KvView:
 
 
 def _micro_batch(
-    group: Group, cache: KVCache, make: MakeMicroBatch, rows_of: Callable[[int, Part], Tensor]
+    group: Group, cache: KVCache, make: MakeMicroBatch, rows_of: Callable[[int, Part], Ints]
 ) -> MicroBatch:
     """With the rows that sequences have in each group of layers, by its number."""
     rows = [[rows_of(number, part) for part in group.parts] for number in range(len(cache.groups))]
     states = [0] * len(group.parts)
     for of_cache, of_group in zip(cache.groups, rows, strict=True):
         if of_cache.is_state:
-            states = [int(row) for row in torch.cat(of_group)]
+            states = np.concatenate(of_group).tolist()
     placed: list[Sequence[Span]] = []
     apart: dict[int, Sequence[Span]] = {}
     for of_cache, of_group in zip(cache.groups, rows, strict=True):
@@ -235,12 +234,12 @@ def _micro_batch(
     return make(placed[0], apart, group.place)
 
 
-def _rows(cache: KVCache, number: int, part: Part) -> Tensor:
+def _rows(cache: KVCache, number: int, part: Part) -> Ints:
     """Where the layers of a group live."""
     return cache.rows(part.sequence, part.num_afterwards, part.num_before, group=number)
 
 
-def _window_rows(view: KvView, number: int, part: Part) -> Tensor:
+def _window_rows(view: KvView, number: int, part: Part) -> Ints:
     """In a window."""
     return view.groups[number].window_rows[part.sequence]
 
@@ -269,10 +268,10 @@ def micro_batches(slices: Sequence[Slice], size: int) -> list[list[Slice]]:
     They are made anew in every pass, so they stay even while sequences grow and end. A slice of
     more than `PROMPT_ROWS` tokens is alone. Prompts that are encoded come last.
     """
-    encoding = [piece for piece in slices if piece.sequence.is_encoding]
-    others = [piece for piece in slices if not piece.sequence.is_encoding]
-    decoding = [piece for piece in others if piece.num_tokens == 1]
-    prompts = [piece for piece in others if piece.num_tokens > 1]
+    encoding, decoding, prompts = list[Slice](), list[Slice](), list[Slice]()
+    for piece in slices:
+        kind = decoding if piece.num_tokens == 1 else prompts
+        (encoding if piece.sequence.is_encoding else kind).append(piece)
     return [*balanced(decoding, size), *_prompts(prompts, size), *_prompts(encoding, size)]
 
 
@@ -281,12 +280,12 @@ def balanced(decoding: Sequence[Slice], size: int) -> list[list[Slice]]:
     longest sequence first, into the one that has least (MoE-Lightning, Algorithm 2; what does not
     fit into the cache still waits in the batcher)."""
     groups: list[list[Slice]] = [[] for _ in range(ceil(len(decoding) / size))]
-    positions = [0] * len(groups)
+    open_groups = [(0, number) for number in range(len(groups))]
     for piece in sorted(decoding, key=lambda piece: -piece.context):
-        open_groups = (number for number, group in enumerate(groups) if len(group) < size)
-        least = min(open_groups, key=lambda number: positions[number])
+        positions, least = heapq.heappop(open_groups)
         groups[least].append(piece)
-        positions[least] += piece.context
+        if len(groups[least]) < size:
+            heapq.heappush(open_groups, (positions + piece.context, least))
     return groups
 
 

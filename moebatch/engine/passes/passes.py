@@ -148,8 +148,8 @@ class Passes(ABC):
     def _logits(self, x_TD: Tensor, layout: Layout, broken: BrokenRows) -> Iterator[LogitsBlock]:
         """Of a pass that has gone through all layers; counts its tokens as cached first."""
         ends = layout.ends
-        for piece in layout.ordered:
-            piece.sequence.num_cached += piece.num_tokens
+        for sequence, num_tokens in layout.ordered:
+            sequence.num_cached += num_tokens
         at_once = logits_rows(self._decoder.shape, self._decoder.dtype.itemsize)
         for first in range(0, len(ends), at_once):
             block = ends[first : first + at_once]

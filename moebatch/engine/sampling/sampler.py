@@ -8,7 +8,7 @@ Shapes: R rows, V vocabulary, B blocks of a row, W columns of a block, K alterna
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,8 +25,7 @@ _GROUP_LOGITS_GPU = 2**24
 """The same where a group costs kernel launches and waits for their results."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sampled:
+class Sampled(NamedTuple):
     """The next token of a row."""
 
     token: int
@@ -143,7 +142,7 @@ def first_max(x_RV: Tensor) -> tuple[Tensor, Tensor]:
 
 def _checked(peak_R: Tensor, token_R: Tensor) -> list[Sampled]:
     """Tokens, or the mark of a broken row; the largest logit shows it, since NaN and +Inf win."""
-    return [Sampled(token=t) for t in token_R.where(peak_R.isfinite(), -1).tolist()]
+    return list(map(Sampled, token_R.where(peak_R.isfinite(), -1).tolist()))
 
 
 def _is_plain(row: Row) -> bool:

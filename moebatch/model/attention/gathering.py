@@ -7,10 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from moebatch.layout.scratch import bucket_positions
+from moebatch.model.attention.span import Ints
 
 _MAX_PADDING = 0.25
 
@@ -20,7 +22,7 @@ class Seen(NamedTuple):
 
     token: int
     """Its row in the micro-batch."""
-    rows_S: Tensor
+    rows_S: Ints
     """Cache rows, in order of position."""
 
 
@@ -39,7 +41,7 @@ class Gathered:
     @classmethod
     def all_of(cls, seen: Sequence[Seen], most_rows: int) -> "Iterator[Gathered]":
         """In groups of descending length, with little padding and at most so many rows each, unless
-        one token sees more; where the rows are, since these are many small steps for a GPU."""
+        one token sees more; on the CPU, since these are many small steps for a GPU."""
         group: list[Seen] = []
         for one in sorted(seen, key=lambda one: -len(one.rows_S)):
             if group:
@@ -55,14 +57,14 @@ class Gathered:
     @classmethod
     def _of(cls, seen: Sequence[Seen]) -> "Gathered":
         tokens, rows = zip(*seen, strict=True)
-        counts, device = list(map(len, rows)), rows[0].device
-        counts_B1 = torch.tensor(counts, device=device)[:, None]
-        positions_S = torch.arange(bucket_positions(max(counts)), device=device)
+        counts = list(map(len, rows))
+        counts_B1 = torch.tensor(counts)[:, None]
+        positions_S = torch.arange(bucket_positions(max(counts)))
         back_BS = (counts_B1 - 1 - positions_S).clamp_(min=-1)
-        newest_B1 = torch.stack([rows_S[-1] for rows_S in rows])[:, None]
+        newest_B1 = torch.tensor([int(rows_S[-1]) for rows_S in rows])[:, None]
         rows_BS = newest_B1.repeat(1, len(positions_S))
-        rows_BS[back_BS >= 0] = torch.cat(rows)
-        return cls(tokens_B=torch.tensor(tokens, device=device), rows_BS=rows_BS, back_BS=back_BS)
+        rows_BS[back_BS >= 0] = torch.from_numpy(np.concatenate(rows))
+        return cls(tokens_B=torch.tensor(tokens), rows_BS=rows_BS, back_BS=back_BS)
 
     def mask_B11S(self, dtype: torch.dtype) -> Tensor:
         """0 where a row counts, -inf where it is padding."""

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from moebatch.model.attention.gathering import Gathered, Seen
-from moebatch.model.attention.span import Span
+from moebatch.model.attention.span import Ints, Span, placed
 from moebatch.model.native import loader
 from moebatch.model.native.attention_work import QuerySlices, SingleQueries
 from moebatch.model.native.kernels import Kernels
@@ -38,11 +39,11 @@ class Sight(NamedTuple):
         hidden = 0 if self.window is None else position - self.window + 1 - self.num_sinks
         return max(0, hidden)
 
-    def rows(self, span: Span) -> Tensor:
+    def rows(self, span: Span) -> Ints:
         """Cache rows that any token of the span sees, in order of position."""
         hidden, num_sinks = self.num_hidden(span.context), self.num_sinks
         if hidden and num_sinks:
-            return torch.cat([span.rows_S[:num_sinks], span.rows_S[num_sinks + hidden :]])
+            return np.concatenate([span.rows_S[:num_sinks], span.rows_S[num_sinks + hidden :]])
         return span.rows_S[hidden:]
 
 
@@ -183,7 +184,7 @@ class SightPlanner:
             replace(self._prompt(span), rows=place)
             for span, place in zip(spans, places, strict=True)
         )
-        rows_N = torch.cat(seen)
+        rows_N = np.concatenate(seen)
         slices = self._slices(spans) if self._takes_slices else None
         return ExpandedSlices(
             rows=self._as_slice(rows_N),
@@ -217,7 +218,7 @@ class SightPlanner:
         return {
             "tokens_B": torch.tensor([span.start - self.first for span in spans]).to(self.device),
             "starts_B": torch.tensor([0, *accumulate(map(len, seen))]).to(self.device),
-            "rows_N": torch.cat(seen).to(self.device),
+            "rows_N": placed(seen, self.device),
         }
 
     def _decodes(self, spans: Sequence[Span]) -> Iterator[DecodeGroup]:
@@ -235,12 +236,12 @@ class SightPlanner:
             rows=self._as_slice(self.sight.rows(span)),
         )
 
-    def _as_slice(self, rows_S: Tensor) -> Tensor | slice:
+    def _as_slice(self, rows_S: Ints) -> Tensor | slice:
         """Rows that follow each other as a slice, so that nothing has to be gathered."""
         first = int(rows_S[0])
-        if bool((rows_S.diff() == 1).all()):
+        if bool((np.diff(rows_S) == 1).all()):
             return slice(first, first + len(rows_S))
-        return rows_S.to(self.device)
+        return placed([rows_S], self.device)
 
     def _band(self, prompts: Sequence[PromptSlice]) -> Tensor | None:
         """The mask that serves all of them, if one needs any."""

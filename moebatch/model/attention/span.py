@@ -3,21 +3,28 @@
 Shape letters: S positions.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+Ints = NDArray[np.int64]
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Span:
-    """New tokens of one sequence: the flat rows [start, start + num_tokens) of the pass."""
+
+class Span(NamedTuple):
+    """New tokens of one sequence: the flat rows [start, start + num_tokens) of the pass.
+
+    A pass has one of each sequence: rows are numpy's, of which a step costs a tenth of torch's.
+    """
 
     start: int
     num_tokens: int
     context: int
     """Tokens of the sequence that are in the KV cache already, and may be seen."""
-    rows_S: Tensor
+    rows_S: Ints
     """KV-cache row of each of its positions, new ones included; int64 [context + num_tokens]."""
     rope_length: int
     """Prompt length: the least length that length-dependent rotary scalings count with."""
@@ -33,11 +40,11 @@ class Span:
         """Tokens of the sequence before them."""
         return self.num_skipped + self.context
 
-    def with_rows(self, rows_S: Tensor) -> "Span":
+    def with_rows(self, rows_S: Ints) -> "Span":
         """The same tokens in other rows, where more or less of what is before them is kept."""
         context = len(rows_S) - self.num_tokens
         num_skipped = self.num_before - context
-        return replace(self, rows_S=rows_S, context=context, num_skipped=num_skipped)
+        return self._replace(rows_S=rows_S, context=context, num_skipped=num_skipped)
 
     def in_chunks(self, size: int) -> Iterator["Span"]:
         """The same tokens, those of each chunk of their sequence by themselves, as if nothing were
@@ -48,8 +55,7 @@ class Span:
             context = self.num_before + done - begin
             num_tokens = min(size - context, self.num_tokens - done)
             first = begin - self.num_skipped
-            yield replace(
-                self,
+            yield self._replace(
                 start=self.start + done,
                 num_tokens=num_tokens,
                 context=context,
@@ -63,10 +69,19 @@ class Span:
         for done in range(0, self.num_tokens, most_tokens):
             num_tokens = min(most_tokens, self.num_tokens - done)
             context = self.context + done
-            yield replace(
-                self,
+            yield self._replace(
                 start=self.start + done,
                 num_tokens=num_tokens,
                 context=context,
                 rows_S=self.rows_S[: context + num_tokens],
             )
+
+
+def new_rows(spans: Sequence[Span], device: torch.device) -> Tensor:
+    """Cache row of each of their tokens, [T]."""
+    return placed([span.rows_S[span.context :] for span in spans], device)
+
+
+def placed(rows: Sequence[Ints], device: torch.device) -> Tensor:
+    """Rows one after the other, on a device."""
+    return torch.from_numpy(np.concatenate(rows)).to(device)

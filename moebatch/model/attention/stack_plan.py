@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from moebatch.model.attention.gathering import Gathered, Seen
-from moebatch.model.attention.span import Span
+from moebatch.model.attention.span import Ints, Span, new_rows, placed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,14 +49,14 @@ class StackPlan:
         """For spans that follow each other; `gather_rows` bounds the rows of a `Gathered`, unless
         one sequence has more."""
         first = spans[0].start
-        new_rows_T = torch.cat([span.rows_S[span.context :] for span in spans]).to(device)
+        new_rows_T = new_rows(spans, device)
         places = [slice(s.start - first, s.start - first + s.num_tokens) for s in spans]
         if not spans[0].context:
             assert all(s.num_tokens == s.num_encoded for s in spans), "prompts are encoded whole"
             return cls(new_rows_T=new_rows_T, prompts=tuple(places))
         singles = [span for span in spans if span.num_tokens == 1]
 
-        def gathered(rows_of: Callable[[Span], Tensor]) -> tuple[Gathered, ...]:
+        def gathered(rows_of: Callable[[Span], Ints]) -> tuple[Gathered, ...]:
             seen = [Seen(span.start - first, rows_of(span)) for span in singles]
             return tuple(group.to(device) for group in Gathered.all_of(seen, gather_rows))
 
@@ -67,8 +67,8 @@ class StackPlan:
             slices=tuple(
                 AnswerSlice(
                     tokens=place,
-                    own_S=span.rows_S[span.num_encoded :].to(device),
-                    prompt_S=span.rows_S[: span.num_encoded].to(device),
+                    own_S=placed([span.rows_S[span.num_encoded :]], device),
+                    prompt_S=placed([span.rows_S[: span.num_encoded]], device),
                 )
                 for span, place in zip(spans, places, strict=True)
                 if span.num_tokens > 1

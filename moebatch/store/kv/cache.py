@@ -14,7 +14,7 @@ from moebatch.spec.machine.hardware import LevelName
 from moebatch.spec.model.cache import CacheGroup
 from moebatch.store.kv.layout import KvLayout
 from moebatch.store.kv.levels import KvLevels
-from moebatch.store.kv.pages import KvPages
+from moebatch.store.kv.pages import Ints, KvPages
 from moebatch.store.kv.prefixes import KvPrefix
 from moebatch.store.kv.tensors import KvTensors
 from moebatch.store.kv.view import KvPiece, KvView, seen_rows, view_of
@@ -138,7 +138,7 @@ class KVCache:
 
     def rows(
         self, owner: Hashable, num_tokens: int, num_before: int = 0, *, group: int = 0
-    ) -> Tensor:
+    ) -> Ints:
         """Cache rows, int64, of the owner's first `num_tokens` positions in their order, without
         those that the tokens behind the first `num_before` see no more."""
         table = self._tables[group]

@@ -4,11 +4,13 @@ import heapq
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from moebatch.spec.model.cache import CacheGroup
 from moebatch.store.kv.prefixes import KvPrefix, KvPrefixes
+
+Ints = NDArray[np.int64]
 
 
 class KvPages:
@@ -34,7 +36,7 @@ class KvPages:
         """Pages without an owner whose content may be used again: those left longest ago first."""
         self._num_holders = [0] * num_pages
         self._prefixes = KvPrefixes() if shares else None
-        self._rows: dict[Hashable, Tensor] = {}
+        self._rows: dict[Hashable, Ints] = {}
 
     @property
     def num_free(self) -> int:
@@ -84,6 +86,8 @@ class KvPages:
 
     def grow(self, owner: Hashable, num_tokens: int) -> None:
         """Gives `owner` pages until it can hold `num_tokens` tokens."""
+        if self.group.num_rows(num_tokens) <= len(self._rows.get(owner, ())):
+            return  # mostly: every sequence is asked for in each pass
         missing = self.num_lacking(owner, num_tokens)
         assert missing <= self.num_free, "ask how many are lacking before growing"
         # In ascending order, so that rows that follow each other can be read without gathering.
@@ -92,7 +96,7 @@ class KvPages:
             self._num_holders[page] = 1
         self._add(owner, new)
 
-    def rows(self, owner: Hashable) -> Tensor:
+    def rows(self, owner: Hashable) -> Ints:
         """Cache rows, int64, of all that the owner's pages hold, in the order of its places."""
         return self._rows[owner]
 
@@ -137,7 +141,7 @@ class KvPages:
         assert everywhere == list(range(self.num_pages)), "pages are lost or in two places"
         for owner, pages in self.by_owner.items():
             assert len(set(pages)) == len(pages), "an owner holds a page twice"
-            rows = self._rows[owner].view(-1, self.group.page_rows)
+            rows = self._rows[owner].reshape(-1, self.group.page_rows)
             assert (rows[:, 0] // self.group.page_rows).tolist() == pages, (
                 "rows of an owner left its pages"
             )
@@ -171,9 +175,10 @@ class KvPages:
             return
         self.by_owner.setdefault(owner, []).extend(new)
         rows, held = self._rows_of(new), self._rows.get(owner)
-        self._rows[owner] = rows if held is None else torch.cat([held, rows])
+        self._rows[owner] = rows if held is None else np.concatenate([held, rows])
 
-    def _rows_of(self, pages: Sequence[int]) -> Tensor:
+    def _rows_of(self, pages: Sequence[int]) -> Ints:
         """Cache rows of pages, in their order."""
         page_rows = self.group.page_rows
-        return (torch.tensor(pages)[:, None] * page_rows + torch.arange(page_rows)).view(-1)
+        first_P = page_rows * np.array(pages, np.int64)
+        return (first_P[:, None] + np.arange(page_rows)).reshape(-1)

@@ -4,13 +4,13 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from moebatch.schedule.steps.kv_route import Place
 from moebatch.spec.model.cache import CacheGroup
 from moebatch.store.kv.moves import Moves
-from moebatch.store.kv.pages import KvPages
+from moebatch.store.kv.pages import Ints, KvPages
 
 
 class KvPiece(NamedTuple):
@@ -45,14 +45,14 @@ class ViewMoves:
 class GroupView:
     """What a micro-batch reads and writes in the layers of a group."""
 
-    direct_rows: Mapping[Hashable, Tensor]
+    direct_rows: Mapping[Hashable, Ints]
     """Cache rows, int64, of what each owner's new tokens see, themselves included, in layers that
     live where they attend."""
-    window_rows: Mapping[Hashable, Tensor]
+    window_rows: Mapping[Hashable, Ints]
     """The same in layers that live elsewhere: rows of the window."""
     moves: ViewMoves
 
-    def rows(self, owner: Hashable, *, direct: bool) -> Tensor:
+    def rows(self, owner: Hashable, *, direct: bool) -> Ints:
         """Rows of what the owner's new tokens see, themselves included, in order of position."""
         return (self.direct_rows if direct else self.window_rows)[owner]
 
@@ -79,26 +79,26 @@ class _OwnedPages(NamedTuple):
 
     piece: KvPiece
     pages: list[int]
-    rows: Tensor
+    rows: Ints
     first: int
     group: CacheGroup
 
     @property
-    def window_rows(self) -> Tensor:
+    def window_rows(self) -> Ints:
         start = self.first * self.group.page_rows
-        places = torch.arange(start, start + len(self.pages) * self.group.page_rows)
+        places = np.arange(start, start + len(self.pages) * self.group.page_rows)
         return seen_rows(places, self.piece.num_tokens, self.piece.num_cached, self.group)
 
 
-def seen_rows(rows: Tensor, num_tokens: int, num_before: int, group: CacheGroup) -> Tensor:
+def seen_rows(rows: Ints, num_tokens: int, num_before: int, group: CacheGroup) -> Ints:
     """Of an owner's rows those of its first `num_tokens` positions, without those that tokens
     behind the first `num_before` see no more; or that of its state."""
     sink_window = group.sink_window
     if sink_window is None or not (skipped := sink_window.num_skipped(num_before)):
         return rows[: group.num_rows(num_tokens)]
     sinks, num_ring = sink_window.sinks, sink_window.most_cached - sink_window.sinks
-    places = torch.arange(skipped, num_tokens - sinks) % num_ring + sinks
-    return torch.cat([rows[:sinks], rows[places]])
+    places = np.arange(skipped, num_tokens - sinks) % num_ring + sinks
+    return np.concatenate([rows[:sinks], rows[places]])
 
 
 def view_of(
@@ -140,7 +140,7 @@ def _group_view(pieces: Sequence[KvPiece], table: KvPages) -> GroupView:
 def _moves_of(owned: Sequence[_OwnedPages], group: CacheGroup, *, num_pages: int) -> ViewMoves:
     context: tuple[list[int], list[int]] = [], []
     touched: tuple[list[int], list[int]] = [], []
-    new_rows: tuple[list[Tensor], list[Tensor]] = [], []
+    new_rows: tuple[list[Ints], list[Ints]] = [], []
     for part in owned:
         num_new = part.piece.num_tokens - part.piece.num_cached
         new_in_window = part.window_rows[-num_new:]
@@ -152,7 +152,7 @@ def _moves_of(owned: Sequence[_OwnedPages], group: CacheGroup, *, num_pages: int
         touched[1].extend(touched_there)
         new_rows[0].append(part.rows[-num_new:])
         new_rows[1].append(new_in_window)
-    home_rows, window_rows = (torch.cat(rows) for rows in new_rows)
+    home_rows, window_rows = (torch.from_numpy(np.concatenate(rows)) for rows in new_rows)
     return ViewMoves(
         context=Moves.of(*context),
         staged_context=Moves.of(context[1], context[1]),

@@ -1,4 +1,5 @@
-"""Imports of many modules at once."""
+"""What garbage collection need not look through: it takes as long as there are objects, and holds
+up every thread meanwhile."""
 
 import gc
 from collections.abc import Iterator
@@ -15,3 +16,13 @@ def importing() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@contextmanager
+def lasting() -> Iterator[None]:
+    """What was there before the block is not looked through while it runs."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
