@@ -9,7 +9,7 @@ from moebatch.engine.lanes.executor import Executor
 from moebatch.engine.lanes.lane import LaneWork
 from moebatch.engine.lanes.recorder import Recorder
 from moebatch.layout.scratch import Limits
-from moebatch.measure.sizes import ModelSizes
+from moebatch.measure.sizes import TINY_MODEL
 from moebatch.measure.synthetic import synthetic_layer
 from moebatch.measure.timer import Timer
 from moebatch.model.gpu import loader as gpu
@@ -29,9 +29,6 @@ from moebatch.store.monitor import Monitor
 _LAYERS, _EXPERTS, _MICRO_BATCHES = 4, 8, 4
 _TASKS = _LAYERS * (2 * _MICRO_BATCHES + _EXPERTS + 1)
 """Of a pass: attention and gate of each micro-batch, every expert, and their sum."""
-_TINY = ModelSizes(
-    hidden_size=64, expert_width=64, num_heads=4, num_kv_heads=2, head_dim=16, experts_per_token=2
-)
 _TOKENS = 4
 
 
@@ -49,10 +46,10 @@ def task_s(timer: Timer) -> float:
 def launch_s(timer: Timer) -> float:
     """Seconds of a launch, in the experts of a layer so small that they have nothing else to do."""
     limits = Limits(pass_tokens=_TOKENS, micro_batch_tokens=_TOKENS, context_tokens=_TOKENS)
-    layer = synthetic_layer(_TINY, limits, torch.float32, timer.device)
+    layer = synthetic_layer(TINY_MODEL, limits, torch.float32, timer.device)
     x_TD, decoder = layer.hidden_states(_TOKENS), layer.decoder
     routing = decoder.route(0, x_TD)
-    width, hidden = _TINY.expert_width, _TINY.hidden_size
+    width, hidden = TINY_MODEL.expert_width, TINY_MODEL.hidden_size
     parts = [x_TD.new_zeros(size) for size in ((width, hidden), (width, hidden), (hidden, width))]
 
     def run() -> None:

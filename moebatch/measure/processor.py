@@ -13,6 +13,7 @@ from moebatch.checkpoint.model_files import COMPUTE_DTYPES
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.layout.scratch import rows_decoded_at_once
 from moebatch.measure.attention import attention_rates
+from moebatch.measure.between import between_passes
 from moebatch.measure.contention import Patience
 from moebatch.measure.elementwise import elementwise_bandwidth
 from moebatch.measure.gemm import decoding_bandwidth, expert_bytes, experts_in, gemm_curve
@@ -60,6 +61,10 @@ def processor_rates(
     if decoding:
         rates = ", ".join(f"{name} {format_rate(rate)}" for name, rate in decoding.items())
         log(f"weights decoded: {rates}")
+    between = patience.calmest(partial(between_passes, device, memory))
+    log(
+        f"between passes: {between.pass_s * 1e3:.1f} ms and {between.row_s * 1e6:.1f} µs a sequence"
+    )
     del memory
     dtype = COMPUTE_DTYPES[sizes.attention_dtype]
     with beside() if beside else nullcontext():
@@ -90,6 +95,8 @@ def processor_rates(
         decoding=decoding,
         launch_s=launch,
         task_s=task,
+        pass_s=between.pass_s,
+        row_s=between.row_s,
         instruction_set=instruction_set,
     )
 

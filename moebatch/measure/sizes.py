@@ -22,6 +22,10 @@ class ModelSizes:
     head_dim: int = 64
 
 
+TINY_MODEL = ModelSizes(hidden_size=64, expert_width=64, num_heads=4, num_kv_heads=2, head_dim=16)
+"""So small that its products take no time."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DiskSizes:
     """Reads and writes of the disk."""

@@ -30,9 +30,9 @@ class Prediction:
     """Busy seconds of every lane during such a layer."""
     bottleneck: str
     """The lane that is busy longest."""
-    launching_s: float = 0.0
-    """Where that is the GPU's: seconds of it, during such a layer, that the host takes to hand over
-    tasks and to launch."""
+    host_s: float = 0.0
+    """Where that is the GPU's: seconds of it, during such a layer, that the host takes to prepare
+    passes, to hand over tasks and to launch."""
     peak_bytes: Mapping[LevelName, int]
     capacity_bytes: Mapping[LevelName, int]
     busy_s: Mapping[str, float]
@@ -45,8 +45,8 @@ class Prediction:
     @property
     def binds(self) -> str:
         """What nothing is faster than: a lane, or the host, where the GPU mostly waits for it."""
-        is_host = 2 * self.launching_s > self.lanes_s.get(self.bottleneck, 0.0)
-        return "the host's launches" if is_host else self.bottleneck
+        is_host = 2 * self.host_s > self.lanes_s.get(self.bottleneck, 0.0)
+        return "the host" if is_host else self.bottleneck
 
 
 def predict(problem: Problem, policy: Policy) -> Prediction:
@@ -72,7 +72,7 @@ def predict(problem: Problem, policy: Policy) -> Prediction:
         layer_time_s=total_s / layers,
         lanes_s={lane: seconds / layers for lane, seconds in lanes.items()},
         bottleneck=bottleneck(lanes),
-        launching_s=_launching_s(problem, policy, loads, lanes) / layers,
+        host_s=_host_s(problem, policy, loads, lanes) / layers,
         peak_bytes={level: footprint.total_bytes for level, footprint in footprints.items()},
         capacity_bytes={level: problem.capacity_bytes(level) for level in footprints},
         busy_s=lanes,
@@ -81,14 +81,14 @@ def predict(problem: Problem, policy: Policy) -> Prediction:
     )
 
 
-def _launching_s(
+def _host_s(
     problem: Problem, policy: Policy, loads: Sequence[CountedLoad], lanes: Mapping[str, float]
 ) -> float:
     """Seconds of the GPU's lane in all passes that it would save if nobody had to ask for its work;
     none if another lane is the busiest."""
     if bottleneck(lanes) != GPU.name:
         return 0.0
-    asked = replace(problem, hardware=problem.hardware.without_launches)
+    asked = replace(problem, hardware=problem.hardware.without_host)
     working_s = sum(
         count * asked.cost.lanes(load, at_end(asked, policy, load)).get(GPU.name, 0.0)
         for count, load in loads

@@ -150,9 +150,9 @@ def _lanes(prediction: Prediction) -> RenderableType:
         name = f"[bold yellow]{lane}[/]" if binds else lane
         share = seconds / prediction.layer_time_s if prediction.layer_time_s else 0.0
         note = " [bold yellow]binds[/]" if binds else ""
-        if binds and prediction.launching_s:
-            launching = format_duration(prediction.launching_s)
-            note += f", {launching} of it the host's launches"
+        if binds and prediction.host_s:
+            waiting = format_duration(prediction.host_s)
+            note += f", {waiting} of it the host"
         grid.add_row(name, ShareBar(share), f"{format_duration(seconds)}{note}")
     return grid
 

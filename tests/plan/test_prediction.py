@@ -216,17 +216,17 @@ def test_where_a_gpu_waits_for_launches_the_host_binds() -> None:
     )
     assert machine.vram is not None and machine.vram.processor is not None
     few = replace(WORKLOAD, num_sequences=200)
-    for factor, binds in ((1.0, "gpu"), (8.0, "the host's launches")):
+    for factor, binds in ((1.0, "gpu"), (8.0, "the host")):
         faster = replace(machine.vram, processor=machine.vram.processor.scaled(factor))
         levels = {**machine.levels, "vram": faster}
         asked = problem(replace(machine, levels=levels), shape=SMALL, workload=few)
         found = predict(asked, chosen)
         assert (found.bottleneck, found.binds) == ("gpu", binds)
-        unasked = predict(replace(asked, hardware=asked.hardware.without_launches), chosen)
-        assert (unasked.launching_s, unasked.binds) == (0, "gpu")
-        working_s = found.lanes_s["gpu"] - found.launching_s
+        unasked = predict(replace(asked, hardware=asked.hardware.without_host), chosen)
+        assert (unasked.host_s, unasked.binds) == (0, "gpu")
+        working_s = found.lanes_s["gpu"] - found.host_s
         assert working_s == pytest.approx(unasked.lanes_s["gpu"])
-    assert predict(small(), policy()).launching_s == 0
+    assert predict(small(), policy()).host_s == 0
 
 
 def test_turning_points_are_those_of_the_machine() -> None:

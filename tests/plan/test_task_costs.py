@@ -208,6 +208,19 @@ def test_an_expert_that_nobody_chose_costs_nothing() -> None:
     assert costs.head_s(0) == 0
 
 
+def test_between_passes_the_host_takes_its_time_for_the_pass_and_for_each_sequence() -> None:
+    machine = gpu_machine()
+    assert machine.vram is not None and machine.vram.processor is not None
+    slow = replace(machine.vram.processor, pass_s=3.0, row_s=0.5)
+    levels = {**machine.levels, "vram": replace(machine.vram, processor=slow)}
+    at_once, later = (
+        Price(prices=problem(each).prices, policy=policy())
+        for each in (machine, replace(machine, levels=levels))
+    )
+    for rows in (0, 1, 100):
+        assert later.head_s(rows) - at_once.head_s(rows) == pytest.approx(3 + rows / 2)
+
+
 def test_experts_that_a_gpu_computes_together_are_launched_together() -> None:
     """By kernels of its own, on a GPU that has bfloat16; else one by one, in one task."""
     machine = gpu_machine()

@@ -471,7 +471,8 @@ class TestChange:
         assert str(caught.value).endswith(
             "names are dram, dram.gemm, dram.bandwidth, dram.attention_bandwidth, "
             "dram.attention_flops, dram.elementwise_bandwidth, "
-            "dram.sequence_time, dram.launch_time, dram.task_time, disk, disk->dram, dram->disk, "
+            "dram.sequence_time, dram.launch_time, dram.task_time, dram.pass_time, dram.row_time, "
+            "disk, disk->dram, dram->disk, "
             "disk->dram.operation_time, dram->disk.operation_time"
         )
 

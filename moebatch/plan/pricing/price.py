@@ -139,11 +139,13 @@ class Price:
         return launched_s + (0.0 if self._is_paged else self._main.task_s)
 
     def head_s(self, rows: float) -> float:
-        """Logits after so many tokens. No task of its own: it ends the last layer of a pass."""
+        """Logits after so many tokens, and what lies between the pass and the next. No task of its
+        own: it ends the last layer of a pass."""
+        between_s = self._main.pass_s + rows * self._main.row_s
         if not rows:
-            return 0.0
+            return between_s
         count = self._launches.of_head(rows, self.prices.dtypes.compute_bytes)
-        return self.prices.head_s(self._main, rows) + self._launches_s(count)
+        return between_s + self.prices.head_s(self._main, rows) + self._launches_s(count)
 
     # --- weights --------------------------------------------------------------------------------
 

@@ -86,8 +86,18 @@ class Processor:
     """Seconds of a launch: of a kernel, or of a copy to or from the level, its work left out."""
     task_s: float = 0.0
     """Seconds that the engine takes to hand a task to its lane and to note its end."""
+    pass_s: float = 0.0
+    """Seconds between a pass and the next, in which nothing is computed: tokens are chosen, and
+    what is attended to is worked out."""
+    row_s: float = 0.0
+    """The same for each sequence whose next token is chosen."""
     instruction_set: str = ""
     """What the kernels of a CPU use; empty where none are known of."""
+
+    @property
+    def without_host(self) -> "Processor":
+        """The same, where nobody waits for the host."""
+        return replace(self, launch_s=0.0, task_s=0.0, pass_s=0.0, row_s=0.0)
 
     def decoding_rate(self, stored: WeightFormat) -> float:
         """Bytes per second of a format that become numbers to be multiplied."""
@@ -160,12 +170,11 @@ class Hardware:
         return replace(self, levels=levels, links=links)
 
     @property
-    def without_launches(self) -> "Hardware":
-        """The same machine, where nobody waits for the host to hand over a task or to launch."""
+    def without_host(self) -> "Hardware":
+        """The same machine, where nobody waits for the host: to prepare a pass, to hand over a task
+        or to launch."""
         levels = {
-            name: replace(level, processor=replace(level.processor, launch_s=0.0, task_s=0.0))
-            if level.processor
-            else level
+            name: replace(level, processor=level.processor and level.processor.without_host)
             for name, level in self.levels.items()
         }
         return replace(self, levels=levels)

@@ -34,6 +34,8 @@ PROCESSOR_FIGURES: Mapping[str, Quantity] = MappingProxyType(
         "sequence_time": DURATION,
         "launch_time": DURATION,
         "task_time": DURATION,
+        "pass_time": DURATION,
+        "row_time": DURATION,
     }
 )
 """Figures of a level that computes, beside ``gemm``; only ``bandwidth`` has to be there."""
@@ -44,6 +46,8 @@ CURVES = ("gemm", "gemm_streamed")
 _GPU_LAUNCH_S, _GPU_TASK_S = 10e-6, 40e-6
 """A GPU whose profile says nothing. Estimates: torch issues an operator in some 10 us, and a copy
 alike; an expert of 11 kernels with its way through the lanes was estimated at 150 us."""
+_PASS_S, _ROW_S = 1e-3, 13e-6
+"""A machine whose profile says nothing: as measured on a core of an AMD EPYC (Zen 4)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +81,10 @@ class LevelFigures:
     other figures were measured with it."""
     task_time: Figure | None = None
     """Seconds of handing a task to its lane; None is 40 us with a GPU and nothing without."""
+    pass_time: Figure | None = None
+    """Seconds between a pass and the next; None is 1 ms."""
+    row_time: Figure | None = None
+    """Seconds there for each sequence whose next token is chosen; None is 13 us."""
     instruction_set: str = ""
     """What the kernels of a CPU use; empty where none are known of."""
 
@@ -96,7 +104,8 @@ class LevelFigures:
         gemm = {dtype: figure.on(basis) for dtype, figure in self.gemm.items()}
         bandwidth = self.bandwidth.on(basis)
         fastest = max(curve.peak for curve in gemm.values())
-        has_launches = self.name == "vram" and basis != "paper"
+        has_passes = basis != "paper"
+        has_launches = self.name == "vram" and has_passes
         streamed = {dtype: figure.on(basis) for dtype, figure in self.gemm_streamed.items()}
         return Processor(
             gemm=gemm,
@@ -109,6 +118,8 @@ class LevelFigures:
             decoding={name: figure.on(basis) for name, figure in self.decoding.items()},
             launch_s=_on(self.launch_time, basis, _GPU_LAUNCH_S * has_launches),
             task_s=_on(self.task_time, basis, _GPU_TASK_S * has_launches),
+            pass_s=_on(self.pass_time, basis, _PASS_S * has_passes),
+            row_s=_on(self.row_time, basis, _ROW_S * has_passes),
             instruction_set=self.instruction_set,
         )
 
