@@ -54,6 +54,28 @@ def test_runs_are_all_of_the_moves_and_as_long_as_can_be(
         assert ends != (following.source, following.target)
 
 
+@pytest.mark.parametrize("from_file", [True, False])
+@given(places, places, st.integers(1, 8), st.integers(1, 8))
+def test_a_file_is_gone_through_in_order_and_in_runs_as_long_as_can_be(
+    from_file: bool, sources: list[int], targets: list[int], source_length: int, target_length: int
+) -> None:
+    pairs = list(
+        zip(stretched(sources, source_length), stretched(targets, target_length), strict=False)
+    )
+    moves = Moves.of([a for a, _ in pairs], [b for _, b in pairs])
+    runs = moves.file_runs(from_file=from_file)
+    moved = [(run.first + i, place) for run in runs for i, place in enumerate(run.places)]
+    assert moved == sorted(pairs if from_file else [(b, a) for a, b in pairs])
+    for run, following in pairwise(runs):
+        assert run.first + len(run.places) < following.first
+
+
+def test_a_page_that_several_have_is_read_for_each_of_them() -> None:
+    runs = Moves.of([4, 5, 4, 5], [0, 1, 2, 3]).file_runs(from_file=True)
+    moved = sorted((run.first + i, place) for run in runs for i, place in enumerate(run.places))
+    assert moved == [(4, 0), (4, 2), (5, 1), (5, 3)]
+
+
 class Recorded(TorchDispatchMode):
     """Operators, by name."""
 

@@ -497,6 +497,24 @@ INLINE int lies_across(const struct product_work *w) {
     return w->weight_dtype == CODED && w->matrix.coding.lies != IN_ROWS;
 }
 
+/* Into so many items of a block, or into more if threads then have as many each: of nine equal items
+   one of two threads has five (257 to 384 rows, two cores of a Zen 4: 9 to 10 % longer). */
+INLINE void divide_outputs(const struct product_work *w, Division *division, int64_t num_items,
+                           int64_t least) {
+    const int64_t unit = lies_across(w) ? WORD_OUTPUTS : OUTPUT_GROUP;
+    for (int64_t count = num_items; count < 2 * num_items; count++) {
+        const int64_t outputs = up_to(parts_of(w->num_outputs, count), unit);
+        const int64_t items = parts_of(w->num_outputs, outputs);
+        const int is_even = items * division->num_blocks % w->num_threads == 0;
+        if (count > num_items && (!is_even || outputs < least))
+            continue;
+        division->item_outputs = outputs;
+        division->num_items = items;
+        if (is_even)
+            return;
+    }
+}
+
 INLINE Division divided(const struct product_work *w, int is_pairs) {
     Division division;
     const int64_t most_inputs = BLOCK_BYTES / (is_pairs ? 2 : 4);
@@ -515,10 +533,7 @@ INLINE Division divided(const struct product_work *w, int is_pairs) {
     const int64_t all = w->num_outputs * division.num_blocks;
     int64_t least = smaller(parts_of(all, w->num_threads), LEAST_OUTPUTS);
     int64_t at_once = larger(parts_of(all, 4 * w->num_threads), least);
-    int64_t outputs =
-        parts_of(w->num_outputs, parts_of(w->num_outputs, smaller(at_once, MOST_OUTPUTS)));
-    division.item_outputs = up_to(outputs, lies_across(w) ? WORD_OUTPUTS : OUTPUT_GROUP);
-    division.num_items = parts_of(w->num_outputs, division.item_outputs);
+    divide_outputs(w, &division, parts_of(w->num_outputs, smaller(at_once, MOST_OUTPUTS)), least);
     return division;
 }
 

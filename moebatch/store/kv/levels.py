@@ -181,13 +181,9 @@ class KvLevels:
         from_disk = hop.source == "disk"
         level = hop.target if from_disk else hop.source
         window = self._at(level, view.place, layer, view.window)
-        for run in moves.runs:
-            first = run.target if from_disk else run.source
-            buffers = list(window.buffers(first, run.length, page_rows=page_rows))
-            if from_disk:
-                self._file.read(number, run.source, buffers)
-            else:
-                self._file.write(number, run.target, buffers)
+        transfer = self._file.read if from_disk else self._file.write
+        for run in moves.file_runs(from_file=from_disk):
+            transfer(number, run.first, list(window.buffers(run.places, page_rows=page_rows)))
 
     def _moves(self, kind: Kind, hop: Hop, view: KvView, layer: int) -> Moves:
         moves = view.groups[self._of_layer[layer].number].moves

@@ -25,6 +25,14 @@ class Run(NamedTuple):
     length: int
 
 
+class FileRun(NamedTuple):
+    """Units that follow each other in a file, which one call of the system moves."""
+
+    first: int
+    places: list[int]
+    """Where each of them is in memory."""
+
+
 class Span(NamedTuple):
     """Units that follow each other in the target: from `first` of the moves on."""
 
@@ -42,6 +50,7 @@ class Moves:
     runs: tuple[Run, ...]
     spans: tuple[Span, ...]
     _placed: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    _file_runs: dict[bool, list[FileRun]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, source: list[int] | Tensor, target: list[int] | Tensor) -> "Moves":
@@ -84,6 +93,19 @@ class Moves:
             self._gather(source, target, units)
         else:
             target.index_copy_(0, rows, source.index_select(0, units))
+
+    def file_runs(self, *, from_file: bool) -> list[FileRun]:
+        """As few runs as can be where units are read from a file, or written to one: units of one
+        sequence beside those of another, which began or grew with it."""
+        if from_file not in self._file_runs:
+            in_file, in_memory = (self.source, self.target)[:: 1 if from_file else -1]
+            order = in_file.argsort()
+            in_file, places = in_file[order], in_memory[order].tolist()
+            self._file_runs[from_file] = [
+                FileRun(int(in_file[first]), places[first:stop])
+                for first, stop in _stretches(in_file.diff() != 1, len(in_file))
+            ]
+        return self._file_runs[from_file]
 
     @property
     def _mean_run(self) -> float:

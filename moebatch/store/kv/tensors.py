@@ -4,7 +4,7 @@ Shape letters: R cache rows (one token each, or the state of one sequence), G KV
 C head size, X units (pages or rows).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -75,11 +75,14 @@ class KvTensors:
         """Its first rows alone; no copies."""
         return KvTensors(tuple(part[:num_rows] for part in self.parts))
 
-    def buffers(self, first_page: int, num_pages: int, *, page_rows: int) -> Iterator[memoryview]:
-        """The parts of each page in turn, for system calls; main memory only."""
-        parts = [pages_XN.view(torch.uint8) for pages_XN in self.units(page_rows)]
-        for page in range(first_page, first_page + num_pages):
-            yield from (pages_XB[page].numpy().data for pages_XB in parts)
+    def buffers(self, pages: Iterable[int], *, page_rows: int) -> Iterator[memoryview]:
+        """The parts of each of these pages in turn, for system calls; main memory only."""
+        parts = [
+            (pages_XN[:1].nbytes, pages_XN.view(torch.uint8).flatten().numpy().data)
+            for pages_XN in self.units(page_rows)
+        ]
+        for page in pages:
+            yield from (part[page * size : (page + 1) * size] for size, part in parts)
 
 
 class KvRoom:
