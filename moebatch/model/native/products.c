@@ -47,6 +47,9 @@
 #define LEAST_OUTPUTS 48
 #define MOST_OUTPUTS 504
 
+/* Rows whose places are on their way while others are put in theirs. */
+#define ROWS_AHEAD 4
+
 /* Looks of a thread that waits for others before it lets these have its core. */
 #define MOST_LOOKS 1000
 
@@ -399,14 +402,32 @@ INLINE Lot finished(const struct product_work *w, const float *sums, int64_t bes
     return gated_clamped(gate, up, w->limit, w->alpha, w->dtype);
 }
 
-/* What rows make into its places. */
+/* Row of out into which a row goes. */
+INLINE int64_t place_of(const struct product_work *w, int64_t row) {
+    return w->out_rows ? w->out_rows[row] * w->num_choices + w->choices[row] : row;
+}
+
+/* Lines that will be written. */
+INLINE void fetch_place(const struct product_work *w, int64_t row, int64_t output,
+                        int64_t num_outputs) {
+    const int64_t bytes = size_of(w->dtype);
+    const char *place = w->out + (place_of(w, row) * w->out_row + output) * bytes;
+    for (int64_t i = 0; i < num_outputs * bytes; i += 64)
+        __builtin_prefetch(place + i, 1, 3);
+}
+
+/* What rows make into its places. These lie apart, and stores wait for one another, so that of some
+   rows is fetched beforehand (128 experts of width 768, 2,048 tokens, two cores of a Zen 4: all of
+   their products take 424 ms without and 403 with it at one time, 388 and 387 at another). */
 INLINE void put_sums(const struct product_work *w, int64_t row, int64_t output, Patch patch,
                      int64_t num_outputs, int64_t beside) {
     const int64_t bytes = size_of(w->dtype);
+    for (int64_t r = 0; r < smaller(ROWS_AHEAD, patch.num_rows); r++)
+        fetch_place(w, row + r, output, num_outputs);
     for (int64_t r = 0; r < patch.num_rows; r++) {
-        int64_t place = row + r;
-        if (w->out_rows)
-            place = w->out_rows[place] * w->num_choices + w->choices[place];
+        if (r + ROWS_AHEAD < patch.num_rows)
+            fetch_place(w, row + r + ROWS_AHEAD, output, num_outputs);
+        const int64_t place = place_of(w, row + r);
         const float *weight = w->out_rows ? w->choice_weights + place : NULL;
         char *to = w->out + (place * w->out_row + output) * bytes;
         const float *sums = patch.sums + r * patch.sums_row;
