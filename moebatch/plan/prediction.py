@@ -30,7 +30,7 @@ class Prediction:
     """Busy seconds of every lane during such a layer."""
     bottleneck: str
     """The lane that is busy longest."""
-    host_s: float = 0.0
+    launching_s: float = 0.0
     """Where that is the GPU's: seconds of it, during such a layer, that the host takes to prepare
     passes, to hand over tasks and to launch."""
     peak_bytes: Mapping[LevelName, int]
@@ -45,7 +45,7 @@ class Prediction:
     @property
     def binds(self) -> str:
         """What nothing is faster than: a lane, or the host, where the GPU mostly waits for it."""
-        is_host = 2 * self.host_s > self.lanes_s.get(self.bottleneck, 0.0)
+        is_host = 2 * self.launching_s > self.lanes_s.get(self.bottleneck, 0.0)
         return "the host" if is_host else self.bottleneck
 
 
@@ -72,7 +72,7 @@ def predict(problem: Problem, policy: Policy) -> Prediction:
         layer_time_s=total_s / layers,
         lanes_s={lane: seconds / layers for lane, seconds in lanes.items()},
         bottleneck=bottleneck(lanes),
-        host_s=_host_s(problem, policy, loads, lanes) / layers,
+        launching_s=_launching_s(problem, policy, loads, lanes) / layers,
         peak_bytes={level: footprint.total_bytes for level, footprint in footprints.items()},
         capacity_bytes={level: problem.capacity_bytes(level) for level in footprints},
         busy_s=lanes,
@@ -81,7 +81,7 @@ def predict(problem: Problem, policy: Policy) -> Prediction:
     )
 
 
-def _host_s(
+def _launching_s(
     problem: Problem, policy: Policy, loads: Sequence[CountedLoad], lanes: Mapping[str, float]
 ) -> float:
     """Seconds of the GPU's lane in all passes that it would save if nobody had to ask for its work;

@@ -150,8 +150,8 @@ def _lanes(prediction: Prediction) -> RenderableType:
         name = f"[bold yellow]{lane}[/]" if binds else lane
         share = seconds / prediction.layer_time_s if prediction.layer_time_s else 0.0
         note = " [bold yellow]binds[/]" if binds else ""
-        if binds and prediction.host_s:
-            waiting = format_duration(prediction.host_s)
+        if binds and prediction.launching_s:
+            waiting = format_duration(prediction.launching_s)
             note += f", {waiting} of it the host"
         grid.add_row(name, ShareBar(share), f"{format_duration(seconds)}{note}")
     return grid

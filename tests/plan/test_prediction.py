@@ -223,10 +223,10 @@ def test_where_a_gpu_waits_for_launches_the_host_binds() -> None:
         found = predict(asked, chosen)
         assert (found.bottleneck, found.binds) == ("gpu", binds)
         unasked = predict(replace(asked, hardware=asked.hardware.without_host), chosen)
-        assert (unasked.host_s, unasked.binds) == (0, "gpu")
-        working_s = found.lanes_s["gpu"] - found.host_s
+        assert (unasked.launching_s, unasked.binds) == (0, "gpu")
+        working_s = found.lanes_s["gpu"] - found.launching_s
         assert working_s == pytest.approx(unasked.lanes_s["gpu"])
-    assert predict(small(), policy()).host_s == 0
+    assert predict(small(), policy()).launching_s == 0
 
 
 def test_turning_points_are_those_of_the_machine() -> None:
