@@ -15,6 +15,7 @@ def test_both_figures_are_times() -> None:
     found = between_passes(torch.device("cpu"), torch.zeros(2**20, dtype=torch.bfloat16))
     assert 0 <= found.pass_s < 10
     assert 0 <= found.row_s < 1
+    assert found.pass_s + found.row_s > 0
 
 
 def test_every_sequence_is_in_each_pass_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:

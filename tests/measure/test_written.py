@@ -44,6 +44,8 @@ PROCESSORS = st.builds(
     decoding=st.dictionaries(st.sampled_from(list(FORMATS)), numbers(MEMORY_RATE)),
     launch_s=st.floats(0.0, DURATION.least) | numbers(DURATION),
     task_s=st.floats(0.0, DURATION.least) | numbers(DURATION),
+    pass_s=st.floats(0.0, DURATION.least) | numbers(DURATION),
+    row_s=st.floats(0.0, DURATION.least) | numbers(DURATION),
     instruction_set=st.sampled_from(["", "avx2", "portable"]),
 )
 CHUNKS = st.lists(numbers(LINK_RATE), min_size=1, max_size=3).map(tuple)
@@ -103,6 +105,8 @@ def plain() -> HardwareProfile:
         decoding={"bfloat16": 1e9, "packed int4": 1e9},
         launch_s=1e-6,
         task_s=1e-5,
+        pass_s=1e-5,
+        row_s=1e-5,
         instruction_set="avx2",
     )
     disk = _Disk(
