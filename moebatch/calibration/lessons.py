@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from moebatch.arrays import Ints
 from moebatch.calibration.counting import Comparison
 from moebatch.calibration.order import CalibrationOrder
 from moebatch.calibration.text_reading import Advance, TextReading
@@ -249,11 +249,11 @@ class TextEmbedding:
     """What a model makes of the tokens of a text before its first layer; read when it is first
     asked, since a text has a part of the vocabulary: U different tokens."""
 
-    def __init__(self, files: ModelFiles, tokens_N: NDArray[np.int64]) -> None:
+    def __init__(self, files: ModelFiles, tokens_N: Ints) -> None:
         self._files = files
         self._tokens_U = np.unique(tokens_N)
 
-    def __call__(self, tokens_N: NDArray[np.int64]) -> Tensor:
+    def __call__(self, tokens_N: Ints) -> Tensor:
         """Of tokens of that text, [N, D]. Raises StorageError."""
         return self._embedded_UD[torch.from_numpy(np.searchsorted(self._tokens_U, tokens_N))]
 

@@ -14,8 +14,8 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from moebatch.arrays import Bools, Ints
 from moebatch.errors import InputError
 from moebatch.job.scan import fault_of
 from moebatch.predict.predictor import PassTokens
@@ -93,11 +93,11 @@ class PlacedText:
     """Places are counted from 0, in the order of the text."""
 
     sequences: Sequence[TokenSequence]
-    places_S: NDArray[np.int64]
+    places_S: Ints
     """Of all tokens, one sequence behind the other."""
-    starts: NDArray[np.int64]
+    starts: Ints
     """Of each sequence, where it begins in `places_S`, and behind all of them its length."""
-    ends: NDArray[np.int64]
+    ends: Ints
     """The place behind each sequence."""
 
     @classmethod
@@ -148,14 +148,14 @@ class PlacedText:
         return self.place_behind(self.num_counted)
 
     @property
-    def tokens_N(self) -> NDArray[np.int64]:
+    def tokens_N(self) -> Ints:
         """The tokens that are kept."""
         tokens_N = np.empty(self.num_tokens, np.int64)
         tokens_N[self.places_S] = np.fromiter(chain.from_iterable(self.sequences), np.int64)
         return tokens_N
 
     @property
-    def is_first_N(self) -> NDArray[np.bool_]:
+    def is_first_N(self) -> Bools:
         """Those that do not follow the one before them in the same sequence."""
         is_first_N = np.zeros(self.num_tokens, np.bool_)
         is_first_N[[0, *self.ends[:-1]]] = True
@@ -169,9 +169,7 @@ class PlacedText:
         """Those of the tokens of neighbouring sequences."""
         return range(self.place_behind(sequences.start), self.place_behind(sequences.stop))
 
-    def places_of(self, tokens: PassTokens) -> NDArray[np.int64]:
+    def places_of(self, tokens: PassTokens) -> Ints:
         """Places of the tokens of a pass whose requests are sequences of the text, [T]."""
-        places_T: NDArray[np.int64] = self.places_S[
-            self.starts[tokens.requests_T] + tokens.positions_T
-        ]
+        places_T: Ints = self.places_S[self.starts[tokens.requests_T] + tokens.positions_T]
         return places_T

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from moebatch.arrays import Bools, Ints
 from moebatch.spec.model.cache_layout import UNLIMITED
 from moebatch.spec.policy.policy import PAGE_TOKENS, Policy
 from moebatch.spec.workload import Length
@@ -18,7 +18,6 @@ from moebatch.spec.workload import Length
 AHEAD_TOKENS = 2**18
 """Prompt tokens that are looked ahead: some 10 MB of them."""
 
-Ints = NDArray[np.int64]
 T = TypeVar("T")
 
 
@@ -112,7 +111,7 @@ class Admission:
         """These are in work now. What is asked of them several times a pass is worked out here."""
         self._in_work_FS = in_work_FS
         pending_S, cached_S, shared_S, _ = in_work_FS
-        self.decodes_S: NDArray[np.bool_] = pending_S == 0
+        self.decodes_S: Bools = pending_S == 0
         """Which sequences compute the newest token of their answers."""
         self.num_decoding = int(np.count_nonzero(self.decodes_S))
         self._own_tokens_S: Ints = cached_S + pending_S - shared_S + self.decodes_S
@@ -341,7 +340,7 @@ def peaks(
 
 def _growing(
     in_the_end: Ints, full: Ints, page_tokens: int, most_cached: int
-) -> tuple[NDArray[np.bool_], Ints]:
+) -> tuple[Bools, Ints]:
     """Which sequences begin pages as they grow, of which `full` are full now; of the others all."""
     grows = in_the_end <= most_cached
     return grows, np.where(grows, full, (most_cached - 1) // page_tokens + 1)

@@ -4,9 +4,10 @@ Shape letters: L MoE layers, N experts of a layer, T slots of all layers togethe
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
-Costs = NDArray[np.float64]
+from moebatch.arrays import Floats
+
+Costs = Floats
 """Experts that a token has to wait for in each layer by the slots that the layer has, [L, N + 1]:
 convex and falling in the slots."""
 

@@ -8,11 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from moebatch.arrays import Floats
 from moebatch.spec.policy.policy import CacheRule, Policy, PredictorName
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from moebatch.arrays import Floats
 from moebatch.layout.load import PassLoad
 from moebatch.spec.model.shape import ModelShape
 
@@ -45,14 +46,14 @@ def chosen_experts(shape: ModelShape, load: PassLoad) -> float:
     return sum(count * distinct_experts(shape, tokens) for count, tokens in routed(shape, load))
 
 
-def chances_of_any(chances_E: NDArray[np.float64], tokens: float) -> NDArray[np.float64]:
+def chances_of_any(chances_E: Floats, tokens: float) -> Floats:
     """With what chance at least one of so many tokens chooses each expert, 1 - (1 - p)^T, if
     `chances_E` are those of a single one."""
-    chosen_E: NDArray[np.float64] = 1 - (1 - np.clip(chances_E, 0.0, 1.0)) ** max(1.0, tokens)
+    chosen_E: Floats = 1 - (1 - np.clip(chances_E, 0.0, 1.0)) ** max(1.0, tokens)
     return chosen_E
 
 
-def num_likely(chances_E: NDArray[np.float64], tokens: float) -> int:
+def num_likely(chances_E: Floats, tokens: float) -> int:
     """As many experts as so many tokens will probably choose between them, if `chances_E` are those
     of a single one: their expected number, sum of 1 - (1 - p)^T. Of one token that is K, as ProMoE
     predicts (its section on the predictor); of many it is all that are popular.
@@ -74,7 +75,7 @@ class SkewedRouting:
     exponent: float = 0.0
     seed: int = 0
 
-    def rows(self, number: int, layer: int, micro_batch: int, tokens: float) -> NDArray[np.float64]:
+    def rows(self, number: int, layer: int, micro_batch: int, tokens: float) -> Floats:
         """Tokens of each expert, [E], where so many tokens of a pass choose."""
         rng = np.random.default_rng((self.seed, 1, number, layer, micro_batch))
         count = max(1, round(tokens))
@@ -88,14 +89,14 @@ class SkewedRouting:
         rows[self._orders[layer]] = by_rank
         return rows
 
-    def chances(self, layer: int) -> NDArray[np.float64]:
+    def chances(self, layer: int) -> Floats:
         """With what chance a token chooses each expert, [E]; K in all."""
         chances = np.zeros(self.shape.num_experts)
         chances[self._orders[layer]] = self.chances_by_rank
         return chances
 
     @cached_property
-    def chances_by_rank(self) -> NDArray[np.float64]:
+    def chances_by_rank(self) -> Floats:
         """With what chance a token chooses the expert of each rank, [E]; K in all."""
         if self.exponent == 0:
             share = self.shape.experts_per_token / self.shape.num_experts

@@ -15,12 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from moebatch.arrays import Ints
 from moebatch.layout.scratch import Limits
 from moebatch.measure.sizes import Sizes
 from moebatch.measure.synthetic import SyntheticLayer, synthetic_layer
 from moebatch.measure.timer import Allocate, Timer
 from moebatch.model.attention.plan import AttentionPlan, Sight
-from moebatch.model.attention.span import Ints, Span
+from moebatch.model.attention.span import Span
 from moebatch.model.batch import MicroBatch
 from moebatch.spec.policy.policy import PAGE_TOKENS, pages_of
 

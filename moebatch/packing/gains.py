@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
+from moebatch.arrays import Ints
 from moebatch.calibration.perplexity import TextOrder, measure_perplexity
 from moebatch.checkpoint.fingerprint import file_digest
 from moebatch.checkpoint.model_files import ModelFiles
@@ -53,7 +53,7 @@ def popularity_source(files: ModelFiles, text: TextOrder | None) -> str:
 
 def _popularity(
     files: ModelFiles, text: TextOrder | None, log: Callable[[str], None]
-) -> Mapping[int, NDArray[np.int64]]:
+) -> Mapping[int, Ints]:
     """How often each expert is chosen, by layer."""
     if text is not None:
         counter = _Counter(files)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from moebatch.arrays import Floats
 from moebatch.predict.predictor import Predictor, counts_of
 from moebatch.predict.trace import RoutingTrace, TracePass
 
@@ -58,7 +58,7 @@ def mean_accuracy(layers: tuple[LayerAccuracy, ...]) -> tuple[float, float]:
     return took_part, sum(layer.hot for layer in layers) / len(layers)
 
 
-def _shares(counts_E: NDArray[np.float64], predicted: list[int]) -> tuple[float, float]:
+def _shares(counts_E: Floats, predicted: list[int]) -> tuple[float, float]:
     least_hot = max(1, int(np.sort(counts_E)[-len(predicted)]))
     took_part = counts_E[predicted] > 0
     return float(took_part.mean()), float((counts_E[predicted] >= least_hot).mean())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from moebatch.arrays import Floats
 from moebatch.predict.path_table import Counts, PathTable, path_codes
 from moebatch.predict.predictor import Chosen, PassTokens, Predictor, counts_of
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 MAX_LEARNT_ROWS = 512
 """Of a larger micro-batch so many rows, evenly taken, are counted while a job runs."""
-Floats = NDArray[np.float64]
 Method = Literal["probability", "votes"]
 
 

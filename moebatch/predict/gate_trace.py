@@ -17,12 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from moebatch.arrays import Ints
 from moebatch.journal.files import storage_errors
 from moebatch.predict.predictor import Chosen, PassTokens, RoutingObserver
 
 MAX_HIDDEN_BYTES = 4 * 2**30
 """Hidden states of tokens beyond that are not kept: a gate of a large model has seen enough."""
-PlacesOf = Callable[[PassTokens], NDArray[np.int64]]
+PlacesOf = Callable[[PassTokens], Ints]
 _HIDDEN, _EXPERTS = np.dtype(np.float16), np.dtype(np.uint16)
 
 

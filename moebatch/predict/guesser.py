@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from moebatch.arrays import Ints
+
 Shares = NDArray[np.float32]
 """With what chance each of some tokens chooses each expert of a layer, [R, E]; K in a row."""
 _BLOCK_ROWS = 256
@@ -32,7 +34,7 @@ class Guess(NamedTuple):
 class KnownTokens(NamedTuple):
     """What is known of the tokens of a pass before its first layer."""
 
-    tokens_T: NDArray[np.int64]
+    tokens_T: Ints
     embedded_TD: Tensor | None = None
     before: Callable[[slice], Tensor | None] = lambda rows: None
     """What the last gate has seen of the token before each of some rows, [R, D]; zeros where

@@ -8,8 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from moebatch.arrays import Floats
 from moebatch.predict.correlation import CorrelationPredictor
 from moebatch.predict.guesser import Guess, Guesser, KnownTokens
 from moebatch.predict.predictor import Chosen, PassTokens, Predictor
@@ -17,8 +17,6 @@ from moebatch.predict.successors import GuessedShares, Successors
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-Floats = NDArray[np.float64]
 
 
 class GuessingPredictor(Predictor):

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from moebatch.arrays import Bools, Ints
 from moebatch.predict.guesser import Perceptron, Shares, beginning_of
 
 PARAMETERS = 2_000_000
@@ -23,7 +24,7 @@ _BATCH = 256
 _RATE = 3e-3
 _SEED = 0
 Loss = Callable[[NDArray[np.intp]], Tensor]
-Embed = Callable[[NDArray[np.int64]], Tensor]
+Embed = Callable[[Ints], Tensor]
 """What a model makes of tokens before its first layer, [N, D]."""
 
 
@@ -43,8 +44,8 @@ class Seen:
 
     hidden_LND: NDArray[np.float16]
     experts_LNK: NDArray[np.uint16]
-    tokens_N: NDArray[np.int64]
-    is_first_N: NDArray[np.bool_]
+    tokens_N: Ints
+    is_first_N: Bools
     """Tokens that do not follow the one before them in the same sequence."""
 
     def __len__(self) -> int:

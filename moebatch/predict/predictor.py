@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from moebatch.arrays import Bools, Floats, Ints
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -22,17 +24,17 @@ Chosen = NDArray[np.integer]
 class PassTokens:
     """What is known of a pass before its first layer."""
 
-    tokens_T: NDArray[np.int64]
+    tokens_T: Ints
     """The token of each row."""
-    requests_T: NDArray[np.int64]
+    requests_T: Ints
     """The request that it belongs to, by its index."""
-    choices_T: NDArray[np.int64]
+    choices_T: Ints
     """Which one of its request's answers it belongs to."""
-    positions_T: NDArray[np.int64]
+    positions_T: Ints
     """Its position in its sequence."""
-    is_first_T: NDArray[np.bool_]
+    is_first_T: Bools
     """Rows that do not follow the row before them in the same sequence."""
-    is_last_T: NDArray[np.bool_]
+    is_last_T: Bools
     """Rows behind which the next token of their sequence is not known yet."""
     embedded_TD: "Tensor | None" = None
     """What the model makes of them before its first layer, valid until that begins."""
@@ -74,11 +76,11 @@ class Predictor(RoutingObserver, ABC):
         return ranked
 
     @abstractmethod
-    def frequency(self, layer: int) -> NDArray[np.float64]:
+    def frequency(self, layer: int) -> Floats:
         """How often each expert has been chosen in all, [E]."""
 
     @abstractmethod
-    def expected(self, layer: int) -> NDArray[np.float64]:
+    def expected(self, layer: int) -> Floats:
         """How many tokens of the pass are expected to choose each expert, [E].
 
         They sum to T times K, where T are the tokens of the pass for which this is a guess.
@@ -90,6 +92,6 @@ class Predictor(RoutingObserver, ABC):
         this pass or of the next, and not only by what others have chosen."""
 
 
-def counts_of(experts_RK: Chosen, num_experts: int) -> NDArray[np.float64]:
+def counts_of(experts_RK: Chosen, num_experts: int) -> Floats:
     """How many of some tokens have chosen each expert, [E]."""
     return np.bincount(experts_RK.reshape(-1), minlength=num_experts).astype(np.float64)

@@ -6,21 +6,20 @@ Shape letters: R rows, E experts.
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from moebatch.arrays import Bools, Floats
 from moebatch.predict.predictor import Chosen, PassTokens, RoutingObserver
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Floats = NDArray[np.float64]
 _LASTING = 0.5
 """What a pass counts for when the next one is over. Of answers of the built-in model, experts that
 were chosen in the last pass alone come again with a chance of 0.33, those of the last two of 0.50:
 less than is said here, in the same proportion."""
 
 
-def after_pass(before: Floats, is_chosen: NDArray[np.bool_]) -> Floats:
+def after_pass(before: Floats, is_chosen: Bools) -> Floats:
     """The share of passes in which each expert was chosen, with one pass more; 0..1."""
     return _LASTING * before + (1 - _LASTING) * is_chosen
 
@@ -32,7 +31,7 @@ class RecentUse(RoutingObserver):
         self._num_experts = num_experts
         self._before: dict[int, Floats] = {}
         """By layer, up to the last pass, [E]."""
-        self._now: dict[int, NDArray[np.bool_]] = {}
+        self._now: dict[int, Bools] = {}
         """What has been chosen in this one, [E]."""
 
     def begin_pass(self, num_rows: int, tokens: PassTokens | None = None) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from moebatch.layout.habits import Floats, Habits
+from moebatch.arrays import Bools, Floats
+from moebatch.layout.habits import Habits
 from moebatch.predict.predictor import Chosen
 from moebatch.predict.recent_use import after_pass
 from moebatch.spec.policy.policy import CacheRule, PredictorName
@@ -22,7 +23,6 @@ _MOST_KNOWN_PASSES = 256
 _FEWEST_PASSES = 16
 _WARM_SHARE = 4
 """One of so many only fills the caches."""
-Bools = NDArray[np.bool_]
 
 
 def measure_habits(

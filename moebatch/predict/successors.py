@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from moebatch.arrays import Floats
 from moebatch.predict.guesser import Shares
 from moebatch.predict.predictor import PassTokens
 
-Floats = NDArray[np.float64]
 _Name = tuple[int, int, int]
 """Of a token: its request, which of the answers to it, and the position in that."""
 

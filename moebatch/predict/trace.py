@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from moebatch.arrays import Floats
 from moebatch.errors import ConfigError, Fault
 from moebatch.predict.array_file import (
     Arrays,
@@ -154,7 +155,7 @@ class TraceRouting:
             [counts_of(of, trace.num_experts) / len(of) for of in self._experts_LTK]
         )
 
-    def rows(self, number: int, layer: int, micro_batch: int, tokens: float) -> NDArray[np.float64]:
+    def rows(self, number: int, layer: int, micro_batch: int, tokens: float) -> Floats:
         """Tokens of each expert, [E]; every micro-batch of every pass takes tokens of its own, the
         same in all layers."""
         of_layer = self._experts_LTK[self._layers[layer]]
@@ -163,7 +164,7 @@ class TraceRouting:
         taken = np.arange(first, first + min(count, len(of_layer))) % len(of_layer)
         return counts_of(of_layer[taken], self._num_experts) * (count / len(taken))
 
-    def chances(self, layer: int) -> NDArray[np.float64]:
+    def chances(self, layer: int) -> Floats:
         """With what chance a token of the trace chooses each expert, [E]; K in all."""
-        chances_E: NDArray[np.float64] = self._chances_LE[self._layers[layer]]
+        chances_E: Floats = self._chances_LE[self._layers[layer]]
         return chances_E

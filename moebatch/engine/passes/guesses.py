@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from moebatch.arrays import Floats
 from moebatch.layout.routing import chances_of_any, num_likely
 from moebatch.model.routing.router import Routing
 from moebatch.predict.predictor import PassTokens, Predictor, RoutingObserver
@@ -85,7 +85,7 @@ class Guesses(Router):
         found: list[float] = found_E.tolist()
         return found
 
-    def _chances_of_token(self, layer: int) -> NDArray[np.float64] | None:
+    def _chances_of_token(self, layer: int) -> Floats | None:
         """With what chance a token chooses each expert, [E]; None if nothing is expected."""
         expected_E = self._predictor.expected(layer)
         num_expected = expected_E.sum() / self._experts_per_token

@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from moebatch.arrays import Ints
 from moebatch.engine.batcher import Slice
 from moebatch.engine.sequence import Sequence as TokenSequence
 from moebatch.layout.scratch import PROMPT_ROWS
-from moebatch.model.attention.span import Ints, Span
+from moebatch.model.attention.span import Span
 from moebatch.model.batch import MicroBatch
 from moebatch.predict.predictor import PassTokens
 from moebatch.schedule.request import Sweep

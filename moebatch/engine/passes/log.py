@@ -5,10 +5,9 @@ Shape letters: E experts, R rows, K experts per token.
 
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
+from moebatch.arrays import Floats
 from moebatch.engine.passes.layout import Group, Layout, Part
 from moebatch.layout.load import PassLoad
 from moebatch.layout.routing import SkewedRouting
@@ -29,8 +28,8 @@ class PassLog(RoutingObserver):
         self.passes: list[MicroBatches] = []
         self._num_passes = num_passes
         self._layout: Layout | None = None
-        self._rows: dict[tuple[int, int, int], NDArray[np.float64]] = {}
-        self._chosen: dict[int, NDArray[np.float64]] = {}
+        self._rows: dict[tuple[int, int, int], Floats] = {}
+        self._chosen: dict[int, Floats] = {}
         self._num_tokens: dict[int, int] = {}
         self._even = SkewedRouting(shape=shape)
         self._shape, self._num_experts = shape, shape.num_experts
@@ -73,12 +72,12 @@ class PassLog(RoutingObserver):
 
     # --- as the routing of a simulation ---------------------------------------------------------
 
-    def rows(self, number: int, layer: int, micro_batch: int, tokens: float) -> NDArray[np.float64]:
+    def rows(self, number: int, layer: int, micro_batch: int, tokens: float) -> Floats:
         """Tokens of each expert, [E]."""
         known = self._rows.get((number, layer, micro_batch))
         return self._even.rows(number, layer, micro_batch, tokens) if known is None else known
 
-    def chances(self, layer: int) -> NDArray[np.float64]:
+    def chances(self, layer: int) -> Floats:
         """With what chance a token has chosen each expert, [E]; K in all."""
         counts_E = self._chosen.get(layer)
         if counts_E is None:

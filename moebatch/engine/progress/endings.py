@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+
+from moebatch.arrays import Floats, Ints
 
 _NUM_BINS = 256
 _LONGEST = 1.0
@@ -15,8 +16,6 @@ _LONGEST = 1.0
 _ALIKE = 0.25
 """Answers beside those seen that are taken to end anywhere alike: the estimate where none got."""
 _GOLDEN = (5**0.5 - 1) / 2
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 class InWork(NamedTuple):

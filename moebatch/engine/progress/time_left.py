@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from moebatch.arrays import Ints
 from moebatch.engine.progress.endings import Endings, InWork
-from moebatch.layout.admission import Caps, Ints, fields_of
+from moebatch.layout.admission import Caps, fields_of
 from moebatch.layout.lanes import pass_seconds
 from moebatch.layout.load import PassLoad
 from moebatch.plan.prediction import at_end

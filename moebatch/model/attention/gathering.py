@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from moebatch.arrays import Ints
 from moebatch.layout.scratch import bucket_positions
-from moebatch.model.attention.span import Ints
 
 _MAX_PADDING = 0.25
 

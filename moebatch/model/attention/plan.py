@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from moebatch.arrays import Ints
 from moebatch.model.attention.gathering import Gathered, Seen
-from moebatch.model.attention.span import Ints, Span, placed
+from moebatch.model.attention.span import Span, placed
 from moebatch.model.native import loader
 from moebatch.model.native.attention_work import QuerySlices, SingleQueries
 from moebatch.model.native.kernels import Kernels

@@ -8,10 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-Ints = NDArray[np.int64]
+from moebatch.arrays import Ints
 
 
 class Span(NamedTuple):

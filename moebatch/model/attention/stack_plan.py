@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from moebatch.arrays import Ints
 from moebatch.model.attention.gathering import Gathered, Seen
-from moebatch.model.attention.span import Ints, Span, new_rows, placed
+from moebatch.model.attention.span import Span, new_rows, placed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

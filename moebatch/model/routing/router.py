@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
+from moebatch.arrays import Ints
 from moebatch.model.routing.tokens import ExpertTokens, group_rows
 from moebatch.spec.model.blocks import Router
 
@@ -52,11 +52,11 @@ class Routing:
         """Experts that at least one token chose, ascending."""
         return tuple(self.tokens)
 
-    def chosen(self, rows: slice) -> NDArray[np.int64]:
+    def chosen(self, rows: slice) -> Ints:
         """What those rows chose, in main memory, [R, K]; a choice that was left out is shown as the
         first one of its token once more."""
         chosen_TK = self.experts_TK if self.asked_TK is None else self.asked_TK
-        experts_RK: NDArray[np.int64] = chosen_TK[rows].cpu().numpy()
+        experts_RK: Ints = chosen_TK[rows].cpu().numpy()
         return np.where(experts_RK < self.num_experts, experts_RK, experts_RK[:, :1])
 
     @classmethod

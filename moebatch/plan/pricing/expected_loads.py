@@ -11,9 +11,9 @@ Shape letters: L MoE layers.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from moebatch.arrays import Floats
+
 _ROUNDS = 64
 _EXACT = 1e-6
 _NEXT_TO_NOTHING = 1e-12

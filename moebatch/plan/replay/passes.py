@@ -8,7 +8,8 @@ from itertools import cycle, islice
 
 import numpy as np
 
-from moebatch.layout.admission import Admission, Caps, Ints, longest_first
+from moebatch.arrays import Ints
+from moebatch.layout.admission import Admission, Caps, longest_first
 from moebatch.layout.load import CountedLoad, PassLoad
 from moebatch.layout.scratch import PROMPT_ROWS
 from moebatch.spec.workload import Length, Workload

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from moebatch.arrays import Floats
 from moebatch.layout.load import PassLoad
 from moebatch.layout.routing import chances_of_any, in_layer, num_likely
 from moebatch.layout.setup import room_of, setup_of, streamed_per_layer
@@ -25,10 +25,10 @@ from moebatch.spec.policy.policy import Policy
 class Routing(Protocol):
     """What gates say, and which experts are liked."""
 
-    def rows(self, number: int, layer: int, micro_batch: int, tokens: float) -> NDArray[np.float64]:
+    def rows(self, number: int, layer: int, micro_batch: int, tokens: float) -> Floats:
         """Tokens of each expert, [E], where so many tokens of a pass choose."""
 
-    def chances(self, layer: int) -> NDArray[np.float64]:
+    def chances(self, layer: int) -> Floats:
         """With what chance a token chooses each expert, [E]; K in all."""
 
 
@@ -47,7 +47,7 @@ class SimWorld:
     _number: int = field(default=0, init=False)
     _present: dict[int, list[int]] = field(default_factory=dict, init=False)
     """Micro-batches that have attended, by step."""
-    _rows: dict[tuple[int, int], NDArray[np.float64]] = field(default_factory=dict, init=False)
+    _rows: dict[tuple[int, int], Floats] = field(default_factory=dict, init=False)
     """Tokens of each expert by layer and micro-batch, of this pass."""
     _streamed: dict[int, int] = field(init=False)
     """Experts that do not live where they are computed, by layer."""
@@ -214,7 +214,7 @@ class SimWorld:
         assert task.micro_batch is not None, f"{task} is of a micro-batch"
         return self._now.loads[task.micro_batch]
 
-    def _rows_of(self, layer: int, micro_batch: int) -> NDArray[np.float64]:
+    def _rows_of(self, layer: int, micro_batch: int) -> Floats:
         key = layer, micro_batch
         if key not in self._rows:
             load = in_layer(self.price.prices.shape, self._now.loads[micro_batch], layer)

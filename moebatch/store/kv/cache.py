@@ -8,13 +8,14 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
+from moebatch.arrays import Ints
 from moebatch.schedule.steps.kv_route import Place
 from moebatch.schedule.task import Kind
 from moebatch.spec.machine.hardware import LevelName
 from moebatch.spec.model.cache import CacheGroup
 from moebatch.store.kv.layout import KvLayout
 from moebatch.store.kv.levels import KvLevels
-from moebatch.store.kv.pages import Ints, KvPages
+from moebatch.store.kv.pages import KvPages
 from moebatch.store.kv.prefixes import KvPrefix
 from moebatch.store.kv.tensors import KvTensors
 from moebatch.store.kv.view import KvPiece, KvView, seen_rows, view_of

@@ -5,12 +5,10 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from moebatch.arrays import Ints
 from moebatch.spec.model.cache import CacheGroup
 from moebatch.store.kv.prefixes import KvPrefix, KvPrefixes
-
-Ints = NDArray[np.int64]
 
 
 class KvPages:

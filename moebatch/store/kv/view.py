@@ -7,10 +7,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from moebatch.arrays import Ints
 from moebatch.schedule.steps.kv_route import Place
 from moebatch.spec.model.cache import CacheGroup
 from moebatch.store.kv.moves import Moves
-from moebatch.store.kv.pages import Ints, KvPages
+from moebatch.store.kv.pages import KvPages
 
 
 class KvPiece(NamedTuple):
