@@ -265,7 +265,12 @@ def _colour(bar: Bar) -> tuple[float, ...]:
 def _labels(task: Task, num_layers: int) -> Iterator[str]:
     """What may stand in a bar, longest first."""
     yield task_label(task, num_layers)
-    signs = ("k", task.micro_batch), ("e", task.expert), ("p", task.page)
-    short = " ".join(f"{sign}{number}" for sign, number in signs if number is not None)
-    yield f"L{task.step % num_layers} {short}".rstrip()
-    yield short
+    layer = f"L{task.step % num_layers}"
+    experts = tuple(("e", expert) for expert in task.experts)
+    signs = ("k", task.micro_batch), *experts, ("p", task.page)
+    names = " ".join(f"{sign}{number}" for sign, number in signs if number is not None)
+    yield f"{layer} {names}".rstrip()
+    if len(experts) > 1:
+        yield f"{layer} {len(experts)} experts"
+    else:
+        yield names
