@@ -87,6 +87,7 @@ def sbatch(job: JobFile, asked: Submission, output: Script = None) -> None:
     """Write a Slurm script that runs a job in shards and merges them."""
     from moebatch.job.sbatch import submission_script
     from moebatch.measure.saved import require_writable_file
+    from moebatch.spec.files.text_file import write_text
     from moebatch.spec.job import load_job
 
     script = submission_script(job, load_job(job), asked)
@@ -94,7 +95,7 @@ def sbatch(job: JobFile, asked: Submission, output: Script = None) -> None:
         typer.echo(script, nl=False)
         return
     require_writable_file(output)
-    output.write_text(script)
+    write_text(output, script)
 
 
 @with_options

@@ -1,5 +1,7 @@
 """``moebatch run``."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +11,7 @@ import typer
 from moebatch.cli.as_json import AsJson, answering, error_json, print_json
 from moebatch.cli.parameters import Drawings, JobFile, Quiet, with_options
 from moebatch.cli.process import let_threads_sleep, stopping_on_signals
-from moebatch.errors import ExitCode, LockHeld, Stopped
+from moebatch.errors import ExitCode, LockHeld, MoebatchError, Stopped
 from moebatch.job.options import RunOptions
 from moebatch.report.console import error_console, logger, print_error, say, show
 from moebatch.spec.option import Option
@@ -142,20 +144,33 @@ def _execute(
         from moebatch.spec.job import load_job
 
         loaded = load_job(job)  # what is wrong with it is said before the longer imports
-        from moebatch.job.run import JobRun
+        from moebatch.job.run import JobRun, require_own_profile
         from moebatch.report.pictures.drawings import write_timelines
         from moebatch.report.progress import watching
 
+        if ending.recalibrate:
+            require_own_profile(loaded)
         job_run = JobRun(loaded, log, options, stop)
         with watching(job_run.status, console, quiet=ending.quiet):
             summary = job_run.execute()
     ending.done(summary, job)
-    if options.is_drawn:
-        timelines = job_run.timelines()
-        if timelines:
-            write_timelines(timelines, trace=drawings.trace, gantt=drawings.gantt, log=log)
-        else:
-            log("there is nothing to draw: no pass was computed")
-    if ending.recalibrate:
-        job_run.recalibrate(summary)
+    with _only_warned():
+        if options.is_drawn:
+            timelines = job_run.timelines()
+            if timelines:
+                write_timelines(timelines, trace=drawings.trace, gantt=drawings.gantt, log=log)
+            else:
+                log("there is nothing to draw: no pass was computed")
+    with _only_warned():
+        if ending.recalibrate:
+            job_run.recalibrate(summary)
     return summary
+
+
+@contextmanager
+def _only_warned() -> Iterator[None]:
+    """While the block runs, what goes wrong is only told: rows have ended and are written."""
+    try:
+        yield
+    except MoebatchError as error:
+        say(error_console(), f"warning: {error}")

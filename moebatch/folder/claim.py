@@ -7,6 +7,7 @@ import os
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,7 @@ from moebatch.folder.results import Answered
 from moebatch.folder.row_key import RowKeys
 from moebatch.folder.run_folder import RunFolder
 from moebatch.folder.shard import Shard
+from moebatch.journal.files import Files, NewFile
 from moebatch.journal.finished import Finished
 from moebatch.quoting import reason, shown
 from moebatch.rows.row import Source
@@ -26,6 +28,13 @@ from moebatch.spec.files.json_file import read_json
 
 INPUT_PATH = "input.path"
 """The one field that decides nothing: folders and files may be moved, linked and compressed."""
+GENERATION = "generation_config.json"
+"""A field that folders of earlier versions lack."""
+
+
+def input_path_text(path: Path) -> str:
+    """A path as a manifest has it: JSON holds no bytes that are not UTF-8."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +53,8 @@ class Manifest:
 
     def differences(self, other: "Manifest") -> list[str]:
         """What makes it another job than `other`, with both values."""
-        names = sorted((self.fields.keys() | other.fields.keys()) - {INPUT_PATH})
+        unknown = {GENERATION} - other.fields.keys()
+        names = sorted((self.fields.keys() | other.fields.keys()) - {INPUT_PATH} - unknown)
         return [
             f"{name} was {shown(other.fields.get(name))}, is {shown(self.fields.get(name))}"
             for name in names
@@ -66,6 +76,8 @@ class FirstRun(BaseModel):
     bytes of what was not stopped. 0 in folders of versions that did not keep it."""
     num_shards: Annotated[int, Strict()] | None = None
     """Into how many shards the rows are divided; None if no run has asked for it."""
+    errors: str | None = None
+    """Where failed rows were last written to, from the folder of the output; None if nowhere."""
 
     @classmethod
     def today(cls, shard: Shard) -> "FirstRun":
@@ -111,6 +123,31 @@ def claim(manifest: Manifest, output: Path, source: Source, ours: FirstRun) -> C
     raise StorageError(f"{folder.manifest}: other runs keep writing it")
 
 
+def require_own_errors(before: Claim | None, output: Path, errors: Path | None) -> None:
+    """Raises ConfigError if there is something where failed rows are to go that no run of this job
+    has written."""
+    if errors is None or not errors.exists() or not errors.stat().st_size:
+        return
+    if before is None or before.first.errors != _beside(output, errors):
+        message = "exists, and this job has not written it; choose another, or move it away"
+        raise _refusal(errors, message, where="output.errors")
+
+
+def claim_errors(ours: Claim, output: Path, errors: Path | None) -> None:
+    """Makes a file that of a job's failed rows, right before it is written. Raises ConfigError if
+    it has become another's meanwhile, and StorageError."""
+    require_own_errors(ours, output, errors)
+    if errors is None or ours.first.errors == _beside(output, errors):
+        return
+    first = ours.first.model_copy(update={"errors": _beside(output, errors)})
+    _write(Claim(manifest=ours.manifest, first=first), RunFolder(output), only_new=False)
+
+
+def _beside(output: Path, path: Path) -> str:
+    """So that a folder may be moved as a whole."""
+    return os.path.relpath(os.path.realpath(path), RunFolder(output).path.parent)
+
+
 def require_own(manifest: Manifest, output: Path, source: Source) -> Claim | None:
     """What earlier runs of a job have left, None if there were none.
 
@@ -143,13 +180,19 @@ def require_own(manifest: Manifest, output: Path, source: Source) -> Claim | Non
 def _has_other_rows(manifest: Manifest, output: Path, source: Source) -> bool:
     """An input that has moved, or was compressed, is known by its rows: one that was looked at
     before is enough. Of an input in its old place all rows may have been edited."""
-    if manifest.fields.get(INPUT_PATH) == str(source.path):
+    if manifest.fields.get(INPUT_PATH) == input_path_text(source.path):
         return False
     with Finished(RunFolder(output).journal) as finished:
         if not len(finished):
             return output.exists()
         answered = Answered(finished, manifest.row_keys)
         return all(answered.of(raw) is None for raw in source)
+
+
+_REMEDY = (
+    "remove this file, and move the output away if there is one: the same job finds the rows that "
+    "have ended again"
+)
 
 
 def read_claim(folder: RunFolder) -> Claim | None:
@@ -160,11 +203,11 @@ def read_claim(folder: RunFolder) -> Claim | None:
     except FileNotFoundError:
         return None
     except ValidationError:
-        raise _refusal(folder.manifest, "is no manifest; remove its folder") from None
+        raise _refusal(folder.manifest, f"is no manifest; {_REMEDY}") from None
     except OSError as error:
         raise StorageError(f"{folder.manifest}: cannot be read: {error.strerror}") from None
     except ValueError as error:
-        message = f"cannot be read ({reason(error)}); remove its folder"
+        message = f"cannot be read ({reason(error)}); {_REMEDY}"
         raise _refusal(folder.manifest, message) from None
     return Claim(manifest=Manifest(fields=content.job), first=content.settled)
 
@@ -174,13 +217,20 @@ def _write(wanted: Claim, folder: RunFolder, *, only_new: bool) -> bool:
     first."""
     draft = folder.path / f".manifest.{uuid.uuid4().hex}"
     content = _Content(job=dict(wanted.manifest.fields), settled=wanted.first)
+    files = Files()
     try:
         folder.path.mkdir(exist_ok=True)
-        draft.write_text(content.model_dump_json(indent=1) + "\n")
+        with closing(NewFile(files, draft)) as file:
+            file.write(content.model_dump_json(indent=1).encode() + b"\n")
+            file.sync()  # a name that outlives a loss of power, with nothing in it, is damage
         if only_new:
-            return _link(draft, folder.manifest)
-        draft.replace(folder.manifest)
-        return True
+            is_ours = _link(draft, folder.manifest)
+        else:
+            is_ours = True
+            files.replace(draft, folder.manifest)
+        for changed in (folder.path, folder.path.parent):
+            files.sync_folder(changed)
+        return is_ours
     except OSError as error:
         raise StorageError(f"{folder.path}: cannot be written: {error.strerror}") from error
 
@@ -200,5 +250,5 @@ def _link(draft: Path, target: Path) -> bool:
     return True
 
 
-def _refusal(path: Path, message: str) -> ConfigError:
-    return ConfigError([Fault(file=str(path), where="output.path", message=message)])
+def _refusal(path: Path, message: str, *, where: str = "output.path") -> ConfigError:
+    return ConfigError([Fault(file=str(path), where=where, message=message)])

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from moebatch.folder.results import Answered
-from moebatch.rows.parse import ANY_ROW, parse_row
+from moebatch.rows.parse import ANY_ROW, RowRules, parse_row
 from moebatch.rows.row import RawRow, Row, Source
 from moebatch.spec.request import RowError
 
@@ -19,6 +19,8 @@ class Duplicates:
 
     first: Mapping[str, Row] = field(default_factory=dict)
     """The first rows, by the names that are there more than once."""
+    rules: RowRules = ANY_ROW
+    """By which rows have their names."""
 
     def __bool__(self) -> bool:
         return bool(self.first)
@@ -27,7 +29,7 @@ class Duplicates:
         """What is wrong with a row, None if it is no duplicate."""
         if not self.first:
             return None
-        name = parse_row(raw, ANY_ROW).row.custom_id
+        name = parse_row(raw, self.rules).row.custom_id
         first = None if name is None else self.first.get(name)
         if first is None or first.index == raw.index:
             return None
@@ -38,8 +40,9 @@ class Duplicates:
 NO_DUPLICATES = Duplicates()
 
 
-def find_duplicates(source: Source, names: "array[int]") -> Duplicates:
-    """Those of an input whose rows have names of these hashes, in order; 0 is no name.
+def find_duplicates(source: Source, names: "array[int]", rules: RowRules) -> Duplicates:
+    """Those of an input whose rows have names of these hashes by the `rules` of the job, in order;
+    0 is no name.
 
     Looks at the input again only if hashes are equal, which alone proves nothing.
     """
@@ -51,17 +54,17 @@ def find_duplicates(source: Source, names: "array[int]") -> Duplicates:
     for raw in source:
         if raw.index >= len(names) or names[raw.index] not in suspects:
             continue
-        row = parse_row(raw, ANY_ROW).row
+        row = parse_row(raw, rules).row
         if row.custom_id is None:
             continue
         if first.setdefault(row.custom_id, row) is not row:
             repeated[row.custom_id] = first[row.custom_id]
-    return Duplicates(repeated)
+    return Duplicates(repeated, rules)
 
 
-def recorded_duplicates(source: Source, answered: Answered) -> Duplicates:
+def recorded_duplicates(source: Source, answered: Answered, rules: RowRules) -> Duplicates:
     """Those of an input as far as its rows are known from earlier runs."""
-    return find_duplicates(source, array("Q", map(answered.name_of, source)))
+    return find_duplicates(source, array("Q", map(answered.name_of, source)), rules)
 
 
 def _repeated(names: "array[int]") -> set[int]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from moebatch.errors import ConfigError, Fault, StorageError
+from moebatch.journal.files import NUM_ADDED
 from moebatch.spec.job import Job
 
 _OTHER_FORMATS = frozenset({".parquet", ".csv", ".zst", ".bz2", ".xz", ".zip"})
@@ -73,6 +74,9 @@ def _obstacle(path: Path) -> str | None:
         return f"the folder {folder} does not exist; make it first"
     if not folder.is_dir():
         return f"{folder} is no folder"
+    longest = os.pathconf(folder, "PC_NAME_MAX") - NUM_ADDED
+    if len(os.fsencode(path.resolve().name)) > longest:
+        return f"the name of the file has more than {longest} bytes; choose a shorter one"
     if not os.access(folder, os.W_OK | os.X_OK):
         return f"the folder {folder} cannot be written to; check its permissions"
     return None

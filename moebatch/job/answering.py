@@ -8,7 +8,7 @@ from moebatch.folder.results import Results
 from moebatch.job.scan import InputSummary
 from moebatch.rows.dialects import Served, result_line
 from moebatch.rows.prompts import RowReader
-from moebatch.rows.row import FailedRow, Row, Source, refusal
+from moebatch.rows.row import FailedRow, Row, Source
 from moebatch.spec.request import Begun, Outcome, Request, RowError
 
 
@@ -47,7 +47,7 @@ class Answering:
         input was changed, and StorageError."""
         for raw in self._source:
             if raw.index >= len(self._is_left):
-                raise refusal(self._source.path, "has grown while the job ran; run the job again")
+                return  # of what was appended meanwhile the next run knows how long it is
             if not self._is_left[raw.index]:
                 continue
             item = self._results.resumed(raw, self._reader.request(raw))

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Hashable, Iterable, Iterator
+from contextlib import suppress
 
 import torch
 
@@ -12,7 +13,7 @@ from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.device import Device
 from moebatch.engine.progress.time_left import TimeLeft
 from moebatch.engine.spec import EngineSpec
-from moebatch.errors import OutOfMemory, Stopped
+from moebatch.errors import MoebatchError, OutOfMemory, Stopped, StorageError
 from moebatch.folder.results import Results
 from moebatch.garbage import lasting
 from moebatch.job.answering import Answering
@@ -41,6 +42,7 @@ from moebatch.spec.machine.hardware import DeviceKind
 from moebatch.spec.request import Outcome, Request
 from moebatch.spec.workload import Length, LengthSample, Workload
 from moebatch.store.memory import is_out_of_memory
+from moebatch.units import count_of
 
 _UNPINNED = (
     "warning: the system does not pin main memory, so that experts come up at half the speed or "
@@ -122,6 +124,9 @@ class Attempt:
         context = self.context
         journal = context.folder.journal
         with Finished(journal) as before, JournalWriter(journal) as ours:
+            if before.num_damaged:
+                records = count_of(before.num_damaged, "record was", "records were")
+                context.log(f"warning: {journal}: {records} damaged; those rows are answered again")
             results = Results(before, ours, context.claim.manifest.row_keys)
             self.input = counted = self._scan(results)
             self.repeats = Repeats(counted.repeated)
@@ -269,15 +274,21 @@ class Attempt:
             kept = answering.keep_unfinished(engine.unfinished())
             gained = kept > 0 or answering.num_ended > 0
             raise Stopped(self._stopped_early(kept), has_gained=gained) from None
-        except OutOfMemory:
-            answering.keep_unfinished(engine.unfinished())
+        except MoebatchError:
+            with suppress(StorageError):  # it may be the disk of journals that fails
+                answering.keep_unfinished(engine.unfinished())
             raise
         finally:
+            if answering.num_ended:
+                stop.gained(self._num_done_text)
             built.close()
 
     def _stopped_early(self, num_tokens: int) -> str:
-        num_rows = self.input.num_rows if self.input else 0
         return (
-            f"stopped early ({self.context.stop.reason}): {self.num_done} of {num_rows} rows are "
-            f"done, and {num_tokens} tokens of others; run the job again to go on"
+            f"stopped early ({self.context.stop.reason}): {self._num_done_text}, and {num_tokens} "
+            "tokens of others; run the job again to go on"
         )
+
+    @property
+    def _num_done_text(self) -> str:
+        return f"{self.num_done} of {self.input.num_rows if self.input else 0} rows are done"

@@ -2,14 +2,16 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from moebatch.checkpoint.fingerprint import checkpoint_fingerprint, weights_sample
 from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.engine.approximation import EXACT, Approximation
 from moebatch.errors import CheckpointError
-from moebatch.folder.claim import INPUT_PATH, Manifest
+from moebatch.folder.claim import GENERATION, INPUT_PATH, Manifest, input_path_text
+from moebatch.rows.parameters import model_defaults
+from moebatch.rows.prompts import read_generation_config
 from moebatch.spec.job import Job
 
 _TOKENIZER_FILES = (
@@ -21,6 +23,9 @@ _TOKENIZER_FILES = (
     "tokenizer.model",
     "chat_template.jinja",
 )
+"""What most models have."""
+_OTHER_TOKENIZER_FILES = ("added_tokens.json", "chat_template.json", "tekken.json", "vocab.txt")
+_OTHER_TOKENIZERS = ("*.model", "*.tiktoken", "chat_template*/*")
 
 
 def manifest_of(job: Job, files: ModelFiles, approximation: Approximation) -> Manifest:
@@ -30,10 +35,11 @@ def manifest_of(job: Job, files: ModelFiles, approximation: Approximation) -> Ma
     fields = {
         "model": numerics_fingerprint(files),
         "model.weights": weights_sample(files.checkpoint),
-        "tokenizer": _digest({name: job.model.folder / name for name in _TOKENIZER_FILES}),
+        "tokenizer": _digest(dict(_tokenizer_files(job.model.folder))),
+        GENERATION: _generation(job, files),
         "model.chat_template": _digest({"": template} if template else {}),
         "model.name": str(job.model.name),
-        INPUT_PATH: str(job.input.path),
+        INPUT_PATH: input_path_text(job.input.path),
         "output.format": job.output.format,
         "output.column": job.output.column,
         **_prompt_fields(job),
@@ -59,6 +65,19 @@ def _prompt_fields(job: Job) -> dict[str, str]:
     """What makes prompts of columns, as far as the job says anything about that."""
     fields = {} if job.input.prompt is None else {"input.prompt": job.input.prompt}
     return {**fields, "input.chat": "True"} if job.input.chat else fields
+
+
+def _tokenizer_files(folder: Path) -> Iterator[tuple[str, Path]]:
+    names = [*_TOKENIZER_FILES, *_OTHER_TOKENIZER_FILES]
+    found = sorted(path for pattern in _OTHER_TOKENIZERS for path in folder.glob(pattern))
+    for name in dict.fromkeys([*names, *(str(path.relative_to(folder)) for path in found)]):
+        yield name, folder / name
+
+
+def _generation(job: Job, files: ModelFiles) -> str:
+    """What the model itself says about sampling and about where answers end."""
+    config = read_generation_config(job.model.folder, vocab_size=files.shape.vocab_size)
+    return _stable({**model_defaults(config.values), "eos_token_id": config.end_tokens})
 
 
 def _digest(paths: Mapping[str, Path]) -> str:

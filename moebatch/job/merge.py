@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from moebatch.errors import ConfigError, Fault, MoebatchError
+from moebatch.folder.claim import claim_errors
 from moebatch.folder.duplicates import recorded_duplicates
 from moebatch.folder.final_file import FinalFile, RowsMissing
 from moebatch.folder.output_path import require_writable
@@ -11,6 +12,7 @@ from moebatch.folder.run_folder import RunFolder
 from moebatch.folder.shard import ALL
 from moebatch.job.opened import OpenedJob
 from moebatch.journal.finished import Finished
+from moebatch.rows.prompts import row_rules
 from moebatch.spec.job import Job
 from moebatch.units import count_of
 
@@ -40,7 +42,9 @@ def merge(job: Job) -> Merged:
     keys = (before.manifest if before else opened.manifest).row_keys
     final = FinalFile(job.output.path, keys, errors=job.output.errors)
     with folder.locked(ALL), Finished(folder.journal) as finished:
-        duplicates = recorded_duplicates(source, Answered(finished, keys))
+        if before is not None:
+            claim_errors(before, job.output.path, job.output.errors)
+        duplicates = recorded_duplicates(source, Answered(finished, keys), row_rules(job))
         try:
             num_rows, num_failed = final.write(source, finished, duplicates)
         except RowsMissing as missing:

@@ -8,7 +8,7 @@ from moebatch.checkpoint.model_files import ModelFiles, open_model
 from moebatch.engine.approximation import EXACT, Approximation
 from moebatch.engine.approximation_files import GATING, PREGATES, load_gating, load_pregates
 from moebatch.errors import ConfigError, Fault
-from moebatch.folder.claim import Claim, Manifest, require_own
+from moebatch.folder.claim import Claim, Manifest, require_own, require_own_errors
 from moebatch.job.hints import Hints
 from moebatch.job.identity import manifest_of
 from moebatch.rows.prompts import RowReader, open_reader
@@ -71,7 +71,10 @@ class OpenedJob:
 
     def require_own_output(self) -> Claim | None:
         """What earlier runs of the job have left; raises ConfigError if others have."""
-        return require_own(self.manifest, self.job.output.path, self.source)
+        output = self.job.output
+        before = require_own(self.manifest, output.path, self.source)
+        require_own_errors(before, output.path, output.errors)
+        return before
 
 
 def load_approximation(job: Job, files: ModelFiles) -> Approximation:

@@ -14,7 +14,8 @@ from moebatch.folder.row_key import RowKeys
 from moebatch.folder.run_folder import RunFolder
 from moebatch.folder.shard import ALL, Shard
 from moebatch.job.status_file import ShardStatus, read_status
-from moebatch.journal.finished import Finished
+from moebatch.journal.finished import Finished, journals
+from moebatch.rows.prompts import row_rules
 from moebatch.rows.source import open_source
 from moebatch.spec.job import Job
 
@@ -61,6 +62,7 @@ class Overview(RowCounts):
 
     output: str
     has_output: bool
+    """Whether it has all that has ended."""
     num_begun: int
     """Rows that were cut off, of which tokens are kept."""
     shards: tuple[ShardOverview, ...]
@@ -130,7 +132,7 @@ def overview(job: Job) -> Overview:
     with Finished(folder.journal) as finished:
         answered = Answered(finished, keys)
         source = open_source(job.input.path)
-        duplicates = recorded_duplicates(source, answered)
+        duplicates = recorded_duplicates(source, answered, row_rules(job))
         for raw in source:
             found = answered.of(raw, is_duplicate=duplicates.error_of(raw) is not None)
             for count, counter in counts.items():
@@ -139,13 +141,23 @@ def overview(job: Job) -> Overview:
     whole = _counted(ALL, counts[1], None)
     return Overview(
         output=str(job.output.path),
-        has_output=job.output.path.exists(),
+        has_output=_is_newest(job.output.path, folder),
         num_rows=whole.num_rows,
         num_done=whole.num_done,
         num_failed=whole.num_failed,
         num_begun=counts[1][0, "part"],
         shards=tuple(_counted(one, counts[one.count], runs.get(one)) for one in in_order),
     )
+
+
+def _is_newest(output: Path, folder: RunFolder) -> bool:
+    """Whether no row has ended since the output was written: a run writes it last."""
+    try:
+        stats = [path.stat() for path in journals(folder.journal)]
+        written = output.stat().st_mtime_ns
+    except OSError:
+        return False
+    return all(stat.st_mtime_ns <= written for stat in stats if stat.st_size)
 
 
 def _counted(

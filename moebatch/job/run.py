@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from moebatch.errors import ConfigError, DoesNotFit, Fault, OutOfMemory, StorageError
-from moebatch.folder.claim import Claim, FirstRun, claim
+from moebatch.folder.claim import Claim, FirstRun, claim, claim_errors
 from moebatch.folder.final_file import FinalFile, RowsMissing
 from moebatch.folder.output_path import require_no_fewer, require_writable
 from moebatch.folder.run_folder import RunFolder
@@ -162,11 +162,12 @@ class JobRun:
             self._log(f"warning: {refusal}. Going on with a plan for {room}")
 
     def _write_output(self, attempt: Attempt) -> None:
-        """All rows in the order of the input. Raises StorageError."""
+        """All rows in the order of the input. Raises StorageError, and ConfigError where others
+        have written there meanwhile."""
         assert attempt.input is not None, "rows were looked at"
-        output, source = self._job.output, self._opened.source
-        keys = attempt.context.claim.manifest.row_keys
-        final = FinalFile(output.path, keys, errors=output.errors)
+        output, source, ours = self._job.output, self._opened.source, attempt.context.claim
+        claim_errors(ours, output.path, output.errors)
+        final = FinalFile(output.path, ours.manifest.row_keys, errors=output.errors)
         with Finished(self._folder.journal) as all_rows:
             try:
                 num_rows, _ = final.write(source, all_rows, attempt.input.duplicates)
@@ -227,16 +228,23 @@ def lesson(profile: HardwareProfile, summary: RunSummary) -> Lesson:
     return Lesson(profile=profile, lines=tuple(lines))
 
 
-def keep(job: Job, learnt: Lesson) -> Path:
-    """Writes the profile to where the job has it from: a file of its own, or this machine's.
+def require_own_profile(job: Job) -> Path:
+    """Where the profile of a job is to be corrected: a file of its own, or this machine's.
 
-    Raises StorageError, and ConfigError where the figures are of no machine of the user's: those
-    that come with moebatch, or a few seconds' measurement.
+    Raises ConfigError where the figures are of no machine of the user's: those that come with
+    moebatch, or a few seconds' measurement.
     """
     hardware = job.resources.hardware
     path = Path(hardware) if is_path(hardware) else this_machine_path()
     if (hardware != "auto" and not is_path(hardware)) or not path.is_file():
         message = "there is no profile of this machine to correct; run `moebatch profile` first"
         raise ConfigError([Fault(file="--recalibrate", message=message)])
+    return path
+
+
+def keep(job: Job, learnt: Lesson) -> Path:
+    """Writes the profile to where the job has it from. Raises StorageError, and ConfigError as
+    `require_own_profile` does."""
+    path = require_own_profile(job)
     save_profile(learnt.profile, path)
     return path

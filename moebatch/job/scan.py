@@ -242,7 +242,7 @@ def scan(
         return summary
 
     first = look(NO_DUPLICATES)
-    duplicates = find_duplicates(source, first.names)
+    duplicates = find_duplicates(source, first.names, rules)
     return look(duplicates) if duplicates else first
 
 

@@ -25,6 +25,7 @@ class Stop:
         self._is_deferred = False
         self._broke_off = False
         self._is_late = False
+        self._gained: str | None = None
         self._runtime_s = max_runtime_s
         self._deadline = None if max_runtime_s is None else time.monotonic() + max_runtime_s
 
@@ -37,6 +38,10 @@ class Stop:
     def is_out_of_time(self) -> bool:
         """Whether it was the clock, or the signal by which Slurm says that time is nearly over."""
         return self._is_late or self._reason == "SIGUSR1"
+
+    def gained(self, what: str) -> None:
+        """From now on a stop at once says `what` there is, not that there is nothing."""
+        self._gained = what
 
     def ask(self, reason: str) -> None:
         """Has the run stop: at once by raising StopNow, or where it has more to do before, soon.
@@ -57,16 +62,21 @@ class Stop:
         except Stopped:
             raise
         except StopNow:
-            raise Stopped(self._said_at_once) from None
+            raise self._stopped() from None
         except Exception:
             # What is written in C may make another error of it, in the middle of an import.
             if not self._broke_off:
                 raise
-            raise Stopped(self._said_at_once) from None
+            raise self._stopped() from None
+
+    def _stopped(self) -> Stopped:
+        return Stopped(self._said_at_once, has_gained=self._gained is not None)
 
     @property
     def _said_at_once(self) -> str:
-        return f"{self._reason}; nothing was computed yet"
+        if self._gained is None:
+            return f"{self._reason}; nothing was computed yet"
+        return f"stopped early ({self._reason}): {self._gained}; run the job again to go on"
 
     @contextmanager
     def deferred(self, interrupt: Callable[[BaseException], None]) -> Iterator[None]:
@@ -90,7 +100,7 @@ class Stop:
 
     def _watch(self, interrupt: Callable[[BaseException], None], over: threading.Event) -> None:
         left_s = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
-        self._asked.wait(left_s)
+        self._asked.wait(None if left_s is None else min(left_s, threading.TIMEOUT_MAX))
         if over.is_set():
             return
         if self._reason is None and self._runtime_s is not None:

@@ -12,6 +12,9 @@ from moebatch.units import format_bytes
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _BUFFER_BYTES = 2**20
+_DRAFT = ".{}.moebatch-draft"
+NUM_ADDED = len(_DRAFT.format(""))
+"""Bytes by which the name of a draft is longer than that of its file."""
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)
 
 
@@ -113,7 +116,7 @@ def replacing(files: Files, path: Path) -> Iterator[NewFile]:
     """A file that takes the place of `path` in one step, on the disk, and only if the block ends
     without an error. Raises OSError."""
     # Beside its target, since a rename works only within a file system.
-    draft = path.with_name(f".{path.name}.moebatch-draft")
+    draft = path.with_name(_DRAFT.format(path.name))
     files.remove(draft)  # of a run that was killed
     try:
         with closing(NewFile(files, draft)) as file:
@@ -136,14 +139,21 @@ def storage_errors(path: Path, *, needed: int = 0) -> Iterator[None]:
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise StorageError(f"{path}: writing failed: {error.strerror or error}") from error
-        to_write = f"{format_bytes(needed)} to write, " if needed else ""
         raise StorageError(
-            f"{path}: no room left: {to_write}{_free(path)} free; make room and run the job again"
+            f"{path}: no room left: {', '.join(_room(error, path, needed))}; make room and run the "
+            "job again"
         ) from error
 
 
-def _free(path: Path) -> str:
+def _room(error: OSError, path: Path, needed: int) -> Iterator[str]:
+    """What is needed and what there is; where a quota or a limit is what forbids more, free bytes
+    of the disk are beside the point."""
+    if needed:
+        yield f"{format_bytes(needed)} to write"
+    if error.errno != errno.ENOSPC:
+        yield f"{error.strerror}"
+        return
     try:
-        return format_bytes(shutil.disk_usage(path.parent).free)
+        yield f"{format_bytes(shutil.disk_usage(path.parent).free)} free"
     except OSError:
-        return "an unknown number of bytes"
+        yield "an unknown number of bytes free"

@@ -1,6 +1,7 @@
 """What all journals of a job say together."""
 
 import os
+import resource
 import stat
 from array import array
 from bisect import bisect_left
@@ -15,6 +16,7 @@ from moebatch.journal.record import STATES, Record, State, decode, line_of
 from moebatch.journal.writer import SUFFIX
 
 _BUFFER_BYTES = 2**20
+_MOST_OPEN = 256
 
 
 class Found(NamedTuple):
@@ -29,7 +31,7 @@ class Finished:
     """The union of journals: of several records of a row success beats failure, and then the newest
     counts. Half a record at the end of a journal, and one that was damaged, are left out.
 
-    Takes 40 bytes of memory per record; lines are read again when they are asked for.
+    Takes 41 bytes of memory per record; lines are read again when they are asked for.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -38,8 +40,11 @@ class Finished:
         """Records that were left out, torn ends not counted."""
         self._paths = journals(folder)
         self._open: dict[int, int] = {}
+        """Descriptors by journal, the one that was used last at the end. A job of many shards has
+        more journals than a process may have open."""
+        self._most_open = _most_open()
         self._heads, self._tails, self._names = array("Q"), array("Q"), array("Q")
-        self._files, self._offsets, self._lengths = array("H"), array("q"), array("L")
+        self._files, self._offsets, self._lengths = array("I"), array("q"), array("I")
         self._states = array("B")
         for number, path in enumerate(self._paths):
             self._read(number, path)
@@ -64,15 +69,21 @@ class Finished:
         number = self._files[place]
         path = self._paths[number]
         try:
-            descriptor = self._open.get(number)
-            if descriptor is None:
-                descriptor = self._open[number] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            data = _bytes_at(descriptor, self._lengths[place], self._offsets[place])
+            data = _bytes_at(self._opened(number), self._lengths[place], self._offsets[place])
         except OSError as error:
             raise StorageError(f"{path}: reading failed: {error.strerror}") from error
         if decode(data) is None:
             raise StorageError(f"{path}: byte {self._offsets[place]} was changed while it was used")
         return line_of(data)
+
+    def _opened(self, number: int) -> int:
+        descriptor = self._open.pop(number, None)
+        if descriptor is None:
+            while len(self._open) >= self._most_open:
+                os.close(self._open.pop(next(iter(self._open))))
+            descriptor = os.open(self._paths[number], os.O_RDONLY | os.O_CLOEXEC)
+        self._open[number] = descriptor
+        return descriptor
 
     def close(self) -> None:
         """Gives files back."""
@@ -115,6 +126,13 @@ class Finished:
             chosen = array(column.typecode)
             chosen.frombytes(np.frombuffer(column, dtype=column.typecode)[kept].tobytes())
             setattr(self, name, chosen)
+
+
+def _most_open() -> int:
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (
+        _MOST_OPEN if allowed == resource.RLIM_INFINITY else max(1, min(_MOST_OPEN, allowed // 2))
+    )
 
 
 def _bytes_at(descriptor: int, length: int, offset: int) -> bytes:

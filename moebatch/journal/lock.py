@@ -102,9 +102,10 @@ class RunLock:
                 raise StorageError(f"{self._path}: cannot be locked: {error.strerror}") from error
             if not self._shared:
                 self._take_by_creating()
-        if not self._shared:
-            with contextlib.suppress(OSError):  # for information only
-                os.ftruncate(self._descriptor, 0)
+        with contextlib.suppress(OSError):  # for information only
+            # What a holder that was killed has left is no name of those that share the file.
+            os.ftruncate(self._descriptor, 0)
+            if not self._shared:
                 os.pwrite(self._descriptor, json.dumps(_holder()).encode() + b"\n", 0)
 
     def _take_by_creating(self) -> None:

@@ -9,7 +9,14 @@ from moebatch.errors import ConfigError, Fault
 from moebatch.quoting import shown
 from moebatch.rows.refused import RowRefused, checked, refuse_unless_neutral, wrong
 from moebatch.rows.row import ParsedRow, Row
-from moebatch.spec.files.limits import CHECKS, MAX_LOGPROBS, contradictions, flag, whole
+from moebatch.spec.files.limits import (
+    CHECKS,
+    MAX_LOGPROBS,
+    contradictions,
+    flag,
+    tokens_of_answer,
+    whole,
+)
 from moebatch.spec.job import SamplingSection
 from moebatch.spec.sampling import Sampling
 
@@ -57,7 +64,7 @@ def merge_defaults(
     ConfigError where the job names tokens that the model does not have, or where the job's own
     values do not go with those of the model.
     """
-    model = _model_defaults(generation_config)
+    model = model_defaults(generation_config)
     own = job.defaults()
     try:
         _in_vocabulary(own, vocab_size)
@@ -71,7 +78,8 @@ def merge_defaults(
     return Defaults(values=values, vocab_size=vocab_size)
 
 
-def _model_defaults(generation_config: Mapping[str, object]) -> dict[str, object]:
+def model_defaults(generation_config: Mapping[str, object]) -> dict[str, object]:
+    """What a model says about sampling, under our names. Raises ConfigError."""
     values: dict[str, object] = {}
     for theirs, ours in _NAMES.items():
         value = generation_config.get(theirs)
@@ -113,7 +121,7 @@ def _check_limit(parameters: Mapping[str, object], given: dict[str, object]) -> 
         value = parameters.get(name)
         if value is None:
             continue
-        limit = checked(partial(whole, low=1), name, value)
+        limit = checked(tokens_of_answer, name, value)
         if given.setdefault("max_tokens", limit) != limit:
             raise wrong(name, f"is {limit}, but max_tokens is {given['max_tokens']}; give one")
 

@@ -48,7 +48,7 @@ class RowRules:
 
 
 ANY_ROW = RowRules()
-"""Of a job that says nothing about rows; they have the same names in every job."""
+"""Of a job that says nothing about rows."""
 
 
 def parse_row(raw: RawRow, rules: RowRules) -> ParsedRow | FailedRow:

@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 
 from moebatch.errors import ConfigError, ExitCode, StorageError
-from moebatch.folder.claim import Claim, FirstRun, Manifest
+from moebatch.folder.claim import (
+    GENERATION,
+    Claim,
+    FirstRun,
+    Manifest,
+    claim_errors,
+    input_path_text,
+    read_claim,
+    require_own_errors,
+)
 from moebatch.folder.claim import claim as claim_output
 from moebatch.folder.claim import require_own as require_own_output
 from moebatch.folder.run_folder import RunFolder
@@ -99,8 +108,69 @@ def test_a_damaged_manifest_is_a_message(tmp_path: Path, content: str) -> None:
     folder = tmp_path / "out.jsonl.moebatch"
     folder.mkdir()
     (folder / "manifest.json").write_text(content)
-    with pytest.raises(ConfigError, match="remove its folder"):
+    with pytest.raises(ConfigError, match="remove this file, and move the output away"):
         require_own(JOB, tmp_path / "out.jsonl")
+
+
+def test_a_damaged_manifest_is_replaced_by_the_same_one_as_its_message_says(tmp_path: Path) -> None:
+    output, manifest = tmp_path / "out.jsonl", RunFolder(tmp_path / "out.jsonl").manifest
+    claim(JOB, output, TODAY)
+    _journal(tmp_path).write_text("a row\n")
+    keys = claim_output(JOB, output, HERE, TODAY).manifest.row_keys
+    manifest.write_text("")
+    manifest.unlink()
+    again = claim_output(JOB, output, HERE, TODAY).manifest.row_keys
+    assert [again.all_of(raw) for raw in HERE] == [keys.all_of(raw) for raw in HERE]
+
+
+def test_failed_rows_never_replace_what_no_run_of_the_job_has_written(tmp_path: Path) -> None:
+    output, errors = tmp_path / "out.jsonl", tmp_path / "failed.jsonl"
+    errors.write_text("somebody else's")
+    with pytest.raises(ConfigError, match=r"output\.errors: .*this job has not written it"):
+        require_own_errors(None, output, errors)
+    ours = claim_output(JOB, output, HERE, TODAY)
+    with pytest.raises(ConfigError, match="this job has not written it"):
+        claim_errors(ours, output, errors)
+    assert require_own(JOB, output) == ours
+
+
+def test_failed_rows_replace_those_of_earlier_runs_wherever_their_folder_is(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    output, errors = there / "out.jsonl", there / "failed.jsonl"
+    claim_errors(claim_output(JOB, output, HERE, TODAY), output, errors)
+    errors.write_text("a failed row")
+    moved = there.rename(tmp_path / "moved")
+    before = read_claim(RunFolder(moved / "out.jsonl"))
+    require_own_errors(before, moved / "out.jsonl", moved / "failed.jsonl")
+    later = claim_output(JOB, moved / "out.jsonl", HERE, TODAY)
+    claim_errors(later, moved / "out.jsonl", moved / "failed.jsonl")
+
+
+def test_of_two_jobs_with_one_file_of_failed_rows_the_later_one_is_told(tmp_path: Path) -> None:
+    errors = tmp_path / "failed.jsonl"
+    first, second = (
+        claim_output(JOB, tmp_path / name, HERE, TODAY) for name in ("a.jsonl", "b.jsonl")
+    )
+    claim_errors(first, tmp_path / "a.jsonl", errors)
+    errors.write_text("of the first")
+    with pytest.raises(ConfigError, match="this job has not written it"):
+        claim_errors(second, tmp_path / "b.jsonl", errors)
+
+
+def test_a_manifest_names_an_input_whose_name_is_not_utf_8(tmp_path: Path) -> None:
+    strange = Path(os.fsdecode(b"/data/Pr\xfcf/in.jsonl"))
+    job = Manifest(fields={"model": "m", "input.path": input_path_text(strange)})
+    claim(job, tmp_path / "out.jsonl", TODAY, Rows(strange))
+    (tmp_path / "out.jsonl").write_text("answers")
+    assert require_own(job, tmp_path / "out.jsonl", Rows(strange)) is not None
+
+
+def test_what_earlier_versions_did_not_keep_makes_no_other_job(tmp_path: Path) -> None:
+    claim(JOB, tmp_path / "out.jsonl", TODAY)
+    (tmp_path / "out.jsonl").write_text("answers")
+    newer = Manifest(fields={**JOB.fields, GENERATION: "{}"})
+    assert require_own(newer, tmp_path / "out.jsonl") is not None
 
 
 def test_a_folder_that_cannot_be_made_is_a_message(tmp_path: Path) -> None:

@@ -191,6 +191,7 @@ class TestPath:
             tmp_path / "in.jsonl": "output.path: is the same as input.path; choose another",
             tmp_path / "link.jsonl": "output.path: is the same as input.path; choose another",
             tmp_path / "hard.jsonl": "output.path: is the same as input.path; choose another",
+            tmp_path / ("o" * 240): "output.path: the name of the file has more than 239 bytes",
         }.items():
             assert message in self.message(tmp_path, path)
 

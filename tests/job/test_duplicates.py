@@ -87,3 +87,16 @@ def test_of_a_job_that_wants_all_rows_good_nothing_is_run(tmp_path: Path, model:
     described["input"]["on_bad_row"] = "fail"
     job.write_text(json.dumps(described))
     assert check_job(job).exit_code is ExitCode.INPUT
+
+
+def test_rows_of_a_table_that_looks_like_a_batch_are_named_as_the_job_names_them(
+    tmp_path: Path, model: Path
+) -> None:
+    asked = {"url": "u", "method": "m", "body": "b"}
+    job = write(tmp_path, model, [{"id": 7, "q": q, **asked} for q in ("one", "two")], **GREEDY)
+    described = json.loads(job.read_text())
+    described["input"]["prompt"] = "q"
+    job.write_text(json.dumps(described))
+    assert run(job).status().num_failed == 1
+    found = overview(load_job(job))
+    assert (found.num_done, found.num_failed) == (1, 1)

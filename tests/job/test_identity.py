@@ -133,6 +133,18 @@ def other_weights(job: Path, tiny_checkpoint: Checkpoint) -> str:
     return "model.weights was"
 
 
+def other_end_tokens(job: Path, tiny_checkpoint: Checkpoint) -> str:
+    model = Path(json.loads(job.read_text())["model"]["path"])
+    (model / "generation_config.json").write_text('{"eos_token_id": [3, 9], "top_k": 4}')
+    return "generation_config.json was"
+
+
+def other_tokenizer(job: Path, tiny_checkpoint: Checkpoint) -> str:
+    model = Path(json.loads(job.read_text())["model"]["path"])
+    (model / "tekken.json").write_text("{}")
+    return "tokenizer was"
+
+
 def other_sampling(job: Path, tiny_checkpoint: Checkpoint) -> str:
     edit(job, "sampling", max_tokens=7)
     return "sampling.max_tokens was '12', is '7'"
@@ -156,7 +168,11 @@ def other_rows(job: Path, tiny_checkpoint: Checkpoint) -> str:
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize(
-    "change", [other_weights, other_sampling, other_prompts, other_messages, other_rows]
+    "change",
+    [
+        *(other_weights, other_sampling, other_prompts, other_messages, other_rows),
+        *(other_end_tokens, other_tokenizer),
+    ],
 )
 def test_another_job_is_refused_wherever_its_files_are(
     half_done: tuple[Path, bytes],

@@ -13,8 +13,16 @@ import pytest
 
 from moebatch.engine.engine import Engine
 from moebatch.engine.passes import layout
-from moebatch.errors import ConfigError, LockHeld, MoebatchError, Stopped
+from moebatch.errors import (
+    ConfigError,
+    InputError,
+    LockHeld,
+    MoebatchError,
+    Stopped,
+    StorageError,
+)
 from moebatch.folder.shard import AskedShard, Shard
+from moebatch.job.answering import Answering
 from moebatch.job.merge import merge
 from moebatch.job.options import RunOptions
 from moebatch.job.overview import overview
@@ -23,6 +31,7 @@ from moebatch.job.stop import Stop
 from moebatch.model.decoder import Decoder
 from moebatch.spec.job import load_job
 from moebatch.spec.model import cache_layout
+from moebatch.spec.request import Request
 from tests.patience import until
 from tests.tiny import CACHED_APART
 
@@ -141,6 +150,50 @@ def test_log_probabilities_of_what_was_begun_are_kept(tmp_path: Path, model: Pat
 def _answers(folder: Path) -> list[dict[str, Any]]:
     lines = (folder / "out.jsonl").read_bytes().splitlines()
     return [json.loads(line)["response"] for line in lines]
+
+
+def test_what_was_begun_when_a_disk_failed_is_gone_on_with(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(write(tmp_path / "whole", model, rows(24), **GREEDY)).status()
+    job = write(tmp_path / "cut", model, rows(24), **GREEDY)
+    job_run, attend = JobRun(load_job(job), lambda line: None), Decoder.attend
+
+    def attend_or_fail(self: Decoder, *arguments: Any) -> object:
+        if job_run.status().engine.generated_tokens >= 60:
+            raise StorageError("weights: reading failed: Stale file handle")
+        return attend(self, *arguments)
+
+    with monkeypatch.context() as failing:
+        failing.setattr(Decoder, "attend", attend_or_fail)
+        with pytest.raises(StorageError, match="Stale"):
+            job_run.execute()
+    assert overview(load_job(job)).num_begun > 0
+    rest = run(job).status().engine.generated_tokens
+    assert job_run.status().engine.generated_tokens + rest <= whole.engine.generated_tokens
+    assert (tmp_path / "cut/out.jsonl").read_bytes() == (tmp_path / "whole/out.jsonl").read_bytes()
+
+
+def test_rows_that_are_appended_meanwhile_cost_none_that_were_there(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = write(tmp_path, model, rows(9), **GREEDY)
+    requests = Answering.requests
+
+    def append_and_request(self: Answering) -> Iterator[Request]:
+        for request in requests(self):
+            yield request
+            with (tmp_path / "in.jsonl").open("a") as file:
+                file.write('{"custom_id": "late", "prompt": [5], "max_tokens": 2}\n')
+
+    with monkeypatch.context() as appending:
+        appending.setattr(Answering, "requests", append_and_request)
+        with pytest.raises(InputError, match="was changed while the job ran"):
+            run(job)
+    found = overview(load_job(job))
+    assert (found.num_done, found.num_left) == (9, 9)
+    assert run(job).status().num_ended == 9
+    assert len(_answers(tmp_path)) == 18
 
 
 def test_a_finished_job_has_nothing_to_do(tmp_path: Path, model: Path) -> None:

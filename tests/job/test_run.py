@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from moebatch.checkpoint.fingerprint import ModelOwner, checkpoint_fingerprint
 from moebatch.checkpoint.model_files import open_model
 from moebatch.cli import app
-from moebatch.errors import ConfigError, DoesNotFit, MoebatchError
+from moebatch.errors import ConfigError, DoesNotFit, MoebatchError, StorageError
 from moebatch.job.check import check_job
 from moebatch.job.machine import emulated_hardware, job_machine, sharing_cores
 from moebatch.job.options import RunOptions
@@ -231,6 +231,28 @@ def test_a_trace_has_predicted_and_measured_passes_side_by_side(
         assert any(e["ph"] == "X" and e["cat"] == "expert" for e in events if e["pid"] == pid)
     assert all(e["ts"] >= 0 for e in events)
     assert picture.read_text().startswith("<svg")
+
+
+def test_a_profile_that_is_to_be_corrected_is_looked_for_before_the_first_row(
+    write_job: Callable[..., Path],
+) -> None:
+    path = write_job()
+    with pytest.raises(ConfigError, match="run `moebatch profile` first"):
+        invoke("run", path, "--recalibrate")
+    assert not list(path.parent.glob("out.jsonl*"))
+
+
+def test_a_picture_that_cannot_be_written_takes_nothing_from_a_run_that_has_ended(
+    write_job: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_timelines(*arguments: object, **options: object) -> None:
+        raise StorageError("lanes.svg: no room left")
+
+    monkeypatch.setattr("moebatch.report.pictures.drawings.write_timelines", write_timelines)
+    path = write_job()
+    said = invoke("run", path, "--gantt", tmp_path / "lanes.svg")
+    assert "warning: lanes.svg: no room left" in said
+    assert texts(path)
 
 
 def test_sync_on_a_gpu_is_refused_before_rows_are_looked_at(

@@ -39,3 +39,22 @@ def test_while_something_can_be_interrupted_it_is_told_and_nothing_is_raised() -
         stop.ask("SIGUSR1")
         assert str(told.get(timeout=PATIENCE_S)) == "SIGUSR1"
     assert stop.is_out_of_time
+
+
+def test_a_stop_after_rows_have_ended_says_so_and_counts_as_progress() -> None:
+    """As while the output is written."""
+    stop = Stop()
+    stop.gained("3 of 5 rows are done")
+    with (
+        pytest.raises(Stopped, match=r"SIGTERM\): 3 of 5 rows are done; run") as found,
+        stop.heard(),
+    ):
+        stop.ask("SIGTERM")
+    assert found.value.num_fruitless == 0
+
+
+def test_a_time_that_no_clock_reaches_leaves_signals_heard() -> None:
+    stop, told = Stop(max_runtime_s=1e18), queue.SimpleQueue[BaseException]()
+    with stop.heard(), stop.deferred(told.put):
+        stop.ask("SIGTERM")
+        assert str(told.get(timeout=PATIENCE_S)) == "SIGTERM"

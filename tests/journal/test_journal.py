@@ -4,6 +4,7 @@ back that was not."""
 import errno
 import hashlib
 import os
+import resource
 import shutil
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from moebatch.errors import StorageError
 from moebatch.journal import writer
-from moebatch.journal.files import Files
+from moebatch.journal.files import Files, replacing, storage_errors
 from moebatch.journal.finished import Finished, journals
 from moebatch.journal.record import Record, State, encode
 from moebatch.journal.writer import JournalWriter
@@ -108,6 +109,31 @@ def test_a_damaged_record_in_the_middle_is_left_out_and_counted(tmp_path: Path) 
     assert found(tmp_path, 3).keys() == {0, 2}
     with Finished(tmp_path) as finished:
         assert finished.num_damaged == 1
+
+
+def test_more_journals_than_a_process_may_open_are_read(tmp_path: Path) -> None:
+    num_journals = 400
+    for number in range(num_journals):
+        (tmp_path / f"{number:03d}.jsonl").write_bytes(encode(record(number)))
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    num_open = sum(1 for _ in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2 * num_open + 40, most))
+    try:
+        for _ in range(2):
+            assert found(tmp_path, num_journals).keys() == set(range(num_journals))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
+
+
+def test_a_quota_is_named_instead_of_the_free_bytes_of_a_disk_that_has_room(tmp_path: Path) -> None:
+    files = FaultyFiles(2, number=errno.EDQUOT)
+    with (
+        pytest.raises(StorageError) as raised,
+        storage_errors(tmp_path),
+        replacing(files, tmp_path / "out.jsonl"),
+    ):
+        pass
+    assert "no room left: " in str(raised.value) and " free" not in str(raised.value)
 
 
 def test_a_full_disk_says_how_much_is_needed_and_keeps_what_was_there(tmp_path: Path) -> None:

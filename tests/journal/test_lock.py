@@ -38,6 +38,16 @@ def test_it_is_free_again_afterwards(path: Path) -> None:
             pass
 
 
+def test_runs_that_share_it_are_not_taken_for_one_that_was_killed(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    path.write_text('{"pid": 4242, "host": "h", "start": "2020"}')
+    with (
+        RunLock(path, subject="x", shared=True),
+        pytest.raises(LockHeld, match="runs of its shards"),
+    ):
+        RunLock(path, subject="x")
+
+
 def test_runs_that_share_it_bear_each_other(path: Path) -> None:
     with RunLock(path, subject="x", shared=True), RunLock(path, subject="x", shared=True):
         pass

@@ -253,6 +253,15 @@ class TestContext:
         error = bad(ready(max_positions=10), {"prompt": [5] * 8, "min_tokens": 3})
         assert error.code == "context_length_exceeded"
 
+    @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "min_tokens"])
+    def test_a_number_too_long_to_be_written_fails_its_row_alone(
+        self, ready: Prepare, name: str
+    ) -> None:
+        """Python writes no number of more than 4,300 digits."""
+        huge = 10**4299
+        error = bad(ready(max_positions=10), {"prompt": [5] * 8, "max_tokens": huge, name: huge})
+        assert error.status == 400
+
 
 class TestModelFolder:
     def copy(self, model: Path, tmp_path: Path, **files: Any) -> Path:

@@ -15,6 +15,8 @@ from moebatch.quoting import shown
 
 MAX_CHOICES = 1024
 """Most sequences of one request: beyond it a typo is likelier than a wish."""
+MAX_TOKENS = 2**63 - 1
+"""Most that an answer may be asked to have: the context says how many there can be."""
 MAX_LOGPROBS = 20
 """Most alternatives per token, as OpenAI allows."""
 
@@ -100,9 +102,12 @@ def _repetition_penalty(value: object) -> float:
     raise ValueError(f"must be a number above 0, 1 being off, got {shown(value)}")
 
 
+tokens_of_answer = partial(whole, low=1, high=MAX_TOKENS)
+"""Checks how long an answer may be."""
+
 CHECKS: Mapping[str, Callable[[object], object]] = MappingProxyType(
     {
-        "max_tokens": partial(whole, low=1),
+        "max_tokens": tokens_of_answer,
         "temperature": partial(number, low=0, high=2),
         "top_p": _top_p,
         "top_k": _top_k,
@@ -112,7 +117,7 @@ CHECKS: Mapping[str, Callable[[object], object]] = MappingProxyType(
         "stop": stop,
         "stop_token_ids": token_ids,
         "ignore_eos": flag,
-        "min_tokens": partial(whole, low=0),
+        "min_tokens": partial(whole, low=0, high=MAX_TOKENS),
         "logprobs": partial(whole, low=0, high=MAX_LOGPROBS),
         "presence_penalty": partial(number, low=-2, high=2),
         "frequency_penalty": partial(number, low=-2, high=2),
