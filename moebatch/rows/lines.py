@@ -23,6 +23,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _UTF_16_OR_32 = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")
 Stamp = tuple[int, int, int, int]
+CHANGED = "was changed while the job ran; run the job again"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +40,7 @@ class LineSource:
         try:
             with self.path.open("rb") as file:
                 if stamp_of(os.fstat(file.fileno())) != self.stamp:
-                    raise refusal(self.path, "was changed while the job ran; run the job again")
+                    raise refusal(self.path, CHANGED)
                 for row in _rows(self.path, file):
                     line = row.line
                     yield row

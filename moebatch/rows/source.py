@@ -6,7 +6,7 @@ from pathlib import Path
 
 from moebatch.rows.lines import LineSource, stamp_of
 from moebatch.rows.row import RawRow, Source, refusal
-from moebatch.rows.tables import TableSource, dataset_batches, parquet_batches
+from moebatch.rows.tables import TableSource, dataset_batches, parquet_batches, stamps_of
 from moebatch.spec.files.json_file import read_json
 
 SUPPORTED = "JSON lines (.jsonl, .jsonl.gz, .jsonl.zst), .parquet and folders saved by datasets"
@@ -26,7 +26,7 @@ def open_source(path: Path) -> Source:
             return _saved_dataset(path)
         head = _head(path)
     if head.startswith(_PARQUET_MAGIC):
-        return TableSource(path=path, batches=parquet_batches)
+        return TableSource(path=path, batches=parquet_batches, stamps=stamps_of(path))
     if path.suffix.lower() == ".parquet":
         raise refusal(path, "is not a parquet file although its name says so")
     if path.suffix.lower() in _OTHER_SUFFIXES:
@@ -89,7 +89,7 @@ def _saved_dataset(path: Path) -> Source:
         raise refusal(
             path, f"is a folder, but not one saved by datasets; supported are {SUPPORTED}"
         )
-    return TableSource(path=path, batches=dataset_batches)
+    return TableSource(path=path, batches=dataset_batches, stamps=stamps_of(path))
 
 
 def _splits(file: Path) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from moebatch.errors import MoebatchError, StorageError
 from moebatch.quoting import reason, shown
+from moebatch.rows.lines import CHANGED, Stamp, stamp_of
 from moebatch.rows.row import RawRow, refusal
 from moebatch.spec.files.json_file import read_json
 
@@ -24,10 +25,23 @@ class TableSource:
 
     path: Path
     batches: Callable[[Path], Iterable[Any]]
+    stamps: tuple[Stamp, ...]
+    """What `stamps_of` said when the source was opened."""
 
     def __iter__(self) -> Iterator[RawRow]:
-        """The rows; raises InputError if the file or folder is damaged."""
-        return _raw_rows(self.path, self.batches(self.path))
+        """The rows; raises InputError if the file or folder is damaged or has changed."""
+        return _raw_rows(self.path, self._batches())
+
+    def _batches(self) -> Iterator[Any]:
+        if stamps_of(self.path) != self.stamps:
+            raise refusal(self.path, CHANGED)
+        yield from self.batches(self.path)
+
+
+def stamps_of(path: Path) -> tuple[Stamp, ...]:
+    """Those of a file, or of the files of a saved dataset. Raises OSError."""
+    files = [path / "state.json", *sorted(path.glob("*.arrow"))] if path.is_dir() else [path]
+    return tuple(stamp_of(file.stat()) for file in files)
 
 
 def parquet_batches(path: Path) -> Iterator[Any]:

@@ -235,6 +235,18 @@ class TestTables:
         assert [(row.index, row.line) for row in found[:2]] == [(0, None), (1, None)]
         assert len(rows_of(path.rename(tmp_path / "no-suffix"))) == 200
 
+    def test_a_table_that_was_replaced_meanwhile_is_not_read_on(self, tmp_path: Path) -> None:
+        import pyarrow
+        import pyarrow.parquet
+
+        path = tmp_path / "a.parquet"
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(self.ROWS)), path)
+        source = open_source(path)
+        assert len(list(source)) == len(list(source)) == 2
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(self.ROWS) * 2), path)
+        with pytest.raises(InputError, match="was changed while the job ran"):
+            list(source)
+
     def test_values_beyond_json(self, tmp_path: Path) -> None:
         import pyarrow
         import pyarrow.parquet
