@@ -24,7 +24,9 @@ class KvTraffic:
         self._setup = setup
         self._last_use: dict[tuple[bool, int], tuple[Task, ...]] = {}
         self._up: dict[tuple[int, int], Task] = {}
-        self._stored: tuple[Task, ...] = ()
+        self._stored: dict[tuple[int, int], Task] = {}
+        """By layer and micro-batch what stored keys and values that the next one reads. Schedules
+        that run ahead store some of the next layer in between."""
 
     def up(self, sweep: Sweep, i: int, k: int) -> Iterator[Task]:
         """Brings the cache of micro-batch k up, unless that has been launched already.
@@ -35,7 +37,7 @@ class KvTraffic:
             return
         before = self._last_use.get(self._window(sweep, k), ())
         if sweep.continues(k):
-            before += self._stored
+            before += (self._stored.pop((self._setup.layer(i), k - 1)),)
         for kind in self._kinds(sweep, i, k, _UP):
             task = Task(kind, i, k, after=before)
             yield task
@@ -53,7 +55,8 @@ class KvTraffic:
         for kind in self._kinds(sweep, i, k, _DOWN):
             last = Task(kind, i, k, after=(last,))
             yield last
-        self._stored = (last,)
+        if sweep.continues(k + 1):
+            self._stored[self._setup.layer(i), k] = last
         if last is not attention:
             self._last_use[self._window(sweep, k)] = (attention, last)
 

@@ -64,9 +64,9 @@ class PagedWeights:
     def post(self, sweep: Sweep, i: int, k: int) -> Task:
         """All that follows attention for k; the first one waits for the weights of the layer."""
         up = load(i, k) if sweep.attends_on_cpu(k) else attend(i, k)
-        task = post(i, k, up, *(self._pages.pop(i, ()) if k == 0 else ()))
-        self._last_post[i] = task
-        return task
+        # Without what it waits for, which would keep the tasks of all passes before.
+        self._last_post[i] = post(i, k)
+        return post(i, k, up, *(self._pages.pop(i, ()) if k == 0 else ()))
 
     def _overwrites(self, i: int) -> tuple[Task, ...]:
         """The last task that read what the first page of step i overwrites."""
