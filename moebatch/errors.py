@@ -17,6 +17,7 @@ mistakes are asserts.
 """
 
 import enum
+import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -122,6 +123,13 @@ class StorageError(MoebatchError):
     """Reading or writing failed: disk full, folder gone, device error."""
 
     exit_code = ExitCode.STORAGE
+
+
+def transfer_error(error: OSError, message: str) -> MoebatchError:
+    """What has gone wrong where a transfer says `error`: StorageError, or OutOfMemory where the
+    system had none for it, and a smaller plan may help."""
+    kind = OutOfMemory if error.errno == errno.ENOMEM else StorageError
+    return kind(f"{message}: {error.strerror}")
 
 
 class Stopped(MoebatchError):

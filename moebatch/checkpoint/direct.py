@@ -4,7 +4,7 @@ import errno
 import os
 from pathlib import Path
 
-from moebatch.errors import StorageError
+from moebatch.errors import StorageError, transfer_error
 
 PAGE_BYTES = 4096
 """Alignment that O_DIRECT accepts on every device in use."""
@@ -35,7 +35,8 @@ class DirectFile:
     def read(self, target: memoryview, offset: int) -> None:
         """Fills `target` from `offset`; bytes past the end of the file are left as they are.
 
-        Raises StorageError when the device fails or the file has become shorter.
+        Raises StorageError when the device fails or the file has become shorter, and OutOfMemory
+        when the system refuses memory.
         """
         assert offset % PAGE_BYTES == 0, "O_DIRECT needs aligned offsets"
         wanted = min(len(target), self.num_bytes - offset)
@@ -46,9 +47,8 @@ class DirectFile:
             try:
                 count = os.preadv(self._fd, [target[start:]], offset + start)
             except OSError as error:
-                raise StorageError(
-                    f"{self.path}: reading at byte {offset + start} failed: {error.strerror}"
-                ) from error
+                message = f"{self.path}: reading at byte {offset + start} failed"
+                raise transfer_error(error, message) from error
             if start + count <= done:
                 raise StorageError(f"{self.path}: ends at byte {offset + done}; was it changed?")
             done = start + count

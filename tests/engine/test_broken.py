@@ -49,3 +49,15 @@ def test_the_first_place_of_each_row_is_told(is_lazy: bool) -> None:
         "layer 2, attention",
         "the head",
     ]
+
+
+def test_sound_numbers_whose_sum_is_beyond_float16_cost_no_second_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def note(self: BrokenRows, look: object) -> None:
+        raise AssertionError("all rows are sound")
+
+    monkeypatch.setattr(BrokenRows, "_note", note)
+    broken = BrokenRows()
+    broken.look(torch.full((NUM_ROWS, 500), 300.0, dtype=torch.float16), 0, None)
+    assert broken.place_of(0) == "the head"

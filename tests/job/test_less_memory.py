@@ -2,6 +2,7 @@
 
 import errno
 import mmap
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,23 @@ def test_what_cannot_be_allocated_is_planned_again(
     monkeypatch.setattr(mmap, "mmap", refusing)
     said = [line for line in said_by(cut) if "going on" in line.lower()]
     assert [line.split("plan for ")[1] for line in said] == ["3.00 GiB", "2.25 GiB"]
+    assert answers(cut) == answers(whole)
+
+
+def test_a_read_for_which_there_is_no_memory_is_planned_again(
+    jobs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut, whole = jobs
+    run(whole)
+    real, refusals = os.preadv, iter([True])
+
+    def refusing(*arguments: Any) -> int:
+        if next(refusals, False):
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return real(*arguments)
+
+    monkeypatch.setattr(os, "preadv", refusing)
+    assert any("Cannot allocate memory. Going on with a plan for" in line for line in said_by(cut))
     assert answers(cut) == answers(whole)
 
 

@@ -5,11 +5,10 @@ from collections.abc import Collection, Mapping
 from torch import Tensor
 
 from moebatch.checkpoint.record import Record, open_files, slot_bytes
-from moebatch.errors import OutOfMemory
 from moebatch.schedule.slots.cache import Cache
 from moebatch.schedule.slots.expert_load import Chunk, ExpertKey
 from moebatch.schedule.slots.slots import SlotQueue
-from moebatch.store.memory import Arena, is_out_of_memory
+from moebatch.store.memory import Arena
 from moebatch.store.monitor import Monitor
 
 
@@ -104,13 +103,7 @@ class ExpertStore:
         piece = record.pieces[chunk.number]
         arena, start = self._place(chunk.slot)
         target = arena.view(start + piece.buffer_offset, piece.num_bytes)
-        try:
-            self._files[piece.path].read(target, piece.file_offset)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            message = f"the system refuses memory for reading experts: {error}"
-            raise OutOfMemory(message) from error
+        self._files[piece.path].read(target, piece.file_offset)
         record.convert(piece, arena, start)
 
     def chunk_bytes(self, key: ExpertKey, number: int) -> int:

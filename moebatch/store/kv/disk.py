@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from moebatch.checkpoint.direct import PAGE_BYTES
-from moebatch.errors import StorageError
+from moebatch.errors import StorageError, transfer_error
 from moebatch.units import format_bytes
 
 _MAX_BUFFERS = 1024
@@ -51,14 +51,14 @@ class KvFile:
     def read(self, layer: int, page: int, targets: Sequence[memoryview]) -> None:
         """Fills `targets`, the parts of each page in turn, with pages from `page` on.
 
-        Raises StorageError when the device fails.
+        Raises StorageError when the device fails, and OutOfMemory when the system refuses memory.
         """
         self._transfer(os.preadv, layer, page, targets, "reading")
 
     def write(self, layer: int, page: int, sources: Sequence[memoryview]) -> None:
         """Stores `sources`, the parts of each page in turn, as pages from `page` on.
 
-        Raises StorageError when the device fails.
+        Raises StorageError when the device fails, and OutOfMemory when the system refuses memory.
         """
         self._transfer(os.pwritev, layer, page, sources, "writing")
 
@@ -82,9 +82,8 @@ class KvFile:
             try:
                 count = call(self._fd, _from(buffers, start), offset + start)
             except OSError as error:
-                raise StorageError(
-                    f"{self.folder}: {doing} keys and values failed: {error.strerror}"
-                ) from error
+                message = f"{self.folder}: {doing} keys and values failed"
+                raise transfer_error(error, message) from error
             if start + count <= done:
                 raise StorageError(f"{self.folder}: {doing} keys and values came to an early end")
             done = start + count
