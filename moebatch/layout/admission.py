@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from moebatch.arrays import Bools, Ints
-from moebatch.spec.model.cache_layout import UNLIMITED
+from moebatch.spec.model.cache_layout import LARGEST_SLICE, UNLIMITED
 from moebatch.spec.policy.policy import PAGE_TOKENS, Policy
 from moebatch.spec.workload import Length
 
@@ -55,6 +55,9 @@ class Caps:
     is_static: bool
     """Whether sequences are taken in only when none is in work."""
     page_tokens: int = PAGE_TOKENS
+    prompt_rows: int = LARGEST_SLICE
+    """Tokens of a prompt that attend at once: what is cached before them is read anew for each
+    such piece."""
     most_cached: int = UNLIMITED
     """Tokens of a sequence that are cached at once."""
     encodes: bool = False

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
+from moebatch.layout.footprint import Dtypes
 from moebatch.layout.routing import distinct_experts
 from moebatch.spec.machine.hardware import Dtype, Hardware, LevelName, LinkName
 from moebatch.spec.model.shape import ModelShape
@@ -165,21 +166,21 @@ def attention_operation(
 
 
 def ffn_operation(
-    shape: ModelShape, *, batch: float, micro_batch: float, dtype_bytes: int
+    shape: ModelShape, dtypes: Dtypes, *, batch: float, micro_batch: float
 ) -> Operation:
     """Experts of one layer, with weights on level j, on a batch of tokens that goes through
     level i in micro-batches; each reads the experts that some token of it chooses."""
     return Operation(
         name="expert FFN",
         flops=_ffn_flops(shape, batch),
-        bytes_i=batch / micro_batch * _ffn_bytes(shape, micro_batch, dtype_bytes),
-        bytes_j=_ffn_bytes(shape, batch, dtype_bytes),
+        bytes_i=batch / micro_batch * _ffn_bytes(shape, dtypes, micro_batch),
+        bytes_j=_ffn_bytes(shape, dtypes, batch),
     )
 
 
-def ffn_intensity(shape: ModelShape, dtype_bytes: int) -> Callable[[float], float]:
+def ffn_intensity(shape: ModelShape, dtypes: Dtypes) -> Callable[[float], float]:
     """FLOP per byte of the experts of one layer, as a function of the tokens."""
-    return lambda tokens: _ffn_flops(shape, tokens) / _ffn_bytes(shape, tokens, dtype_bytes)
+    return lambda tokens: _ffn_flops(shape, tokens) / _ffn_bytes(shape, dtypes, tokens)
 
 
 def tokens_reaching(target: float, intensity: Callable[[float], float]) -> float:
@@ -200,6 +201,7 @@ def _ffn_flops(shape: ModelShape, tokens: float) -> float:
     return 2 * shape.expert_params * shape.experts_per_token * tokens
 
 
-def _ffn_bytes(shape: ModelShape, tokens: float, dtype_bytes: int) -> float:
-    weights = distinct_experts(shape, tokens) * shape.expert_params
-    return dtype_bytes * (weights + 2 * tokens * shape.hidden_size)
+def _ffn_bytes(shape: ModelShape, dtypes: Dtypes, tokens: float) -> float:
+    """Experts move and lie as they are stored; hidden states are of the compute dtype."""
+    weights = distinct_experts(shape, tokens) * dtypes.expert_bytes(shape)
+    return weights + 2 * tokens * shape.hidden_size * dtypes.compute_bytes

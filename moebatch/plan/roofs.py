@@ -59,7 +59,7 @@ def policy_roofs(problem: Problem, policy: Policy) -> tuple[PolicyRoofs, ...]:
 def _roofs(
     problem: Problem, roofline: Roofline, operations: tuple[PlacedOperation, ...]
 ) -> PolicyRoofs:
-    intensity = ffn_intensity(problem.shape, problem.dtypes.compute_bytes)
+    intensity = ffn_intensity(problem.shape, problem.dtypes)
     _, ffn = operations
     p2 = roofline.p2(ffn.operation.intensity_i)
     return PolicyRoofs(
@@ -83,9 +83,9 @@ def _operations(problem: Problem, policy: Policy) -> tuple[PlacedOperation, Plac
     whole = traits_of(policy).runs == "pass" or not policy.ffn_on_gpu
     ffn = ffn_operation(
         problem.shape,
+        problem.dtypes,
         batch=policy.batch_size,
         micro_batch=policy.batch_size if whole else policy.micro_batch_size,
-        dtype_bytes=dtype_bytes,
     )
     attention = attention_operation(
         problem.shape, policy.micro_batch_size, workload.decode_context, dtype_bytes

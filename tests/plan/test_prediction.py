@@ -13,7 +13,7 @@ from moebatch.plan.answer import answer_milp
 from moebatch.plan.prediction import at_end, predict
 from moebatch.plan.pricing.cost import CostModel
 from moebatch.plan.problem import Problem
-from moebatch.plan.replay.loads import job_loads
+from moebatch.plan.replay.loads import job_loads, rough_loads
 from moebatch.plan.replay.phases import phases_of
 from moebatch.plan.roofs import policy_roofs
 from moebatch.plan.search.candidates import candidates
@@ -114,6 +114,29 @@ def test_the_objective_of_the_milp_is_near_what_the_replay_says(
     assert rounded is not None
     replayed = predict(asked, rounded).job_time_s
     assert replayed == pytest.approx(solution.seconds_per_sequence * total, rel=0.12)
+
+
+@pytest.mark.parametrize("new", [1, 2, 16])
+@pytest.mark.parametrize("total", [1, 7])
+def test_a_job_smaller_than_a_pass_is_planned_for_whole_passes(total: int, new: int) -> None:
+    """One of thousands of tokens would have room for them that nothing needs, and reads as much."""
+    workload = Workload.uniform(prompt_tokens=77, new_tokens=new, num_sequences=total)
+    phases = phases_of(workload, policy(8, 4096))
+    num_passes = sum(phase.num_passes for phase in phases) * total
+    assert num_passes == pytest.approx(new)
+    tokens = sum(phase.num_passes * phase.load.prompt_tokens for phase in phases)
+    assert tokens == pytest.approx(77)
+
+
+@pytest.mark.parametrize("prompt", [600, 4096])
+def test_rough_loads_read_as_much_again_for_long_prompts_as_all_passes_do(prompt: int) -> None:
+    workload = Workload.uniform(prompt_tokens=prompt, new_tokens=64, num_sequences=600)
+    one = policy(64, 2048)
+    exact, rough = (
+        sum(n * load.prompt_context for n, load in loads)
+        for loads in (job_loads(workload, one), rough_loads(workload, one))
+    )
+    assert rough == pytest.approx(exact, rel=0.1)
 
 
 @pytest.mark.exhaustive

@@ -7,6 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moebatch.formats.plain import BFLOAT16
+from moebatch.formats.registry import FORMATS
+from moebatch.layout.footprint import Dtypes
 from moebatch.layout.routing import distinct_experts
 from moebatch.plan.papers import moe_lightning
 from moebatch.plan.roofline import (
@@ -22,6 +25,7 @@ from moebatch.spec.machine.hardware import Hardware, Level, Link, Processor, Rat
 from tests.plan.problems import SHAPE
 
 GIB = 2**30
+DTYPES = Dtypes(stored=BFLOAT16, compute="bfloat16")
 
 
 def roofline(*, gpu: float, cpu: float, i: float, j: float, link: float) -> Roofline:
@@ -51,7 +55,7 @@ def pays_to_move(roofs: Roofline, operation: Operation) -> bool:
     return i > roofs.local_j(operation.intensity_j)
 
 
-@pytest.mark.parametrize("intensity", [paper_intensity, ffn_intensity(SHAPE, 2)])
+@pytest.mark.parametrize("intensity", [paper_intensity, ffn_intensity(SHAPE, DTYPES)])
 @pytest.mark.parametrize(
     ("roofs", "p1", "p1_tokens", "p2"),
     [
@@ -84,7 +88,7 @@ def test_attention_counts_both_products():
 
 
 def test_ffn_reads_the_experts_of_its_tokens_once_per_micro_batch():
-    operation = ffn_operation(SHAPE, batch=64, micro_batch=1, dtype_bytes=2)
+    operation = ffn_operation(SHAPE, DTYPES, batch=64, micro_batch=1)
     expert_bytes = 2 * SHAPE.expert_params
     hidden = 64 * 2 * 2 * 4096
 
@@ -93,9 +97,18 @@ def test_ffn_reads_the_experts_of_its_tokens_once_per_micro_batch():
     assert operation.bytes_j == pytest.approx(distinct_experts(SHAPE, 64) * expert_bytes + hidden)
 
 
+def test_fewer_tokens_hide_the_link_behind_experts_of_fewer_bits():
+    packed_dtypes = Dtypes(stored=FORMATS["packed int4"], compute="bfloat16")
+    plain, packed = ffn_intensity(SHAPE, DTYPES), ffn_intensity(SHAPE, packed_dtypes)
+    ratio = DTYPES.expert_bytes(SHAPE) / packed_dtypes.expert_bytes(SHAPE)
+    assert 3 < ratio < 4
+    assert packed(1) / plain(1) == pytest.approx(ratio, rel=0.01)
+    assert tokens_reaching(500, plain) / tokens_reaching(500, packed) > 3
+
+
 def test_micro_batch_sets_one_intensity_and_batch_the_other():
-    operation = ffn_operation(SHAPE, batch=4536, micro_batch=324, dtype_bytes=2)
-    intensity = ffn_intensity(SHAPE, 2)
+    operation = ffn_operation(SHAPE, DTYPES, batch=4536, micro_batch=324)
+    intensity = ffn_intensity(SHAPE, DTYPES)
 
     assert operation.intensity_i == pytest.approx(intensity(324))
     assert operation.intensity_j == pytest.approx(intensity(4536))
@@ -122,7 +135,7 @@ def test_link_and_memory_are_alike_at_the_balance_point():
 
 
 def test_a_batch_never_reaches_what_activations_do_not_allow():
-    intensity = ffn_intensity(SHAPE, 2)
+    intensity = ffn_intensity(SHAPE, DTYPES)
     most = 2 * SHAPE.expert_params * 2 / (2 * 2 * 4096)
 
     assert tokens_reaching(0.99 * most, intensity) < inf
@@ -187,7 +200,7 @@ def test_turning_points_are_where_roofs_meet(roofs, intensity_i, intensity_j):
 
 @given(st.floats(1.0, 1000.0))
 def test_balance_makes_link_and_memory_equal(micro_batch):
-    intensity = ffn_intensity(SHAPE, 2)
+    intensity = ffn_intensity(SHAPE, DTYPES)
     batch = tokens_reaching(L4_AS_PLOTTED.p2(intensity(micro_batch)), intensity)
 
     moved = L4_AS_PLOTTED.cross_roof(intensity(batch))

@@ -11,6 +11,7 @@ from moebatch.layout.ladder import Ladder
 from moebatch.layout.lanes import pass_seconds
 from moebatch.layout.load import PassLoad
 from moebatch.layout.routing import SkewedRouting
+from moebatch.layout.scratch import logits_rows
 from moebatch.plan.pricing.price import Price
 from moebatch.plan.pricing.prices import Prices
 from moebatch.plan.problem import Problem
@@ -206,6 +207,21 @@ def test_an_expert_that_nobody_chose_costs_nothing() -> None:
     costs = Price(prices=ON_GPU.prices, policy=policy())
     assert costs.expert_s(0, fresh=0) == 0
     assert costs.head_s(0) == 0
+
+
+def test_every_block_of_logits_reads_the_weights_of_the_head() -> None:
+    """A memory that is far slower than arithmetic: 4 blocks cost 4 readings."""
+    machine = gpu_machine()
+    assert machine.vram is not None and machine.vram.processor is not None
+    slow = replace(machine.vram.processor, bandwidth=1e6)
+    prices = problem(
+        replace(machine, levels={**machine.levels, "vram": replace(machine.vram, processor=slow)})
+    ).prices
+    block = logits_rows(SHAPE, 2)
+    read_s = 2 * SHAPE.vocab_size * SHAPE.hidden_size / 1e6
+    for blocks in (1, 4):
+        found = prices.head_s(slow, blocks * block)
+        assert found - prices.head_s(slow, block) == pytest.approx((blocks - 1) * read_s, rel=0.01)
 
 
 def test_between_passes_the_host_takes_its_time_for_the_pass_and_for_each_sequence() -> None:

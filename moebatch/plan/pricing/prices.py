@@ -12,7 +12,12 @@ from moebatch.formats.weight_format import WeightFormat
 from moebatch.layout.footprint import FLOAT_BYTES, Dtypes
 from moebatch.layout.ladder import Ladder
 from moebatch.layout.load import PassLoad
-from moebatch.layout.scratch import MAX_GEMM_ROWS, PROMPT_ROWS, rows_decoded_at_once
+from moebatch.layout.scratch import (
+    MAX_GEMM_ROWS,
+    PROMPT_ROWS,
+    logits_rows,
+    rows_decoded_at_once,
+)
 from moebatch.plan.pricing.dense import DenseParams
 from moebatch.plan.pricing.launches import Launches
 from moebatch.spec.machine.hardware import Hardware, LinkName, Processor
@@ -169,10 +174,11 @@ class Prices:
         return decoding_s + self._gemm_s(processor, prompts, params, min(prompts, PROMPT_ROWS))
 
     def head_s(self, processor: Processor, rows: float) -> float:
-        """Seconds of the logits after so many tokens."""
+        """Seconds of the logits after so many tokens, block by block: each reads the weights."""
+        at_once = min(rows, logits_rows(self.shape, self.dtypes.compute_bytes))
         params = self.shape.vocab_size * self.shape.hidden_size
         moved = rows * self.shape.vocab_size * FLOAT_BYTES
-        gemm_s = self._gemm_s(processor, rows, params, rows)
+        gemm_s = self._gemm_s(processor, rows, params, at_once)
         return gemm_s + moved / processor.elementwise_bandwidth
 
     def expert_s(self, processor: Processor, rows: float) -> float:

@@ -70,6 +70,7 @@ def _rough(workload: Workload, caps: Caps) -> list[CountedLoad]:
         tokens=ceil(caps.tokens / places),
         pages=max(1, round(caps.pages / places)),
         page_tokens=PAGE_TOKENS // by,
+        prompt_rows=caps.prompt_rows // by,
         most_cached=ceil(caps.most_cached / by),
     )
     few = alike(_replayed(fewer, smaller, most=_MOST_LOADS), _FEW_LOADS)

@@ -37,7 +37,13 @@ def admission_order(sample: Sequence[Length], count: int, *, is_static: bool) ->
 
 
 def load_of(
-    contexts: Ints, tokens: Ints, cached: Ints, *, num_ending: int, encodes: bool = False
+    contexts: Ints,
+    tokens: Ints,
+    cached: Ints,
+    *,
+    num_ending: int,
+    prompt_rows: int = PROMPT_ROWS,
+    encodes: bool = False,
 ) -> PassLoad:
     """What a pass has to do.
 
@@ -46,6 +52,7 @@ def load_of(
         tokens: of each slice of a prompt.
         cached: positions before each of these slices.
         num_ending: so many of them are the last ones of their prompts.
+        prompt_rows: tokens of a slice that attend at once.
         encodes: they are whole prompts, whose tokens see each other.
     """
     if encodes:
@@ -56,13 +63,13 @@ def load_of(
             prompt_pairs=float((tokens**2).sum()),
             logits_rows=float(len(contexts)),
         )
-    pieces = -(-tokens // PROMPT_ROWS)
+    pieces = -(-tokens // prompt_rows)
     return PassLoad(
         decode_sequences=float(len(contexts)),
         decode_positions=float(contexts.sum()),
         prompt_tokens=float(tokens.sum()),
         prompt_pairs=int(tokens @ (2 * cached + tokens + 1)) / 2,
-        prompt_context=int(pieces @ (2 * cached + PROMPT_ROWS * (pieces - 1))) / 2,
+        prompt_context=int(pieces @ (2 * cached + prompt_rows * (pieces - 1))) / 2,
         logits_rows=float(len(contexts) + num_ending),
     )
 
@@ -94,7 +101,7 @@ class Replay:
         if caps.encodes:
             prompts, new = np.maximum(prompts - 1, 1), new + 1
         self._waiting_FN = np.stack([prompts - shared, shared, shared, new])
-        self._encodes = caps.encodes
+        self._caps = caps
         self._admission = Admission(caps, in_work_FS)
 
     def __iter__(self) -> Iterator[CountedLoad]:
@@ -115,7 +122,7 @@ class Replay:
         if admission.num_decoding == len(admission):
             return self._decode_until_one_ends()
         slices_S = admission.slices()
-        load = _load(admission, slices_S, encodes=self._encodes)
+        load = _load(admission, slices_S, self._caps)
         admission.advance(slices_S)
         return 1, load
 
@@ -133,7 +140,7 @@ class Replay:
         return count, load
 
 
-def _load(admission: Admission, slices_S: Ints, *, encodes: bool) -> PassLoad:
+def _load(admission: Admission, slices_S: Ints, caps: Caps) -> PassLoad:
     decodes_S, pending_S, cached_S = admission.decodes_S, admission.pending_S, admission.cached_S
     sliced = np.flatnonzero(slices_S > decodes_S)
     tokens = slices_S[sliced]
@@ -142,5 +149,6 @@ def _load(admission: Admission, slices_S: Ints, *, encodes: bool) -> PassLoad:
         tokens,
         cached_S[sliced],
         num_ending=int(np.count_nonzero(pending_S[sliced] == tokens)),
-        encodes=encodes,
+        prompt_rows=caps.prompt_rows,
+        encodes=caps.encodes,
     )

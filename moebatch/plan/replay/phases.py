@@ -40,23 +40,26 @@ def phases_of(workload: Workload, policy: Policy) -> tuple[Phase, ...]:
     # While places are filled for the first time half of them decode; later, nearly all.
     in_full = places * (1.0 if total is None else 1 - 0.5 / waves)
     filling = places * prompt / max(1.0, tokens - in_full)
-    at_start = 0.0 if total is None else filling
+    # A job has whole passes, however little there is to take in.
+    at_start = 0.0 if total is None else max(1.0, filling)
     if filling >= steps:  # prompts never stop coming in: every pass is full
         decoding = min(tokens * steps / (steps + prompt), places)
         at_end = 0.0 if total is None else _steps(workload, workload.longest_answer)
         in_all = waves * places * (prompt + steps) - at_end * decoding / 2
-        num_full = in_all / tokens
-        prompts = min(tokens, waves * places * prompt / num_full)
+        num_full = in_all / tokens if total is None else max(1.0, in_all / tokens)
+        full = in_all / num_full
+        prompts = min(full, waves * places * prompt / num_full)
         phases = [
-            Phase(num_passes=num_full, load=_load(workload, tokens - prompts, prompts)),
+            Phase(num_passes=num_full, load=_load(workload, full - prompts, prompts)),
             Phase(num_passes=at_end, load=_load(workload, decoding / 2, 0.0)),
         ]
     else:
-        num_full = waves * filling
+        num_full = waves * filling if total is None else max(1.0, waves * filling)
+        prompts = waves * places * prompt / num_full
         rest = _waves_passes(workload, waves) + at_start - num_full
         decoding = max(1.0, (waves * places * steps - num_full * in_full) / max(rest, 1e-9))
         phases = [
-            Phase(num_passes=num_full, load=_load(workload, in_full, tokens - in_full)),
+            Phase(num_passes=num_full, load=_load(workload, in_full, prompts)),
             Phase(num_passes=rest, load=_load(workload, min(decoding, places), 0.0)),
         ]
     sequences = waves * places
