@@ -79,7 +79,7 @@ class Sync:
     """Answered when all that has been launched is done."""
 
 
-_Ready = Callable[[Iterable[ExpertKey]], list[ExpertKey]]
+_Ready = Callable[[Collection[ExpertKey], bool], list[ExpertKey]]
 _Wait = Callable[[Collection[ExpertKey]], None]
 
 
@@ -90,22 +90,30 @@ class Arriving:
         self, keys: Iterable[ExpertKey], ready: _Ready, wait: _Wait, *, most_together: int = 1
     ) -> None:
         """`ready` gives those of some experts that are ready, in the order in which they are to be
-        computed: what becomes ready later comes behind them. `wait` returns when one is. A group
-        has `most_together` experts at most."""
+        computed: what becomes ready later comes behind them. Unless it is asked for all of them,
+        those will do that have become so since it was asked last. `wait` returns when one is. A
+        group has `most_together` experts at most."""
         self._left = dict.fromkeys(keys)
         self._ready = ready
         self._wait = wait
         self._most_together = most_together
+        self._has_more = True
+        """Whether some that are ready may not have been handed out: a schedule may stop asking."""
 
     @property
     def ready(self) -> Iterator[list[int]]:
         """Those that have arrived already, in groups that are computed together."""
-        while self._left and (ready := self._ready(self._left)):
+        while self._left:
+            ready = self._ready(self._left, self._has_more)
+            self._has_more = bool(ready)
+            if not ready:
+                return
             for first in range(0, len(ready), self._most_together):
                 group = ready[first : first + self._most_together]
                 for key in group:
                     del self._left[key]
                 yield [key.expert for key in group]
+            self._has_more = False
 
     @property
     def groups(self) -> Iterator[list[int]]:

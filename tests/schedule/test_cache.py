@@ -202,6 +202,33 @@ def test_books_are_kept_whatever_is_used(
     slots.check_integrity()
 
 
+def test_an_expert_that_makes_room_for_another_of_its_layer_is_given_up_once() -> None:
+    slots = queue("lru", 1)
+
+    def step(key: ExpertKey) -> None:
+        compute(slots, key, keep=True)
+        slots.release(0)
+        slots.check_integrity()
+
+    step(KEYS[0])
+    slots.prefetch([KEYS[0]])
+    step(KEYS[1])
+    slots.withdraw(0, keep=[0])
+    slots.prefetch([KEYS[0]])
+    step(KEYS[0])
+    assert slots.holds(KEYS[0])
+
+
+def test_what_was_foreseen_of_layers_that_a_pass_leaves_out_is_forgotten() -> None:
+    foresight, num_layers = Foresight(), 2
+    for number in range(20):
+        foresight.foresee(number * num_layers, 0, [1])  # left out: no gate chooses
+        foresight.ask(number * num_layers + 1, 1, [1], lambda expert: "absent")
+        foresight.end_pass()
+    assert foresight.layers[1].num_asked == 20
+    assert not foresight._steps
+
+
 def test_foreseeing_is_counted_by_what_was_chosen_and_what_was_in_time() -> None:
     foresight = Foresight()
     states = {0: "resident", 1: "arrived", 2: "in flight", 3: "absent"}

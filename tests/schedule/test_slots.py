@@ -1,5 +1,8 @@
 """What a queue of slots promises, beside what the properties of timelines show."""
 
+from collections.abc import Collection
+
+from moebatch.schedule.request import Arriving
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.schedule.slots.slots import SlotQueue
 
@@ -105,6 +108,48 @@ def compute(slots: SlotQueue, key: ExpertKey) -> None:
 
 def residents(slots: SlotQueue) -> list[ExpertKey]:
     return [key for key in KEYS if slots.state(key) == "resident"]
+
+
+def test_arrivals_are_told_in_order_from_any_number_on_and_old_ones_are_forgotten() -> None:
+    slots = queue(len(KEYS))
+    for round_ in range(5):
+        before = slots.num_arrived
+        for key in KEYS:
+            slots.require(key)
+        for place, key in enumerate(KEYS):
+            bring(slots, key)
+            assert slots.arrived_after(before) == KEYS[: place + 1]
+            assert slots.arrived_after(slots.num_arrived) == []
+        for key in KEYS:
+            slots.use(key)
+            slots.finish(key, keep=False)
+        assert slots.num_arrived == (round_ + 1) * len(KEYS)
+    assert len(slots.arrived_after(0)) <= 2 * len(KEYS)
+
+
+def test_experts_that_arrive_one_by_one_are_not_looked_for_among_all_that_are_left() -> None:
+    asked_for_all: list[bool] = []
+    come: list[ExpertKey] = []
+
+    def ready(waiting: Collection[ExpertKey], of_all: bool) -> list[ExpertKey]:
+        asked_for_all.append(of_all)
+        return [come.pop()] if come else []
+
+    keys = iter(KEYS[:4])
+    arriving = Arriving(KEYS[:4], ready, lambda waiting: come.append(next(keys)))
+    assert list(arriving) == [0, 1, 2, 3]
+    assert asked_for_all.count(True) == 1
+
+
+def test_what_a_schedule_has_not_taken_is_handed_out_when_it_asks_again() -> None:
+    waits = iter([])
+
+    def ready(waiting: Collection[ExpertKey], of_all: bool) -> list[ExpertKey]:
+        return list(waiting) if of_all else []
+
+    arriving = Arriving(KEYS[:3], ready, lambda waiting: next(waits))
+    assert next(iter(arriving)) == 0
+    assert list(arriving) == [1, 2]
 
 
 def test_an_expert_stays_in_a_slot_that_was_added_and_is_never_sent_again() -> None:

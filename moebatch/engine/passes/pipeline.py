@@ -10,9 +10,7 @@ from moebatch.engine.passes.work import PassContext, PassWork
 from moebatch.model.routing.router import Routing
 from moebatch.schedule.drivers.driver import Driver
 from moebatch.schedule.registry import find_schedule
-from moebatch.schedule.task import Kind, Task
-
-_LAST_OF_LAYER = (Kind.COMBINE, Kind.DENSE, Kind.POST)
+from moebatch.schedule.task import Task
 
 
 class Pipeline(Passes):
@@ -37,7 +35,7 @@ class Pipeline(Passes):
             context.observer,
             experts_per_token=context.decoder.shape.experts_per_token,
         )
-        self._layer_done: Callable[[int], None] = lambda layer: None
+        self._layer_begins: Callable[[int], None] = lambda layer: None
         self._brings_weights = context.weights.tasks
         self.driver = self._new_driver()
         """Of the schedule that is in work; a new one after a pass that was given up."""
@@ -75,8 +73,10 @@ class Pipeline(Passes):
             return
         assert self._work is not None, "a pass is in work"
         self._work.run(task)
-        if task.kind in _LAST_OF_LAYER:
-            self._layer_done(self._context.setup.layer(task.step))
+        setup = self._context.setup
+        following = setup.layer(task.step) + 1
+        if self._work.ends_layer(task) and following < setup.num_layers:
+            self._layer_begins(following)
 
     def num_bytes(self, task: Task) -> int:
         """Bytes that a task, or a chunk under the name of one, moves over its link."""
@@ -91,7 +91,8 @@ class Pipeline(Passes):
     # --- inside ---------------------------------------------------------------------------------
 
     def _run_layers(self, given: PassInput, layer_begins: Callable[[int], None]) -> BrokenRows:
-        self._layer_done = layer_begins
+        self._layer_begins = layer_begins
+        layer_begins(0)
         if self._context.log is not None:
             self._context.log.begin(given.layout, self._main)
         self._work = PassWork(given.x_TD, given.inputs, self._context)

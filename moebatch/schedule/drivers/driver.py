@@ -1,6 +1,6 @@
 """Drives a schedule: launches its tasks and answers what it asks, on any kind of lanes."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain
@@ -302,20 +302,29 @@ class Driver:
         layer = self._setup.layer(step)
         keys = [ExpertKey(layer, expert) for expert in sorted(self._wanted[step])]
 
+        num_seen = 0
+
+        def ready(waiting: Collection[ExpertKey], of_all: bool) -> list[ExpertKey]:
+            nonlocal num_seen
+            with self._lanes.lock:
+                come = waiting if of_all else new(waiting)
+                num_seen = self._slots.num_arrived
+                return self._slots.ready(come)
+
+        def new(waiting: Collection[ExpertKey]) -> list[ExpertKey]:
+            come = dict.fromkeys(self._slots.arrived_after(num_seen))
+            return [key for key in come if key in waiting]
+
         def wait(waiting: Collection[ExpertKey]) -> None:
             self._learn_now()
             with self._lanes.lock:
                 self.disk_path.hurry(waiting)
                 self._lanes.slots_changed()
             self._lanes.wait(
-                lambda: any(map(self._slots.is_ready, waiting)), _some_of(step, waiting)
+                lambda: any(map(self._slots.is_ready, new(waiting))), _some_of(step, waiting)
             )
 
-        return Arriving(keys, self._ready, wait, most_together=self._setup.most_together)
-
-    def _ready(self, waiting: Iterable[ExpertKey]) -> list[ExpertKey]:
-        with self._lanes.lock:
-            return self._slots.ready(waiting)
+        return Arriving(keys, ready, wait, most_together=self._setup.most_together)
 
     def _in_order(self, step: int, micro_batch: int) -> Iterator[int]:
         layer = self._setup.layer(step)

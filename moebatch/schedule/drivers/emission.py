@@ -82,7 +82,10 @@ def _second_pass(name: str, top: Place, home: LevelName, *, attends_on_cpu: bool
             case Arrivals(step):
                 keys = [ExpertKey(step % _LAYERS, expert) for expert in range(_EXPERTS)]
                 answer = Arriving(
-                    keys, list, lambda waiting: None, most_together=setup.most_together
+                    keys,
+                    lambda waiting, of_all: list(waiting),
+                    lambda waiting: None,
+                    most_together=setup.most_together,
                 )
             case InOrder():
                 answer = iter(range(_EXPERTS))

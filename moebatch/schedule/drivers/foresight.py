@@ -119,15 +119,18 @@ class Foresight:
             counts.num_on_their_way += found == "in flight"
 
     def end_pass(self) -> None:
-        """What was foreseen for steps whose gates have chosen is settled."""
-        for (step, layer), known in list(self._steps.items()):
-            if known.in_time is not None:
-                counts = self._layers[layer]
-                counts.num_foreseen += len(known.foreseen)
-                counts.num_true += len(known.foreseen & known.asked)
-                counts.num_in_time += len(known.in_time)
-                counts.num_good += len(known.in_time & known.asked)
-                del self._steps[step, layer]
+        """What was foreseen for steps whose gates have chosen is settled, and that for steps before
+        them, which the pass has left out, is forgotten."""
+        chosen = {key: known for key, known in self._steps.items() if known.in_time is not None}
+        last = max((step for step, _ in chosen), default=-1)
+        self._steps = {key: known for key, known in self._steps.items() if key[0] > last}
+        for (_, layer), known in chosen.items():
+            assert known.in_time is not None, "its gate has chosen"
+            counts = self._layers[layer]
+            counts.num_foreseen += len(known.foreseen)
+            counts.num_true += len(known.foreseen & known.asked)
+            counts.num_in_time += len(known.in_time)
+            counts.num_good += len(known.in_time & known.asked)
 
     def forget(self) -> None:
         """A pass was given up: nothing of it counts."""

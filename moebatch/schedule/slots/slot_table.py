@@ -39,14 +39,17 @@ class SlotTable:
         self._num_chunks = num_chunks
         self._num_passed_over = 0
         self._free = list(range(self.num_slots))
+        self._num_streamed = Counter(key.layer for key in num_chunks)
+        """By layer, experts that are not resident."""
         for key in resident:
             load = self.loads[key] = Load(key, num_chunks[key], is_resident=True)
+            self._num_streamed[key.layer] -= 1
             self.take_slot(load)
             self.prefetched.append(load)
 
     def of(self, layer: int) -> list[Load]:
-        """All loads of a layer."""
-        return [load for load in self.loads.values() if load.key.layer == layer]
+        """Loads of a layer that are not resident."""
+        return [load for load in self.passing.values() if load.key.layer == layer]
 
     def add(self, key: ExpertKey) -> Load:
         """A new load, without a slot."""
@@ -110,6 +113,7 @@ class SlotTable:
         if self._num_passed_over <= len(self._num_chunks) and not self._is_due(load.key.layer):
             return
         self._num_passed_over = 0
+        self._num_streamed[load.key.layer] -= 1
         self.num_vacancies -= 1
         self.num_streaming_slots -= 1
         if load.is_cached:
@@ -119,9 +123,7 @@ class SlotTable:
 
     def _is_due(self, layer: int) -> bool:
         """Whether no layer has more experts that are not resident."""
-        streamed = Counter(key.layer for key in self._num_chunks)
-        streamed.subtract(load.key.layer for load in self.loads.values() if load.is_resident)
-        return streamed[layer] == max(streamed.values())
+        return self._num_streamed[layer] == max(self._num_streamed.values())
 
     def from_last(self) -> Iterator[Load]:
         """Loads that are not resident, the one that was added last first."""
@@ -136,6 +138,9 @@ class SlotTable:
         assert staying + self.num_streaming_slots == self.num_slots, "residents differ"
         self.cache.check_integrity(self.loads)
         assert all(load.slot is not None for load in residents), "a resident has no slot"
+        counted = Counter(key.layer for key in self._num_chunks)
+        counted.subtract(load.key.layer for load in residents)
+        assert self._num_streamed == counted, "experts that are streamed are miscounted"
         passing = {key for key, load in self.loads.items() if not load.is_resident}
         assert passing == set(self.passing), "residents do not pass"
         for listed in (self.required, self.prefetched):

@@ -38,6 +38,8 @@ class SlotQueue:
         )
         self._order = SendOrder(self._table)
         self._num_arrived = 0
+        self._arrivals = list[ExpertKey]()
+        """The last ones, in order."""
         self._num_experts = len(num_chunks)
 
     @property
@@ -109,6 +111,16 @@ class SlotQueue:
         found.sort(key=lambda load: (not load.is_resident, load.arrival))
         return [load.key for load in found]
 
+    @property
+    def num_arrived(self) -> int:
+        """How many experts have arrived so far, those counted that came again."""
+        return self._num_arrived
+
+    def arrived_after(self, number: int) -> list[ExpertKey]:
+        """Those that have arrived since so many had, in order: all that there are of the last
+        ones, as many as there are experts at least."""
+        return self._arrivals[max(0, len(self._arrivals) - self._num_arrived + number) :]
+
     def is_settled(self, layer: int) -> bool:
         """Whether no more experts of a layer can arrive before others are computed."""
         passing = self._table.passing.values()
@@ -145,6 +157,8 @@ class SlotQueue:
     def release(self, layer: int) -> None:
         """Experts of a layer that were kept are not needed any more, nor are prefetched ones."""
         for load in self._table.of(layer):
+            if load.is_evicted:
+                continue  # it made room for another one of these
             was_kept, load.is_kept = load.is_kept, False
             if was_kept and not load.is_claimed:
                 self._computed(load)
@@ -257,6 +271,9 @@ class SlotQueue:
         if load.is_ready:
             self._num_arrived += 1
             load.arrival = self._num_arrived
+            self._arrivals.append(load.key)
+            if len(self._arrivals) > 2 * self._num_experts:
+                del self._arrivals[: self._num_experts]
         if load.is_evicted and load.num_in_flight == 0:
             self._table.evict(load)
 
