@@ -17,6 +17,7 @@ from tests.command import moebatch
 
 SAVED = "moe-lightning-t4-mtbench-128"
 T4 = ("--hw", "t4", "--model", "mixtral-8x7b", "--prompt-len", "77", "--gen-len", "128")
+LONG = ("--prompt-len", "9000", "--gen-len", "100")
 PLANNED = (*T4, "--policy", SAVED)
 """Where it does not matter how the policy is found."""
 
@@ -264,6 +265,10 @@ def test_a_half_filled_profile_is_refused_with_all_that_is_missing(tmp_path: Pat
             "40128 tokens do not fit into the model's context of 32768",
         ),
         ((*T4, "--policy", "flexgen-t4-mtbench-128"), "static batches are for comparison"),
+        (
+            ("--hw", "generic-cpu", "--model", "switch-base-8", *LONG),
+            "prompts are encoded whole, at most 512 tokens",
+        ),
     ],
 )
 def test_the_first_line_says_of_what_no_run_does_that_it_is_a_plan_only(

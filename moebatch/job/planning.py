@@ -20,7 +20,7 @@ from moebatch.plan.fitting import fitted, policy_for, slot_notes, with_room
 from moebatch.plan.prediction import Prediction, predict
 from moebatch.plan.pricing.prices import fastest_dtypes, without_emulation
 from moebatch.plan.problem import PROGRAM_BYTES_WITH_GPU, Problem
-from moebatch.plan.runnable import not_runnable
+from moebatch.plan.runnable import not_runnable, require_schedule
 from moebatch.plan.search.refusal import too_large, too_small
 from moebatch.spec.job import Job
 from moebatch.spec.machine.hardware import CONTEXT_BYTES, DeviceKind, Dtype, Hardware, LevelName
@@ -236,9 +236,8 @@ def plan_job(
         found = best_for(asked, wishes, is_plain=is_plain)
         policy, experts = found.policy, found.experts
     else:
-        policy = _given(problem, given, wishes, is_plain=is_plain)
-        if schedule is not None:
-            policy = fitted(problem, policy_for(policy, schedule, problem))
+        asked = replace(problem, schedule=schedule)
+        policy = _given(asked, given, wishes, is_plain=is_plain)
     if is_static:
         policy = replace(policy, batching="static")
     return JobPlan(
@@ -251,17 +250,23 @@ def plan_job(
 
 
 def _given(problem: Problem, given: PolicyFile, wishes: Wishes, *, is_plain: bool) -> Policy:
+    """The policy of the file, with the problem's schedule if it has one, and then with fewer
+    experts where they are computed if that needs the room."""
+    require_schedule(problem)
     policy = given.resolve(problem.workload, num_experts=problem.num_experts)
     predictor = wishes.predictor or policy.predictor
-    policy = replace(policy, predictor=predictor, staging=False)
+    policy = with_room(problem, replace(policy, predictor=predictor, staging=False))
+    if problem.schedule is not None:
+        policy = policy_for(policy, problem.schedule, problem)
     faults = [
         Fault(file=given.path, where=f"policy.{where}", message=message)
         for where, message in not_runnable(problem, policy, is_plain=is_plain)
     ]
     if faults:
         raise ConfigError(faults)
-    policy = with_room(problem, policy)
-    excess = too_small(problem, policy) or too_large(problem, policy)
+    excess = too_small(problem, policy)
+    if problem.schedule is None:
+        excess = excess or too_large(problem, policy)
     if excess is not None:
         raise DoesNotFit(f"{given.path}: {excess}")
-    return policy
+    return policy if problem.schedule is None else fitted(problem, policy)

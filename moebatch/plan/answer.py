@@ -66,7 +66,7 @@ def best_for(
         wishes: what the job says of its experts; the planner chooses the rest.
         is_plain: everything is done one after the other, so nothing is foreseen.
 
-    Raises DoesNotFit.
+    Raises DoesNotFit, and ConfigError for a schedule that the model does not go with.
     """
     wishes = wishes or Wishes()
     planned = best_policy(problem.evenly)
@@ -77,7 +77,7 @@ def best_for(
 
 
 def answer_milp(problem: Problem, model: str, wishes: Wishes | None = None) -> Answer:
-    """The best policy by the MILP, with what would help most. Raises DoesNotFit."""
+    """The best policy by the MILP, with what would help most. Raises what `best_for` does."""
     found = best_for(problem, wishes)
     better = improvements(problem.evenly, found.planned)
     return Answer(

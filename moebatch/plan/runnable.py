@@ -2,10 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 
+from moebatch.errors import ConfigError, Fault
 from moebatch.layout.setup import cache_fault
 from moebatch.plan.problem import Problem
-from moebatch.schedule.registry import traits_of
+from moebatch.quoting import shown
+from moebatch.schedule.registry import find_schedule, traits_of
 from moebatch.spec.machine.hardware import LEVELS
+from moebatch.spec.model.cache_layout import LARGEST_SLICE
 from moebatch.spec.policy.policy import Policy
 
 _NOUNS: Mapping[str, str] = {"vram": "GPU"}
@@ -24,9 +27,7 @@ def not_runnable(
     if problem.ladder.experts_at(policy) != problem.ladder.top:
         yield "ffn_on_gpu", "experts are computed on the GPU; set it to true"
     if policy.ffn_on_gpu and not policy.attention_on_gpu and not problem.shape.attends_beside_gpu:
-        is_encoded = problem.shape.encoder is not None
-        which = "layers of an encoder and behind it" if is_encoded else "recurrent layers"
-        yield "attention_on_gpu", f"{which} are computed on the GPU; set it to true"
+        yield "attention_on_gpu", f"{_on_gpu_alone(problem)}; set it to true"
     if policy.tokens_per_pass < problem.workload.fewest_pass_tokens:
         longest = problem.workload.fewest_pass_tokens
         yield (
@@ -48,6 +49,17 @@ def not_runnable(
         yield "num_slots", f"experts {where} need slots to stream through"
 
 
+def require_schedule(problem: Problem) -> None:
+    """Raises ConfigError if the problem is for a schedule that attends on the CPU beside a GPU,
+    where the model does not: no policy of it can be run."""
+    name = problem.schedule
+    if name is None or not problem.with_vram or problem.shape.attends_beside_gpu:
+        return
+    if find_schedule(name).traits.attention == "cpu":
+        message = f"attends on the CPU, but {_on_gpu_alone(problem)}; take another schedule"
+        raise ConfigError([Fault(file="schedule", where=shown(name), message=message)])
+
+
 def missing_levels(problem: Problem, policy: Policy) -> Iterator[tuple[str, str]]:
     """Keys of a policy that need a level which the machine lacks."""
     for name in ("attention_on_gpu", "ffn_on_gpu"):
@@ -64,7 +76,16 @@ def only_planned(problem: Problem, policy: Policy) -> Iterator[str]:
     shape, tokens = problem.shape, problem.workload.max_total_tokens
     if tokens > shape.max_positions:
         yield f"{tokens} tokens do not fit into the model's context of {shape.max_positions}"
+    encoded = problem.workload.mean_prompt_tokens - 1  # the answer begins with the last one
+    if shape.encoder is not None and encoded > LARGEST_SLICE:
+        yield f"prompts are encoded whole, at most {LARGEST_SLICE} tokens"
     yield from (f"{where}: {message}" for where, message in not_runnable(problem, policy))
+
+
+def _on_gpu_alone(problem: Problem) -> str:
+    is_encoded = problem.shape.encoder is not None
+    which = "layers of an encoder and behind it" if is_encoded else "recurrent layers"
+    return f"{which} are computed on the GPU"
 
 
 def _cache_on_disk(problem: Problem, *, is_plain: bool) -> Iterator[tuple[str, str]]:

@@ -39,10 +39,11 @@ from moebatch.spec.machine.values import (
     Figure,
     level_curve,
 )
+from moebatch.spec.model.models import load_model
 from moebatch.spec.policy.file import PolicyFile
 from moebatch.spec.policy.policy import OpenPolicy, Placement
 from moebatch.spec.workload import Workload
-from tests.plan.problems import SHAPE, cpu_machine, problem
+from tests.plan.problems import SHAPE, cpu_machine, gpu_machine, problem
 
 Checkpoint = Callable[..., Path]
 WORKLOAD = Workload.uniform(prompt_tokens=20, new_tokens=8, num_sequences=50)
@@ -215,6 +216,23 @@ def test_keys_and_values_of_a_job_go_to_disk_only_where_nothing_else_fits(
     asked = replace(small, shape=SHAPE, dtypes=problem().dtypes)
     assert plan_job(replace(asked, kv_on_disk_last=False)).policy.kv_cache.disk > 0
     assert (plan_job(asked).policy.kv_cache.disk == 0) == fits
+
+
+def test_a_policy_is_checked_with_the_schedule_that_it_is_run_with() -> None:
+    asked = problem(gpu_machine(60), shape=load_model("qwen3-next-80b-a3b").shape)
+    on_gpu = {"attention_on_gpu": True, "ffn_on_gpu": True}
+    given = a_policy(weights=Placement(dram=1), **on_gpu)
+    assert plan_job(asked, given, schedule="flexgen").policy.schedule == "flexgen"
+    with pytest.raises(ConfigError, match=r"cgopipe.* attends on the CPU, but recurrent layers"):
+        plan_job(asked, given, schedule="cgopipe")
+
+
+def test_a_policy_that_only_another_schedule_makes_runnable_is_run_with_that_one() -> None:
+    asked = problem(gpu_machine(60), shape=load_model("qwen3-next-80b-a3b").shape)
+    given = a_policy(weights=Placement(dram=1), ffn_on_gpu=True)
+    with pytest.raises(ConfigError, match="recurrent layers are computed on the GPU"):
+        plan_job(asked, given)
+    assert plan_job(asked, given, schedule="flexgen").policy.attention_on_gpu
 
 
 def test_prediction_stands_beside_what_was_measured(job: Job) -> None:

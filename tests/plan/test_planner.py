@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebatch.errors import DoesNotFit, ExitCode
+from moebatch.errors import ConfigError, DoesNotFit, ExitCode
 from moebatch.plan.problem import Problem
 from moebatch.plan.search.milp import violations
 from moebatch.plan.search.planner import best_policy
 from moebatch.spec.machine.hardware import Hardware, Processor
+from moebatch.spec.model.models import load_model
 from moebatch.spec.model.shape import ModelShape
 from moebatch.spec.policy.policy import PAGE_TOKENS, Policy
 from moebatch.spec.workload import Workload
@@ -244,3 +245,22 @@ def test_experts_that_seem_faster_when_they_arrive_are_not_sent_away() -> None:
     odd = replace(machine.dram, processor=replace(processor, gemm_streamed=streamed))
     policy = policy_of(problem(replace(machine, levels={**machine.levels, "dram": odd})))
     assert policy.weights.dram == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "layers"),
+    [("qwen3-next-80b-a3b", "recurrent"), ("switch-base-8", "layers of an encoder")],
+)
+def test_a_schedule_that_attends_where_the_model_does_not_is_refused(
+    model: str, layers: str
+) -> None:
+    asked = problem(gpu_machine(60), shape=load_model(model).shape)
+    with pytest.raises(ConfigError, match=rf"cgopipe.* attends on the CPU, but {layers}"):
+        best_policy(replace(asked, schedule="cgopipe"))
+
+
+def test_a_prompt_that_is_not_cut_gets_a_pass_as_long_as_it_is() -> None:
+    shape = load_model("switch-base-8").shape
+    workload = shape.cached(Workload.uniform(prompt_tokens=9000, new_tokens=100))
+    asked = problem(cpu_machine(64), shape=shape, workload=workload)
+    assert policy_of(asked).tokens_per_pass == 9100

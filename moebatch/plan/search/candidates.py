@@ -92,10 +92,11 @@ def _cpu_policies(problem: Problem, slot_counts: Sequence[int]) -> Iterator[tupl
     schedule = (open_ones or [*schedules])[0]
     if schedules[schedule].is_paged:
         slot_counts = (_paged_slots(problem),)
-    for batch_size, tokens in product(batch_sizes(problem), _PASS_TOKENS):
-        if max(batch_size, problem.workload.fewest_pass_tokens) > tokens:
-            continue
-        for slots, micro_batch in product(slot_counts, _CPU_MICRO_BATCH_SIZES):
+    for batch_size in batch_sizes(problem):
+        tokens_of_pass = _cpu_tokens(problem, batch_size)
+        for tokens, slots, micro_batch in product(
+            tokens_of_pass, slot_counts, _CPU_MICRO_BATCH_SIZES
+        ):
             policy = _policy(
                 problem, batch_size, micro_batch, tokens, slots, schedule, (False, False)
             )
@@ -156,6 +157,12 @@ def batch_sizes(problem: Problem) -> tuple[int, ...]:
         sizes |= {2**power, 2**power * 3 // 2}
     smaller = {size for size in sizes if size < min(most, MAX_BATCH_SIZE)}
     return tuple(sorted({*smaller, min(most, MAX_BATCH_SIZE)}))
+
+
+def _cpu_tokens(problem: Problem, batch_size: int) -> Sequence[int]:
+    """All that have room for the batch, and for the longest prompt where it is not cut."""
+    least = max(batch_size, problem.workload.fewest_pass_tokens)
+    return [tokens for tokens in _PASS_TOKENS if tokens >= least] or [least]
 
 
 def _gpu_tokens(problem: Problem, batch_size: int) -> Sequence[int]:

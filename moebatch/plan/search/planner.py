@@ -8,6 +8,7 @@ from moebatch.errors import DoesNotFit
 from moebatch.layout.division import comes_in_pages
 from moebatch.layout.footprint import slot_bytes
 from moebatch.plan.problem import Problem
+from moebatch.plan.runnable import require_schedule
 from moebatch.plan.search.affine import AffineCandidate
 from moebatch.plan.search.bounds import (
     Bounds,
@@ -61,7 +62,8 @@ class Planned:
 
 def best_policy(problem: Problem, known: Known | None = None) -> Planned:
     """The policy that finishes the job first; `known` is what has been worked out for the problem
-    already. Raises DoesNotFit."""
+    already. Raises DoesNotFit, and ConfigError for a schedule that the model does not go with."""
+    require_schedule(problem)
     known = known or Known(problem)
     if problem.kv_on_disk_last and problem.keeps_kv_on_disk:
         try:
