@@ -147,9 +147,11 @@ def test_a_trace_of_another_model_is_refused(tmp_path: Path) -> None:
     assert "is of a model with 2 layers of 4 experts" in " ".join(done.stderr.split())
 
 
-def test_experts_on_the_cpu_beside_a_gpu_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["plan", "simulate"])
+def test_experts_on_the_cpu_beside_a_gpu_are_refused(command: str, tmp_path: Path) -> None:
     path = tmp_path / "policy.yaml"
     path.write_text("policy: {batch_size: 8, micro_batch_size: 8, weights: {dram: 1}}\n")
-    done = moebatch("simulate", *T4, "--policy", str(path))
+    done = moebatch(command, *T4, "--policy", str(path))
     assert done.returncode == ExitCode.CONFIG
-    assert "ffn_on_gpu: false" in done.stderr
+    assert "policy.ffn_on_gpu: experts are computed on the GPU where there is one" in done.stderr
+    assert "num_slots" not in done.stderr

@@ -9,7 +9,7 @@ from moebatch.plan.expert_choice import ExpertChoice, Wishes, choose_experts, wi
 from moebatch.plan.fitting import fitted, policy_for, slot_notes
 from moebatch.plan.prediction import Prediction, predict
 from moebatch.plan.problem import Problem
-from moebatch.plan.runnable import missing_levels
+from moebatch.plan.runnable import not_priced
 from moebatch.plan.search.planner import Planned, best_policy
 from moebatch.plan.search.refusal import too_large, too_small
 from moebatch.spec.policy.policy import Policy
@@ -99,12 +99,12 @@ def answer_given(
     """What a policy that the user has chosen will do, whether it fits or not; under another
     `schedule`, with fewer experts where they are computed if that needs the room.
 
-    Raises ConfigError, with `source`, if it uses what the machine does not have; DoesNotFit if it
-    does not fit under another schedule.
+    Raises ConfigError, with `source`, if it asks for what the machine does not have or do;
+    DoesNotFit if it does not fit under another schedule.
     """
     faults = [
         Fault(file=source, where=f"policy.{where}", message=message)
-        for where, message in missing_levels(problem, policy)
+        for where, message in not_priced(problem, policy)
     ]
     if faults:
         raise ConfigError(faults)

@@ -23,9 +23,7 @@ def not_runnable(
         is_plain: everything is done one after the other, in main memory.
     """
     # A run reads a checkpoint wherever it is, whatever the profile says of disks.
-    yield from (fault for fault in missing_levels(problem, policy) if ".disk" not in fault[0])
-    if problem.ladder.experts_at(policy) != problem.ladder.top:
-        yield "ffn_on_gpu", "experts are computed on the GPU; set it to true"
+    yield from (fault for fault in not_priced(problem, policy) if ".disk" not in fault[0])
     if policy.ffn_on_gpu and not policy.attention_on_gpu and not problem.shape.attends_beside_gpu:
         yield "attention_on_gpu", f"{_on_gpu_alone(problem)}; set it to true"
     if policy.tokens_per_pass < problem.workload.fewest_pass_tokens:
@@ -43,8 +41,26 @@ def not_runnable(
     if policy.batching != "mixed":
         advice = "static batches are for comparison: write mixed, and moebatch run --static"
         yield "batching", f"a run refills places as they come free; {advice}"
+    yield from _without_slots(problem, policy)
+
+
+def not_priced(problem: Problem, policy: Policy) -> Iterator[tuple[str, str]]:
+    """Keys of a policy that ask for what no machine of this kind does, so that there is nothing to
+    predict, and what is wrong with them."""
+    yield from _missing_levels(problem, policy)
+    if problem.ladder.experts_at(policy) != problem.ladder.top:
+        yield (
+            "ffn_on_gpu",
+            "experts are computed on the GPU where there is one; set it to true or take another "
+            "policy",
+        )
+
+
+def _without_slots(problem: Problem, policy: Policy) -> Iterator[tuple[str, str]]:
     top = problem.ladder.top
-    if policy.num_slots == 0 and policy.weights.on(top) < 1 and not traits_of(policy).is_paged:
+    if problem.ladder.experts_at(policy) != top or traits_of(policy).is_paged:
+        return
+    if policy.num_slots == 0 and policy.weights.on(top) < 1:
         where = "below the GPU" if top == "vram" else "on disk"
         yield "num_slots", f"experts {where} need slots to stream through"
 
@@ -60,7 +76,7 @@ def require_schedule(problem: Problem) -> None:
         raise ConfigError([Fault(file="schedule", where=shown(name), message=message)])
 
 
-def missing_levels(problem: Problem, policy: Policy) -> Iterator[tuple[str, str]]:
+def _missing_levels(problem: Problem, policy: Policy) -> Iterator[tuple[str, str]]:
     """Keys of a policy that need a level which the machine lacks."""
     for name in ("attention_on_gpu", "ffn_on_gpu"):
         if getattr(policy, name) and problem.ladder.top != "vram":

@@ -380,6 +380,7 @@ def test_budgets_bound_all_levels_and_an_emulated_gpu_counts_as_main_memory(
 
 NOT_RUNNABLE = [
     ({"ffn_on_gpu": False}, "policy.ffn_on_gpu", "experts are computed on the GPU"),
+    ({"ffn_on_gpu": False, "num_slots": 0}, "policy.ffn_on_gpu", "experts are computed on the GPU"),
     ({"batching": "static", "tokens_per_pass": None}, "policy.batching", "write mixed"),
     ({"num_slots": 0}, "policy.num_slots", "experts below the GPU need slots"),
 ]

@@ -12,6 +12,7 @@ from moebatch.plan.as_json import policy_json
 from moebatch.plan.fitting import policy_for
 from moebatch.plan.options import SimOptions, Work
 from moebatch.plan.problem import Problem
+from moebatch.plan.runnable import not_priced
 from moebatch.plan.search.refusal import too_large
 from moebatch.plan.simulation.passes import passes_of
 from moebatch.plan.simulation.world import SimWorld
@@ -92,12 +93,13 @@ def _notes(problem: Problem, policy: Policy, options: SimOptions) -> Iterator[st
 
 
 def _require_simulated(problem: Problem, policy: Policy) -> None:
-    if problem.with_vram and not policy.ffn_on_gpu:
-        message = (
-            "computes experts on the CPU beside a GPU (ffn_on_gpu: false), for which there is no "
-            "schedule; take another policy, or leave the GPU out by --hw generic-cpu"
-        )
-        raise ConfigError([Fault(file="moebatch simulate", where="policy", message=message)])
+    """MoE-Lightning's planner may have the CPU compute experts."""
+    faults = [
+        Fault(file="moebatch simulate", where=f"policy.{where}", message=message)
+        for where, message in not_priced(problem, policy)
+    ]
+    if faults:
+        raise ConfigError(faults)
 
 
 def simulation_json(answer: Answer, simulated: Mapping[str, Simulation]) -> dict[str, Any]:
