@@ -155,3 +155,25 @@ def test_experts_on_the_cpu_beside_a_gpu_are_refused(command: str, tmp_path: Pat
     assert done.returncode == ExitCode.CONFIG
     assert "policy.ffn_on_gpu: experts are computed on the GPU where there is one" in done.stderr
     assert "num_slots" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["plan", "simulate"])
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ([4] * 3, "are 3, the model has 32 layers with experts"),
+        ([9, 7] * 16, "must be at most 8, the experts of a layer, got 9"),
+        ([3] * 32, "sum to 96, the weights that stay are 128 experts"),
+    ],
+)
+def test_sizes_that_are_not_those_of_a_cache_are_refused(
+    command: str, sizes: list[int], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(
+        "policy: {batch_size: 8, micro_batch_size: 8, weights: {vram: 0.5, dram: 0.5}, "
+        f"ffn_on_gpu: true, cache: lru, cache_sizes: {sizes}}}\n"
+    )
+    done = moebatch(command, *T4, "--policy", str(path))
+    assert done.returncode == ExitCode.CONFIG
+    assert f"policy.cache_sizes: {message}" in done.stderr

@@ -35,9 +35,6 @@ def not_runnable(
         )
     if policy.kv_cache.disk:
         yield from _cache_on_disk(problem, is_plain=is_plain)
-    fault = cache_fault(problem.shape, policy, problem.ladder)
-    if fault is not None:
-        yield "cache_sizes", fault
     if policy.batching != "mixed":
         advice = "static batches are for comparison: write mixed, and moebatch run --static"
         yield "batching", f"a run refills places as they come free; {advice}"
@@ -54,6 +51,10 @@ def not_priced(problem: Problem, policy: Policy) -> Iterator[tuple[str, str]]:
             "experts are computed on the GPU where there is one; set it to true or take another "
             "policy",
         )
+        return
+    fault = cache_fault(problem.shape, policy, problem.ladder)
+    if fault is not None:
+        yield "cache_sizes", fault
 
 
 def _without_slots(problem: Problem, policy: Policy) -> Iterator[tuple[str, str]]:
