@@ -53,7 +53,9 @@ def _made_for_another(question: Question, given: PolicyFile) -> Iterator[str]:
 
 
 def _unmeasured(answer: Answer) -> Iterator[str]:
-    """What stands in for a rate of decoding that the profile lacks."""
+    """What stands in for a rate of decoding that the profile lacks, where one is counted."""
+    if answer.method == "paper":
+        return
     problem, stored = answer.problem, answer.problem.dtypes.stored
     level = problem.ladder.experts_at(answer.policy)
     processor = problem.hardware.levels[level].processor

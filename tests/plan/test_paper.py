@@ -8,6 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.errors import ConfigError, DoesNotFit, ExitCode
+from moebatch.plan.answer import Answer
+from moebatch.plan.answers import answer_question
+from moebatch.plan.options import PlanOptions
 from moebatch.plan.papers.moe_lightning import (
     MAIN_SETTING,
     SETTINGS,
@@ -21,7 +24,9 @@ from moebatch.plan.papers.moe_lightning import (
     ffn_flops,
     micro_batch_grid,
 )
+from moebatch.plan.question import stated_question
 from moebatch.spec.machine.hardware import Hardware, Level, Link, Processor, RateCurve
+from moebatch.spec.machine.profile import load_profile
 from moebatch.spec.model.shape import ModelShape
 from moebatch.spec.model.shape_reader import read_shape
 from tests.few import examples
@@ -83,7 +88,13 @@ def t4s(count: int) -> Hardware:
 
 
 def model(hardware: Hardware, s: float, n: float, shape: ModelShape = SMALL) -> PaperModel:
-    asked = PaperProblem(shape=shape, hardware=hardware, prompt_tokens=s, gen_tokens=n)
+    asked = PaperProblem(
+        shape=shape,
+        expert_bytes=shape.expert_stored_bytes,
+        hardware=hardware,
+        prompt_tokens=s,
+        gen_tokens=n,
+    )
     return PaperModel(problem=asked)
 
 
@@ -140,7 +151,7 @@ def test_operations_have_the_intensities_of_the_paper():
     long = 1_000_000
 
     attention = attention_flops(SMALL, 1, 1, long) / attention_bytes(SMALL, 1, 1, long)
-    ffn = ffn_flops(SMALL, 128) / ffn_bytes(SMALL, 128)
+    ffn = ffn_flops(SMALL, 128) / ffn_bytes(SMALL, 128, expert_bytes=SMALL.expert_stored_bytes)
 
     assert attention == pytest.approx(2.0, abs=0.02)
     assert ffn == pytest.approx(31.95, abs=0.005)
@@ -306,3 +317,20 @@ def test_a_memory_that_is_too_small_is_named(vram, dram, level, term):
         PaperSearch(model=model(small, 77, 32)).solve()
 
     assert error.value.exit_code == ExitCode.DOES_NOT_FIT
+
+
+@pytest.mark.parametrize("stored", [{"weights": "int4"}, {"what_if": ("weights=int4",)}])
+def test_experts_in_fewer_bits_are_planned_as_they_are_stored(stored):
+    options = PlanOptions(model="mixtral-8x7b", prompt_len=77, gen_len=128, paper=True)
+    plain, packed = paper_answer(options), paper_answer(replace(options, **stored))
+
+    assert packed.policy.weights.vram > 0.1 > plain.policy.weights.vram
+    assert packed.prediction.decode_tokens_per_s > plain.prediction.decode_tokens_per_s
+    told = "by these forms packed int4, groups of 64 is decoded in no time"
+    assert [told in one.notes for one in (plain, packed)] == [False, True]
+    assert not any("has not been measured" in note for note in packed.notes)
+
+
+def paper_answer(options: PlanOptions) -> Answer:
+    question = stated_question(load_profile("t4-moe-lightning"), options)
+    return answer_question(question, options)

@@ -46,7 +46,9 @@ L4_MEASURED = roofline(gpu=121e12, cpu=1.6e12, i=231e9, j=48e9, link=12.35e9)
 
 
 def paper_intensity(tokens: float) -> float:
-    return moe_lightning.ffn_flops(SHAPE, tokens) / moe_lightning.ffn_bytes(SHAPE, tokens)
+    return moe_lightning.ffn_flops(SHAPE, tokens) / moe_lightning.ffn_bytes(
+        SHAPE, tokens, expert_bytes=SHAPE.expert_stored_bytes
+    )
 
 
 def pays_to_move(roofs: Roofline, operation: Operation) -> bool:

@@ -49,7 +49,6 @@ TIE = 1e-6
 """Policies whose throughput is within this of the best, relatively, are equally good; the smallest
 batch is taken. Once the GPU binds, throughput does not change with the number of micro-batches."""
 _NO_GAIN = 1e-9
-_NOTES = ("MoE-Lightning's own forms and constants: decode steps count attention and experts only",)
 Bound = Literal["link", "cpu", "gpu"]
 
 
@@ -66,6 +65,8 @@ class PaperProblem:
     """
 
     shape: ModelShape
+    expert_bytes: int
+    """Of one expert, as it is stored."""
     hardware: Hardware
     prompt_tokens: float
     """s: the mean, or the longest if prompts are padded."""
@@ -83,7 +84,7 @@ class PaperProblem:
     @property
     def weights_bytes(self) -> int:
         """W_e: the experts of one layer."""
-        return self.shape.num_experts * self.shape.expert_stored_bytes
+        return self.shape.num_experts * self.expert_bytes
 
     @property
     def attention_weights_bytes(self) -> int:
@@ -245,13 +246,13 @@ def ffn_flops(shape: ModelShape, tokens: float) -> float:
     return 2 * shape.expert_params * shape.experts_per_token * tokens
 
 
-def ffn_bytes(shape: ModelShape, tokens: float) -> float:
+def ffn_bytes(shape: ModelShape, tokens: float, *, expert_bytes: int) -> float:
     """Bytes that the experts of one layer touch: all of their weights, inputs and outputs.
 
     The output is as wide as an expert, as the authors have it; it makes no difference.
     """
     activations = tokens * (shape.hidden_size + shape.expert_width)
-    return shape.dtype_bytes * activations + shape.num_experts * shape.expert_stored_bytes
+    return shape.dtype_bytes * activations + shape.num_experts * expert_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -333,8 +334,9 @@ class PaperModel:
         return self._roof_s(processor, flops, num_bytes)
 
     def _ffn_s(self, processor: Processor, tokens: float) -> float:
-        flops = ffn_flops(self.problem.shape, tokens)
-        return self._roof_s(processor, flops, ffn_bytes(self.problem.shape, tokens))
+        shape = self.problem.shape
+        num_bytes = ffn_bytes(shape, tokens, expert_bytes=self.problem.expert_bytes)
+        return self._roof_s(processor, ffn_flops(shape, tokens), num_bytes)
 
     def _roof_s(self, processor: Processor, flops: float, num_bytes: float) -> float:
         """Eq 14."""
@@ -547,6 +549,7 @@ def answer_paper(problem: Problem, model: str) -> Answer:
     workload = problem.workload
     asked = PaperProblem(
         shape=problem.shape,
+        expert_bytes=problem.dtypes.expert_bytes(problem.shape),
         hardware=problem.hardware,
         prompt_tokens=workload.mean_prompt_tokens,
         gen_tokens=workload.mean_new_tokens,
@@ -559,8 +562,14 @@ def answer_paper(problem: Problem, model: str) -> Answer:
         solver="closed form for every batch of the authors' grid",
         policy=_policy(problem, found.policy),
         prediction=_prediction(problem, found),
-        notes=_NOTES,
+        notes=tuple(_notes(problem)),
     )
+
+
+def _notes(problem: Problem) -> Iterator[str]:
+    yield "MoE-Lightning's own forms and constants: decode steps count attention and experts only"
+    if problem.dtypes.converts:
+        yield f"by these forms {problem.dtypes.stored} is decoded in no time"
 
 
 def _policy(problem: Problem, found: PaperPolicy) -> Policy:
