@@ -23,6 +23,7 @@ from moebatch.plan.papers.klotski import (
 )
 from moebatch.plan.prediction import predict
 from moebatch.plan.problem import Problem
+from moebatch.plan.runnable import not_runnable
 from moebatch.spec.machine.hardware import Hardware, Link
 from moebatch.spec.machine.profile import load_profile
 from moebatch.spec.model.models import load_model
@@ -338,6 +339,28 @@ def test_a_policy_fits_every_level_and_holds_the_longest_sequence(
     resident = max(policy.weights.vram, policy.weights.dram if not asked.with_vram else 0)
     assert (policy.num_slots == 0) == (resident == 1)
     assert plan.bubble_free == (plan.limit is None)
+
+
+@pytest.mark.parametrize("machine", [cpu_machine(), gpu_machine(15, 16)], ids=lambda one: one.name)
+@pytest.mark.parametrize("model", ["switch-base-8", "switch-large-128"])
+def test_passes_have_room_for_prompts_that_are_not_cut(model: str, machine: Hardware) -> None:
+    asked = encoding(model, machine)
+    assert [*not_runnable(asked, klotski_policy(asked, batch_size=4).policy)] == []
+
+
+def test_whole_layers_that_keep_anything_have_their_keys_and_values_on_a_level() -> None:
+    asked = encoding("switch-large-128", gpu_machine(15, 180))
+    plan = klotski_policy(asked)
+    assert_fits(asked, plan)
+    share = plan.policy.kv_cache.vram
+    num_layers = share * asked.shape.num_keeping_layers
+    assert 0 < share < 1 and num_layers == pytest.approx(round(num_layers))
+
+
+def encoding(model: str, machine: Hardware) -> Problem:
+    shape = load_model(model).shape
+    workload = shape.cached(Workload.uniform(prompt_tokens=400, new_tokens=100))
+    return problem(machine, shape=shape, workload=workload)
 
 
 def test_what_cannot_fit_is_refused_with_figures() -> None:

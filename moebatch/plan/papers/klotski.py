@@ -349,10 +349,11 @@ class _Scan:
         )
 
     def _tokens_per_pass(self, sequences: int, most: int) -> int:
-        """Enough for the prompts that come in for sequences that end, in the long run."""
+        """Enough for the prompts that come in for sequences that end, in the long run, and for the
+        longest one where prompts are not cut."""
         workload = self.problem.workload
         steady = sequences * (1 + workload.mean_prompt_tokens / max(1.0, workload.mean_new_tokens))
-        return max(sequences, min(most, 1 << ceil(log2(steady))))
+        return max(sequences, workload.fewest_pass_tokens, min(most, 1 << ceil(log2(steady))))
 
 
 def _seconds_per_token(problem: Problem, plan: KlotskiPlan) -> float:
@@ -455,8 +456,9 @@ class _Stack:
 
 
 def _stacks(problem: Problem, policy: Policy) -> dict[_Kind, _Stack]:
-    """Whole layers of experts, and of keys and values."""
+    """Whole layers of experts, and of keys and values, which layers that encode do not keep."""
     shape, dtypes = problem.shape, problem.dtypes
+    num_keeping = shape.num_keeping_layers
     return {
         "weights": _Stack(
             lowest=_only_level(policy.weights),
@@ -465,8 +467,8 @@ def _stacks(problem: Problem, policy: Policy) -> dict[_Kind, _Stack]:
         ),
         "kv_cache": _Stack(
             lowest=_only_level(policy.kv_cache),
-            unit_bytes=int(cache_bytes(problem.memory.groups, dtypes, policy) // shape.num_layers),
-            number=shape.num_layers,
+            unit_bytes=int(cache_bytes(problem.memory.groups, dtypes, policy) // num_keeping),
+            number=num_keeping,
         ),
     }
 
