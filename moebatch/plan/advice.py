@@ -14,7 +14,7 @@ from moebatch.plan.search.planner import Planned, best_policy, best_seconds, ran
 from moebatch.plan.search.refine import widened_s
 from moebatch.spec.machine.hardware import Level, LevelName, Link
 from moebatch.spec.model.named_formats import written_formats
-from moebatch.units import format_bytes, format_rate
+from moebatch.units import format_bytes, format_number, format_rate
 
 FACTOR = 2.0
 _MOST_ADVICE = 3
@@ -111,7 +111,7 @@ def _changes(problem: Problem) -> Iterator[_Change]:
             twice = int(level.capacity_bytes * FACTOR)
             yield _Change(
                 words=f"twice the {level.name} ({format_bytes(twice)})",
-                what_if=f"{level.name}={twice / 2**30:.4g}GiB",
+                what_if=f"{level.name}={_figure(twice / 2**30)}GiB",
                 problem=_with_level(problem, replace(level, capacity_bytes=twice)),
             )
         if level.processor is not None:
@@ -129,6 +129,11 @@ def _changes(problem: Problem) -> Iterator[_Change]:
     yield from _packed(problem)
 
 
+def _figure(number: float) -> str:
+    """As options take it: without an exponent, and without commas."""
+    return format_number(number).replace(",", "")
+
+
 def _link_changes(problem: Problem, link: Link) -> Iterator[_Change]:
     hardware = problem.hardware
     figures: dict[str, tuple[str, frozenset[str]]] = {
@@ -142,7 +147,7 @@ def _link_changes(problem: Problem, link: Link) -> Iterator[_Change]:
             links = {**hardware.links, link.name: changed}
             yield _Change(
                 words=f"twice the rate of {name} ({format_rate(rate * FACTOR)})",
-                what_if=f"{name}={rate * FACTOR / 1e9:.4g}GB/s",
+                what_if=f"{name}={_figure(rate * FACTOR / 1e9)}GB/s",
                 problem=replace(problem, hardware=replace(hardware, links=links)),
                 lanes=lanes,
             )

@@ -37,7 +37,7 @@ class Problem:
     """Whether keys and values may live on disk."""
     kv_on_disk_last: bool = False
     """Whether they do so only where nothing fits otherwise: their many small reads and writes cost
-    far more than their bytes, of which alone the cost model knows."""
+    far more than their bytes, and what each costs is known only where it was measured."""
     stages: bool = False
     """Whether pages of weights are copied into pinned buffers on their way up."""
     schedule: str | None = None

@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from moebatch.plan.answer import Answer
-from moebatch.plan.expert_choice import Alternative, ExpertChoice
+from moebatch.plan.expert_choice import WORTH_CHANGING, Alternative, ExpertChoice
 from moebatch.plan.prediction import Prediction
 from moebatch.plan.roofs import PolicyRoofs, policy_roofs
 from moebatch.report.console import plain, whole
@@ -181,7 +181,8 @@ def _why(choice: ExpertChoice) -> str:
     chosen, plainest = choice.chosen, choice.plainest
     steps = f"{choice.depth} layer{'s' if choice.depth > 1 else ''} ahead"
     if chosen is plainest:
-        return f"nothing else is faster; experts are prefetched up to {steps}"
+        gain = f"{WORTH_CHANGING - 1:.0%}"
+        return f"nothing else gains {gain}; experts are prefetched up to {steps}"
     ready = f"{chosen.ready:.0%} of the experts that gates ask for are ready by then"
     return f"{ready}, not {plainest.ready:.0%}; they are prefetched up to {steps}"
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from moebatch.layout.footprint import slot_bytes
 from moebatch.layout.lanes import pass_seconds
 from moebatch.layout.load import PassLoad
+from moebatch.plan.advice import _changes
 from moebatch.plan.answer import answer_milp
 from moebatch.plan.prediction import at_end, predict
 from moebatch.plan.pricing.cost import CostModel
@@ -20,6 +21,7 @@ from moebatch.plan.search.candidates import candidates
 from moebatch.plan.search.planner import best_policy
 from moebatch.plan.search.whole import whole_policy
 from moebatch.spec.machine.hardware import RateCurve
+from moebatch.spec.machine.profile import load_profile
 from moebatch.spec.policy.policy import PAGE_TOKENS, Placement, Policy
 from moebatch.spec.workload import Length, LengthSample, Workload
 from tests.few import examples
@@ -225,6 +227,16 @@ def test_what_binds_is_what_would_help() -> None:
     assert best.speedup > 1.7
     assert any(better.what_if == "disk->dram=0.4GB/s" for better in answer.improvements)
     assert len(answer.improvements) <= 3
+
+
+def test_advice_on_large_levels_and_fast_links_is_given_in_figures_that_can_be_asked_for() -> None:
+    machine = gpu_machine(6 * 1024, 6 * 1024, link=6e12)
+    asked = [change.what_if for change in _changes(problem(machine)) if change.what_if]
+    assert {"dram=12290GiB", "dram->vram=12000GB/s"} <= {*asked}
+    profile = load_profile("h100-pcie")
+    for what_if in asked:
+        if not what_if.startswith("weights"):
+            profile.with_change(what_if)
 
 
 def test_where_a_gpu_waits_for_launches_the_host_binds() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from moebatch.errors import ConfigError, Fault
 from moebatch.spec.files.library import names
-from moebatch.spec.machine.hardware import Hardware, Processor, RateCurve
+from moebatch.spec.machine.hardware import Basis, Hardware, Processor, RateCurve
 from moebatch.spec.machine.levels import LevelFigures, LinkFigures, beside_rate
 from moebatch.spec.machine.profile import HardwareProfile, load_profile
 from moebatch.spec.machine.values import (
@@ -441,6 +441,17 @@ class TestChange:
         both = faster.with_change("dram->vram.staging=20GB/s")
         assert both.hardware().links["dram->vram"].staging_bandwidth == 20e9
         assert both.hardware().links["dram->vram"].bandwidth == 25e9
+
+    @pytest.mark.parametrize("basis", ["peak", "paper"])
+    def test_what_stands_beside_a_rate_is_supposed_on_every_basis(self, basis: Basis) -> None:
+        before = load_profile("h100-pcie")
+        after = before.with_change("dram->vram.staging=1GB/s")
+        after = after.with_change("disk->dram.operation_time=50us")
+        told = [
+            (links["dram->vram"].staging_bandwidth, links["disk->dram"].operation_s)
+            for links in (before.hardware(basis).links, after.hardware(basis).links)
+        ]
+        assert told == [(None, 0.0), (1e9, 50e-6)]
 
     @pytest.mark.parametrize(
         ("text", "message"),

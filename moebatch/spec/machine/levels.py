@@ -192,6 +192,8 @@ class LinkFigures:
     """Bytes per second, as measured, of copying into pinned buffers before the link."""
     operation_time: float | None = None
     """Seconds, as measured, of a read or a write, its bytes left out."""
+    is_supposed: bool = False
+    """Whether a user asks what staging or operations would do, whatever the basis."""
 
     def plain(self, source: str) -> dict[str, object]:
         """The keys of the link in a profile whose figures come from `source`."""
@@ -203,20 +205,20 @@ class LinkFigures:
         return {**figures, **beside, **own_source}
 
     def with_beside_rate(self, number: float) -> "LinkFigures":
-        """With the figure that stands beside the rate."""
+        """With the figure that stands beside the rate, whose consequences a user asks for."""
         key, _ = beside_rate(self.name)
         beside: dict[str, Any] = {key: number}
-        return replace(self, **beside)
+        return replace(self, is_supposed=True, **beside)
 
     def link(self, basis: Basis) -> Link:
         """The link in figures of one basis. Data sheets and MoE-Lightning know no staging, and no
-        operations."""
-        is_measured = basis == "achieved"
+        operations, unless a user supposes them."""
+        counts = basis == "achieved" or self.is_supposed
         return Link(
             name=self.name,
             bandwidth=self.bandwidth.on(basis),
-            staging_bandwidth=self.staging if is_measured else None,
-            operation_s=self.operation_time or 0.0 if is_measured else 0.0,
+            staging_bandwidth=self.staging if counts else None,
+            operation_s=self.operation_time or 0.0 if counts else 0.0,
         )
 
 

@@ -1,0 +1,32 @@
+"""What the screen says of a plan."""
+
+from dataclasses import replace
+
+from rich.console import Console
+
+from moebatch.plan.answer import answer_given
+from moebatch.plan.expert_choice import Alternative, ExpertChoice
+from moebatch.report.plan import plan_view
+from moebatch.spec.policy.policy import Placement, Policy
+from tests.plan.problems import SMALL, problem
+
+POLICY = Policy(
+    batch_size=8,
+    micro_batch_size=8,
+    tokens_per_pass=64,
+    num_slots=6,
+    num_kv_pages=1000,
+    weights=Placement(dram=0.5, disk=0.5),
+)
+
+
+def test_experts_that_others_hardly_beat_are_kept_and_the_screen_says_by_how_much() -> None:
+    plainest = Alternative(policy=POLICY, seconds=100.0, num_loads=10, ready=0.5)
+    other = replace(plainest, policy=replace(POLICY, cache="lru"), seconds=99.0)
+    choice = ExpertChoice(chosen=plainest, alternatives=(other, plainest), depth=2)
+    answer = answer_given(problem(shape=SMALL), "small", POLICY, source="policy.yaml")
+    console = Console(width=120)
+    with console.capture() as shown:
+        console.print(plan_view(replace(answer, experts=choice)))
+    told = "nothing else gains 2%; experts are prefetched up to 2 layers ahead"
+    assert told in shown.get(), shown.get()
