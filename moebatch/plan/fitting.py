@@ -1,6 +1,7 @@
 """A policy made to fit the schedule that it is run with."""
 
 from dataclasses import replace
+from math import ceil
 
 from moebatch.errors import DoesNotFit
 from moebatch.layout.setup import slots_wanted
@@ -38,22 +39,54 @@ def with_room(problem: Problem, policy: Policy) -> Policy:
 
 
 def fitted(problem: Problem, policy: Policy) -> Policy:
-    """The same, with fewer experts where they are computed if they leave no room otherwise.
+    """The same, with fewer experts where they are computed if they leave no room otherwise, or with
+    more of them on disk where those on the GPU change and so live below it as well.
 
     Raises DoesNotFit if none of them would leave enough.
     """
     step = len(problem.shape.moe_layers)
     num_resident = problem.num_resident(policy)
     while True:
-        roomy = with_room(problem, policy)
+        roomy = _with_room_below(problem, with_room(problem, policy))
         excess = too_large(problem, roomy)
         if excess is None:
             return roomy
         if num_resident == 0:
-            advice = "raise these budgets, or take another schedule"
-            raise DoesNotFit(f"schedule {policy.schedule}: {excess}\n{advice}")
+            raise DoesNotFit(f"schedule {policy.schedule}: {excess}\n{_advice(problem, roomy)}")
         num_resident = max(0, num_resident - step)
-        policy = problem.with_residents(policy, num_resident)
+        policy = replace(problem.with_residents(policy, num_resident), cache_sizes=())
+
+
+def _with_room_below(problem: Problem, policy: Policy) -> Policy:
+    """The policy with so many experts on disk, not in main memory, that those on the GPU have room
+    there too; unchanged where they need none, or there is no disk. Where all are on the GPU, none
+    of them has to change."""
+    overfull = problem.overfull(policy).get("dram")
+    if overfull is None or not _lives_twice(problem, policy):
+        return policy
+    weights = policy.weights
+    if weights.vram == 1:
+        return replace(policy, cache="static", cache_sizes=())
+    if not problem.has_disk or not weights.dram:
+        return policy
+    excess = overfull.total_bytes - problem.capacity_bytes("dram")
+    num_moved = ceil(excess / problem.memory.expert_sizes["dram"])
+    below = 1 - weights.vram
+    disk = min(below, weights.disk + num_moved / problem.num_experts)
+    moved = replace(policy, weights=Placement(vram=weights.vram, dram=below - disk, disk=disk))
+    return _with_room_below(problem, moved)  # which has slots in main memory, if it had none before
+
+
+def _lives_twice(problem: Problem, policy: Policy) -> bool:
+    """Whether experts on the GPU live in main memory as well."""
+    return policy.cache != "static" and problem.ladder.experts_at(policy) == "vram"
+
+
+def _advice(problem: Problem, policy: Policy) -> str:
+    less = ""
+    if _lives_twice(problem, policy) and "dram" in problem.overfull(policy):
+        less = "take experts.cache: static, which needs less main memory, "
+    return f"raise these budgets, {less}or take another schedule"
 
 
 def slot_notes(problem: Problem, policy: Policy) -> tuple[str, ...]:

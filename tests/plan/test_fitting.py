@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 
 from moebatch.errors import DoesNotFit
-from moebatch.plan.fitting import policy_for, with_room
+from moebatch.plan.answer import best_for
+from moebatch.plan.expert_choice import Wishes
+from moebatch.plan.fitting import fitted, policy_for, with_room
 from moebatch.plan.prediction import predict
+from moebatch.plan.runnable import not_runnable
 from moebatch.plan.search.planner import best_policy
 from moebatch.plan.search.refusal import too_small
 from moebatch.schedule.registry import SCHEDULES, schedule_faults
@@ -72,3 +75,41 @@ def test_a_refusal_says_that_another_schedule_would_fit() -> None:
     best_policy(asked)
     with pytest.raises(DoesNotFit, match="Without --schedule cgopipe it fits"):
         best_policy(replace(asked, schedule="cgopipe"))
+
+
+@pytest.mark.parametrize(("vram", "dram"), [(15, 60), (40, 60), (15, 96), (60, 16), (120, 16)])
+def test_a_cache_that_a_job_asks_for_sends_experts_to_disk_where_main_memory_is_full(
+    vram: int, dram: int
+) -> None:
+    asked = problem(gpu_machine(vram, dram))
+    policy = best_for(asked, Wishes(cache="lru")).policy
+    assert asked.fits(policy)
+    assert policy.cache == ("static" if policy.weights.vram == 1 else "lru")
+    assert [*not_runnable(asked, policy)] == []
+
+
+def test_no_more_experts_go_to_disk_than_have_to() -> None:
+    asked = problem(gpu_machine(15, 60))
+    policy = best_for(asked, Wishes(cache="lru")).policy
+    fewer = policy.weights.disk - 1 / asked.num_experts
+    weights = replace(policy.weights, dram=policy.weights.dram + 1 / asked.num_experts, disk=fewer)
+    assert [*asked.overfull(replace(policy, weights=weights))] == ["dram"]
+
+
+def test_without_a_disk_a_refusal_says_that_a_static_cache_needs_less() -> None:
+    machine = gpu_machine(40, 80)
+    levels = {name: level for name, level in machine.levels.items() if name != "disk"}
+    links = {name: link for name, link in machine.links.items() if "disk" not in name}
+    asked = problem(replace(machine, levels=levels, links=links))
+    assert best_for(asked).policy.cache == "static"
+    with pytest.raises(DoesNotFit, match=r"take experts\.cache: static, which needs less main mem"):
+        best_for(asked, Wishes(cache="lru"))
+
+
+def test_sizes_of_a_cache_go_where_it_has_to_shrink() -> None:
+    asked = problem(gpu_machine())
+    policy = replace(policy_for(best_policy(asked).policy, "klotski", asked), num_slots=6)
+    sizes = (SHAPE.num_experts,) * len(SHAPE.moe_layers)
+    all_there = asked.with_residents(replace(policy, cache="lru", cache_sizes=sizes), 256)
+    shrunk = fitted(asked, all_there)
+    assert (shrunk.cache, shrunk.cache_sizes) == ("lru", ()) and shrunk.weights.vram < 1
