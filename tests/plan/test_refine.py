@@ -9,6 +9,7 @@ import pytest
 from moebatch.plan.prediction import predict
 from moebatch.plan.problem import Problem
 from moebatch.plan.search.known import Known
+from moebatch.plan.search.planner import best_policy
 from moebatch.plan.search.refine import refined
 from moebatch.plan.search.refusal import too_large
 from moebatch.spec.policy.policy import Placement, Policy
@@ -78,3 +79,27 @@ def test_none_of_many_others_is_much_better(name: str) -> None:
     assert fits(of, found)
     best_s = min(seconds(of, other) for other in grid(of, START))
     assert seconds(of, found) <= min(seconds(of, START), best_s * 1.03)
+
+
+class Counting(Known):
+    """Remembers which policies were replayed."""
+
+    def __init__(self, of: Problem) -> None:
+        super().__init__(of)
+        self.replayed: set[Policy] = set()
+
+    def replayed_s(self, policy: Policy) -> float:
+        self.replayed.add(policy)
+        return super().replayed_s(policy)
+
+
+def test_of_prompts_that_take_many_passes_each_fewer_policies_are_replayed() -> None:
+    counts = []
+    for prompt_tokens in (2_000, 200_000):
+        workload = Workload.uniform(prompt_tokens=prompt_tokens, new_tokens=100, num_sequences=1000)
+        asked = problem(cpu_machine(16), workload=workload)
+        known = Counting(asked)
+        best_policy(asked, known)
+        counts.append(len(known.replayed))
+    short, long = counts
+    assert 0 < long <= 3 < short

@@ -66,7 +66,7 @@ def refined(
     best = _fastest(known, climbed[1:], (known.replayed_s(climbed[0]), climbed[0]))
     if best[1].batching == "static":
         return best
-    num_left = _MOST_REPLAYED // num_replayed(problem.workload, policy.batch_size)
+    num_left = _num_replays(problem, policy)
     looks = _neighbours if problem.ladder.top == "vram" else _far_away
     while num_left > 0:
         others = _promising(problem, known, best[1], looks(problem, best[1]))[:num_left]
@@ -77,6 +77,14 @@ def refined(
             break
         best = fastest
     return _fastest(known, _fewer_pages(problem, best[1]), best)
+
+
+def _num_replays(problem: Problem, policy: Policy) -> int:
+    """How many policies may be replayed. A prompt longer than a pass takes several passes, each of
+    which is replayed by itself."""
+    workload = problem.workload
+    passes_each = max(1.0, workload.mean_own_tokens / policy.tokens_per_pass)
+    return int(_MOST_REPLAYED / (num_replayed(workload, policy.batch_size) * passes_each))
 
 
 def widened_s(problem: Problem, known: Known, policy: Policy) -> float:
