@@ -299,8 +299,11 @@ class TestHostileTables:
     """Files of which the library says almost anything."""
 
     def parquet(self, path: Path, **columns: object) -> Path:
-        pyarrow = pytest.importorskip("pyarrow")
-        pyarrow.parquet.write_table(pyarrow.table(columns), path)
+        parquet, table = (
+            pytest.importorskip("pyarrow.parquet"),
+            pytest.importorskip("pyarrow").table,
+        )
+        parquet.write_table(table(columns), path)
         return path
 
     @pytest.mark.parametrize("start", [-60, -100, 4])

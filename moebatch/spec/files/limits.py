@@ -15,8 +15,8 @@ from moebatch.quoting import shown
 
 MAX_CHOICES = 1024
 """Most sequences of one request: beyond it a typo is likelier than a wish."""
-MAX_TOKENS = 2**63 - 1
-"""Most that an answer may be asked to have: the context says how many there can be."""
+_ENDLESS = 2**63 - 1
+"""Tokens that no answer has. Numbers of thousands of digits cannot be written into a message."""
 MAX_LOGPROBS = 20
 """Most alternatives per token, as OpenAI allows."""
 
@@ -102,8 +102,10 @@ def _repetition_penalty(value: object) -> float:
     raise ValueError(f"must be a number above 0, 1 being off, got {shown(value)}")
 
 
-tokens_of_answer = partial(whole, low=1, high=MAX_TOKENS)
-"""Checks how long an answer may be."""
+def tokens_of_answer(value: object, low: int = 1) -> int:
+    """How long an answer may be, or is at least to be; the context says how many there can be."""
+    return min(whole(value, low), _ENDLESS)
+
 
 CHECKS: Mapping[str, Callable[[object], object]] = MappingProxyType(
     {
@@ -117,7 +119,7 @@ CHECKS: Mapping[str, Callable[[object], object]] = MappingProxyType(
         "stop": stop,
         "stop_token_ids": token_ids,
         "ignore_eos": flag,
-        "min_tokens": partial(whole, low=0, high=MAX_TOKENS),
+        "min_tokens": partial(tokens_of_answer, low=0),
         "logprobs": partial(whole, low=0, high=MAX_LOGPROBS),
         "presence_penalty": partial(number, low=-2, high=2),
         "frequency_penalty": partial(number, low=-2, high=2),
