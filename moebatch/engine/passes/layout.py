@@ -291,7 +291,8 @@ def balanced(decoding: Sequence[Slice], size: int) -> list[list[Slice]]:
 
 
 def _prompts(slices: Sequence[Slice], size: int) -> list[list[Slice]]:
-    """In their order, so that every slice comes after those that it continues."""
+    """In their order. One that is longer than `PROMPT_ROWS` is cut afterwards, into pieces that follow each
+    other."""
     groups: list[list[Slice]] = []
     num_rows = PROMPT_ROWS
     for piece in slices:

@@ -87,7 +87,7 @@ class KvPrefixes:
             self._pending[owner] = rest
 
     def withdraw(self, owner: Hashable) -> None:
-        """What `owner` has prefetched and not computed will not come."""
+        """What `owner` has entered and not computed will not come."""
         for node in self._pending.pop(owner, []):
             self.forget(node.page)
 
