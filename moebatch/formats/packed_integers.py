@@ -70,16 +70,20 @@ class PackedIntegers(CodedFormat):
             rounds_to=ROUNDED_TO.get(self.scale_dtype),
         )
 
+    def fits(self, name: str, shape: tuple[int, ...], look: Look) -> bool:
+        """Nor does the checkpoint have zero points that would be left out."""
+        _refuse_order(name, look)
+        zeros = look(f"{name}_zero_point")
+        # Old releases store zeros beside symmetric codes, one in a byte.
+        has_others = self.is_symmetric and zeros is not None and zeros.dtype == "I32"
+        return not has_others and super().fits(name, shape, look)
+
     def found(self, name: str, shape: tuple[int, ...], look: Look) -> WeightFormat | None:
         """By the words of codes and the scales."""
         packed, scales = look(f"{name}_packed"), look(f"{name}_scale")
         if not (packed and scales and packed.dtype == "I32" and scales.dtype in _SCALE_DTYPES):
             return None
-        if look(f"{name}_g_idx"):
-            raise CheckpointError(
-                f"{shown(name)} is quantised in an order of its own ({shown(name + '_g_idx')}), "
-                "which compressed-tensors reads no more either; quantise the model without actorder"
-            )
+        _refuse_order(name, look)
         if packed.shape[-1:] != (self._words(shape[-1]),):
             return None
         return replace(
@@ -104,6 +108,14 @@ class PackedIntegers(CodedFormat):
     def __str__(self) -> str:
         kind = "" if self.is_symmetric else ", with zero points"
         return f"{self.name}, {Blocks(1, self.group)}{kind}"
+
+
+def _refuse_order(name: str, look: Look) -> None:
+    if look(f"{name}_g_idx"):
+        raise CheckpointError(
+            f"{shown(name)} is quantised in an order of its own ({shown(name + '_g_idx')}), "
+            "which compressed-tensors reads no more either; quantise the model without actorder"
+        )
 
 
 PACKED_INT4 = PackedIntegers(bits=4)

@@ -5,6 +5,7 @@ All functions raise ValueError with a message that names the key.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -64,6 +65,9 @@ class Scheme:
         """That of the group that names experts, else of the first; None of other methods."""
         if quantization.get("quant_method") != "compressed-tensors":
             return None
+        transforms = quantization.get("transform_config")
+        if transforms and (not isinstance(transforms, Mapping) or transforms.get("config_groups")):
+            raise ValueError("transform_config: rotations of what goes in are not computed")
         group = _group(quantization.get("config_groups"))
         weights = group.get("weights")
         if not isinstance(weights, Mapping):
@@ -77,11 +81,14 @@ class Scheme:
         )
 
 
+_EXPERT = re.compile("(?<!shared_)expert")
+
+
 def _group(groups: object) -> Mapping[str, Any]:
     found = list(groups.values()) if isinstance(groups, Mapping) else []
     if not found or not all(isinstance(group, Mapping) for group in found):
         raise ValueError(f"config_groups: expected groups of modules, got {shown(groups)}")
-    of_experts = (group for group in found if "expert" in str(group.get("targets")))
+    of_experts = (group for group in found if _EXPERT.search(str(group.get("targets"))))
     group: Mapping[str, Any] = next(of_experts, found[0])
     return group
 

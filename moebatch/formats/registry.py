@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from moebatch.errors import CheckpointError
 from moebatch.formats.codebooks import FP4, NF4
 from moebatch.formats.four_bit_floats import (
     DEEPSEEK_FP4,
@@ -16,6 +17,7 @@ from moebatch.formats.plain import BFLOAT16, FLOAT16, FLOAT32
 from moebatch.formats.scaled_bytes import FP8, INT8
 from moebatch.formats.weight_format import Look, WeightFormat
 from moebatch.formats.words import AWQ, GPTQ, GPTQ_INT8
+from moebatch.quoting import shown
 from moebatch.registry import Registry
 
 _PLAIN = (FLOAT32, BFLOAT16, FLOAT16)
@@ -46,6 +48,9 @@ def find_format(
     """
     if len(shape) < 2:  # vectors are not quantised
         return next((plain for plain in _PLAIN if plain.found(name, shape, look)), None)
+    scale = f"{name.removesuffix('.weight')}.pre_quant_scale"
+    if look(scale):
+        raise CheckpointError(f"{shown(scale)}: scales of what goes into a weight are not computed")
     if likely is not None and likely.fits(name, shape, look):
         return likely
     known = [likely, *FORMATS.values()] if likely is not None else FORMATS.values()

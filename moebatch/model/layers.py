@@ -25,8 +25,8 @@ def linear(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, out_NO: Tenso
 def rms_norm(x: Tensor, weight: Tensor, eps: float, room: Tensor, out: Tensor) -> Tensor:
     """Root-mean-square norm over the last dimension into `out`, which may be x.
 
-    `room` is float32 of at least x's size. As in transformers, the norm is computed in float32 and
-    rounded before it is multiplied by the weight, unless that is in float32.
+    `room` is float32 of at least x's size. The norm is computed in float32 and, as most families of
+    transformers have it, rounded before it is multiplied by the weight, unless that is in float32.
     """
     x32 = room.view(-1)[: x.numel()].view(x.shape).copy_(x)
     norm = torch.linalg.vector_norm(x32, dim=-1, keepdim=True)

@@ -23,6 +23,9 @@ NO_CHAT_TEMPLATE = "no_chat_template"
 """Code of rows with messages on a model without a template: a fault of the model, not of rows."""
 _READ_BY_LIBRARIES = frozenset({".json", ".txt", ".model", ".jinja", ".tiktoken"})
 _CONFIG_NAME = "tokenizer_config.json"
+_FILE_NAME = "tokenizer.json"
+_PROBE = "It's a  test:\n\n\tfor (i=0; i<650841823; i++) {}  \u00fcber\u4e2d\u6587 THE end.\n"
+"""Where rules differ: runs of spaces, newlines and digits, signs, letters of other scripts."""
 _TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json")
 """Names of files that may be one, or a part of it; the configuration alone is none."""
 _MOST_FILE_BYTES = 2**26
@@ -310,19 +313,54 @@ def _read_by_libraries(folder: Path) -> list[Path]:
 
 
 def _load(folder: Path) -> tuple[Any, int]:
-    """A tokenizer that has encoded and decoded something, and its largest token id."""
-    from transformers import AutoTokenizer
+    """A tokenizer that has encoded and decoded something, and its largest token id.
 
+    Some classes of transformers 5 take words and merges of ``tokenizer.json`` and cut texts by
+    rules of their own, whatever the file says; then the file counts.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    _refuse_code(folder)
     with silence(), _broken_file_first(folder), blamed(folder, "cannot be loaded"):
         tokenizer = AutoTokenizer.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )
+        if not _cuts_as_its_file(tokenizer, folder / _FILE_NAME):
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
         with suppress(Exception):  # It need not know these words; rows may have others.
             tokenizer("Hello", verbose=False)
         # What breaks down over a token had better do so before hours of work.
         tokens = sorted(tokenizer.get_vocab().values())
         tokenizer.decode(tokens, skip_special_tokens=True)
         return tokenizer, tokens[-1] if tokens else -1
+
+
+def _cuts_as_its_file(tokenizer: Any, file: Path) -> bool:
+    """Whether a tokenizer makes the tokens of some text that its file makes of them."""
+    if not file.is_file():
+        return True
+    from tokenizers import Tokenizer as Backend
+
+    backend = Backend.from_file(str(file))
+    backend.no_truncation()
+    backend.no_padding()
+    with suppress(Exception):  # It need not know these words.
+        theirs = backend.encode(_PROBE, add_special_tokens=False).ids
+        return bool(tokenizer.encode(_PROBE, add_special_tokens=False) == theirs)
+    return True
+
+
+def _refuse_code(folder: Path) -> None:
+    """Raises CheckpointError where the tokenizer is a program that comes with the model."""
+    if (folder / _FILE_NAME).exists() or not (folder / _CONFIG_NAME).is_file():
+        return
+    config = read_of_model(folder / _CONFIG_NAME, most_bytes=_MOST_FILE_BYTES)
+    programs = config.get("auto_map") if isinstance(config, Mapping) else None
+    if isinstance(programs, Mapping) and "AutoTokenizer" in programs:
+        raise CheckpointError(
+            f"{folder / _CONFIG_NAME}: the tokenizer is a program that comes with the model "
+            f"(auto_map), which is not run; put a {_FILE_NAME} of it there"
+        )
 
 
 def _own_template(tokenizer: Any) -> str | None:

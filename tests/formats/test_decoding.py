@@ -4,13 +4,16 @@ Upstream is compressed-tensors, and transformers' dequantisers of FP8 and MXFP4;
 run here, and its dialect of NVFP4 is held against its formula.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moebatch.errors import CheckpointError
 from moebatch.formats.blocks import WHOLE, Blocks
 from moebatch.formats.registry import configured_format, find_format
 from moebatch.formats.weight_format import StoredPart, WeightFormat
@@ -123,6 +126,66 @@ def test_an_order_that_is_announced_is_priced_by_itself(kind: str, is_ordered: b
         stored = find_format("x.weight", shape, look, likely)
         assert stored is not None and stored.name == "gptq int4"
         assert stored.measured_as == ("gptq int4, ordered" if is_ordered else "gptq int4")
+
+
+PACKED: dict[str, Any] = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {
+        "group_0": {"weights": {"num_bits": 4, "group_size": 32, "strategy": "group"}},
+    },
+}
+
+
+def packed_words(scale_dtype: str, **others: StoredPart) -> Callable[[str], StoredPart | None]:
+    """Finds the parts of a packed weight, [8, 64], and others beside them."""
+    parts = {
+        "x.weight_packed": StoredPart("x.weight_packed", "I32", (8, 8)),
+        "x.weight_scale": StoredPart("x.weight_scale", scale_dtype, (8, 2)),
+        **{f"x.{name}": part for name, part in others.items()},
+    }
+    return parts.get
+
+
+@pytest.mark.parametrize("scale_dtype", ["BF16", "F16"])
+def test_words_in_an_order_of_their_own_are_refused_whatever_the_config_says(
+    scale_dtype: str,
+) -> None:
+    look = packed_words(scale_dtype, weight_g_idx=StoredPart("x.weight_g_idx", "I32", (64,)))
+    for likely in (None, configured_format(PACKED)):
+        with pytest.raises(CheckpointError, match="quantise the model without actorder"):
+            find_format("x.weight", (8, 64), look, likely)
+
+
+@pytest.mark.parametrize("scale_dtype", ["BF16", "F16"])
+def test_zero_points_of_one_module_count_though_others_have_none(scale_dtype: str) -> None:
+    zeros = StoredPart("x.weight_zero_point", "I32", (1, 2))
+    look = packed_words(scale_dtype, weight_zero_point=zeros)
+    stored = find_format("x.weight", (8, 64), look, configured_format(PACKED))
+    assert str(stored) == "packed int4, groups of 32, with zero points"
+
+
+def test_what_a_run_would_have_to_do_to_the_input_of_weights_is_refused() -> None:
+    rotated = {"config_groups": {"R4": {"type": "hadamard", "apply": []}}}
+    with pytest.raises(ValueError, match="transform_config"):
+        configured_format({**PACKED, "transform_config": rotated})
+    assert configured_format({**PACKED, "transform_config": {}}) is not None
+    scales = StoredPart("x.pre_quant_scale", "BF16", (64,))
+    with pytest.raises(CheckpointError, match=r"x\.pre_quant_scale"):
+        find_format("x.weight", (8, 64), packed_words("BF16", pre_quant_scale=scales))
+
+
+def test_a_group_of_shared_experts_says_nothing_of_the_others() -> None:
+    shared = {
+        "targets": ["re:.*self_attn.*", "re:.*shared_expert.*"],
+        "weights": {"num_bits": 8, "type": "float", "strategy": "channel"},
+        "format": "float-quantized",
+    }
+    routed = {"targets": ["re:.*mlp.experts.*"], **PACKED["config_groups"]["group_0"]}
+    groups = {"group_0": shared, "group_1": routed}
+    assert str(configured_format({**PACKED, "config_groups": groups})) == (
+        "packed int4, groups of 32"
+    )
 
 
 def test_zero_points_beside_whole_bytes_are_not_taken_for_none() -> None:

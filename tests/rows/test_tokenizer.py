@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import tokenizers
 
 from moebatch.errors import CheckpointError, ExitCode
 from moebatch.rows import tokenizer as module
@@ -96,6 +97,36 @@ def test_a_pointer_of_git_lfs_is_no_tokenizer(make: Make) -> None:
     (folder / "tokenizer.json").write_text(pointer)
     with pytest.raises(CheckpointError, match=r"tokenizer\.json: is a pointer of Git LFS"):
         load(folder)
+
+
+def test_texts_are_cut_as_the_file_says_whatever_the_class_of_transformers_does(make: Make) -> None:
+    """GPT2Tokenizer of transformers 5 takes words and merges of a file, and its own rules: DBRX."""
+    folder = make()
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    alone = {"type": "Split", "pattern": {"Regex": r"\d"}, "behavior": "Isolated", "invert": False}
+    by_bytes = {**content["pre_tokenizer"], "use_regex": False}
+    content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [alone, by_bytes]}
+    content["model"]["merges"].insert(0, ["6", "5"])
+    content["model"]["vocab"]["65"] = len(content["model"]["vocab"])
+    file.write_text(json.dumps(content))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config["tokenizer_class"] = "GPT2Tokenizer"
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text('{"model_type": "dbrx"}')
+    text = "the 65, and\n\n the 65"
+    expected = tokenizers.Tokenizer.from_file(str(file)).encode(text, add_special_tokens=False).ids
+    tokenizer = load_tokenizer(folder, vocab_size=400)
+    assert tokenizer.encode(text) == tuple(expected)
+    assert tokenizer.has_chat_template and tokenizer.end_token == 2
+
+
+def test_a_tokenizer_that_is_a_program_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "tiktoken.model").write_text("dGhl 0")
+    config = {"auto_map": {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"which is not run; put a tokenizer\.json of it"):
+        load(tmp_path)
 
 
 def test_the_configuration_alone_is_no_tokenizer(make: Make) -> None:

@@ -126,6 +126,37 @@ def test_absent_keys_are_filled_as_transformers_fills_them(family: str) -> None:
     assert_agrees(read_shape(minimal(family), "config.json"), transformers(family))
 
 
+def test_of_two_ways_to_say_how_positions_rotate_the_older_one_counts() -> None:
+    """As in transformers: somebody adds the released scaling to a file that it has saved."""
+    yarn = {"type": "yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0}
+    plain = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+    both = read_shape(minimal("deepseek_v3", rope_scaling=yarn, **plain), "config.json")
+    alone = read_shape(minimal("deepseek_v3", rope_scaling=yarn), "config.json")
+    assert both.attention.score_scale == alone.attention.score_scale is not None
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_a_dtype_beside_nested_configurations_holds_for_the_text_model(key: str) -> None:
+    text = minimal("qwen3_5_moe_text")
+    config = {
+        "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+        "model_type": "qwen3_5_moe",
+        "text_config": text,
+        key: "bfloat16",
+    }
+    assert read_shape(config, "config.json").dtype == "bfloat16"
+
+
+def test_codes_of_a_text_model_are_found_under_its_own_names() -> None:
+    """Not under those of the release that sees pictures, which a plain weight would tell apart."""
+    shape = read_shape(minimal("qwen3_5_moe_text"), "config.json")
+    names = FAMILIES[shape.architecture].names
+    for stored in ("k_proj.weight", "k_proj.weight_packed", "k_proj.qweight"):
+        there = {f"model.layers.3.self_attn.{stored}"}
+        found, _ = names.layer_weights(shape, 3, there)["k"]
+        assert found == "model.layers.3.self_attn.k_proj.weight"
+
+
 @pytest.mark.parametrize(("family", "entries"), OPTIONS)
 def test_options(family: str, entries: dict[str, Any]) -> None:
     shape = read_shape(minimal(family, **entries), "config.json")

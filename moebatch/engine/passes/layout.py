@@ -291,8 +291,7 @@ def balanced(decoding: Sequence[Slice], size: int) -> list[list[Slice]]:
 
 
 def _prompts(slices: Sequence[Slice], size: int) -> list[list[Slice]]:
-    """In their order. One that is longer than `PROMPT_ROWS` is cut afterwards, into pieces that follow each
-    other."""
+    """In their order. One that is longer than `PROMPT_ROWS` is alone, and cut later on."""
     groups: list[list[Slice]] = []
     num_rows = PROMPT_ROWS
     for piece in slices:

@@ -1,7 +1,6 @@
 """DeepSeek-MoE, DeepSeek-V2 and DeepSeek-V3, of which Kimi-K2 is one; and GLM-4.7-Flash (Zhipu AI),
 which is built as DeepSeek-V3 is."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from math import log
 
@@ -66,10 +65,7 @@ def _latent(keys: ConfigKeys, *, rotates_neighbours: bool) -> LatentAttention:
 def _score_factor(keys: ConfigKeys) -> float:
     """The square of YaRN's ``mscale_all_dim`` (DeepSeek-V2, section 3.1.4), as transformers has it:
     of any scaling that names one."""
-    scaling = keys.value("rope_parameters") or keys.value("rope_scaling") or {}
-    if not isinstance(scaling, Mapping):
-        keys.fault("rope_scaling", "an object", scaling)
-        return 1.0
+    scaling = keys.rope()
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     strength, factor = scaling.get("mscale_all_dim") or 0.0, scaling.get("factor", 1.0)
     if not all(isinstance(number, int | float) for number in (strength, factor)):

@@ -8,7 +8,7 @@ from moebatch.spec.families.family import (
     grouped_attention,
     usual_defaults,
 )
-from moebatch.spec.model.blocks import ClampedGate, Mlp, Router
+from moebatch.spec.model.blocks import ClampedGate, Mlp, Norm, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import LAYER, STACKED_EXPERTS, TensorNames, usual_roles
@@ -37,6 +37,7 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
             limit=keys.positive("swiglu_limit"), alpha=keys.positive("swiglu_alpha")
         ),
         router=Router(norm_order=1.0, bias=True),
+        norm=Norm(rounds_once=True),
         sliding_windows=by_layer_types(keys, num_layers, lambda layer: layer % 2 == 0),
     )
 

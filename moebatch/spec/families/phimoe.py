@@ -1,6 +1,5 @@
 """Phi-3.5-MoE (Microsoft)."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from moebatch.quoting import shown
@@ -41,8 +40,7 @@ def _router(keys: ConfigKeys) -> Router:
 
 def _require_known_positions(keys: ConfigKeys) -> None:
     """Factors of cosines and sines are known for these alone."""
-    said = keys.value("rope_scaling") or keys.value("rope_parameters") or {}
-    said = said if isinstance(said, Mapping) else {}
+    said = keys.rope()
     kind = said.get("rope_type", said.get("type", _ROTARY[0]))
     if kind not in _ROTARY:
         keys.wrong(

@@ -110,6 +110,8 @@ class ConfigKeys:
         float32 as torch has it."""
         key = "dtype" if self.value("dtype") is not None else "torch_dtype"
         value = self.value(key)
+        if value is None:  # beside those of several models, which may say nothing of their own
+            key, value = "dtype", self._config.get("dtype")
         name = self._defaults.get("torch_dtype", DTYPES[0]) if value is None else value
         for dtype in DTYPES:
             if isinstance(name, str) and name.removeprefix("torch.") == dtype:
@@ -143,12 +145,19 @@ class ConfigKeys:
             self.wrong("num_attention_heads", message)
         return heads, kv_heads, head_dim
 
+    def rope(self) -> Mapping[str, Any]:
+        """How positions rotate: of two ways to say it, transformers takes the older one."""
+        said = self.value("rope_scaling") or self.value("rope_parameters") or {}
+        if isinstance(said, Mapping):
+            return said
+        self.fault("rope_scaling", "an object", said)
+        return {}
+
     def rotary_dim(self, head_dim: int) -> int:
         """Numbers of a head that rotate: a share of them, ``partial_rotary_factor``, which stands
         among the rotary parameters or beside them; else ``rotary_dim``, else all."""
         key = "partial_rotary_factor"
-        parameters = self.value("rope_scaling") or self.value("rope_parameters")
-        parameters = parameters if isinstance(parameters, Mapping) else {}
+        parameters = self.rope()
         if "proportional" in (parameters.get("rope_type"), parameters.get("type")):
             return head_dim  # the share says which of them rotate fast
         share = parameters.get(key, self.value(key))

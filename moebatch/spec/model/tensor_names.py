@@ -124,7 +124,14 @@ class TensorNames:
     def _name(self, role: str, names: Container[str], place: Mapping[str, object]) -> str:
         templates = _GGUF_ROLES[role] if _is_gguf(names) else self.roles[role]
         candidates = [template.format(**place) for template in templates]
-        return next((name for name in candidates if name in names), candidates[0])
+        there = (name for name in candidates if any(each in names for each in _stored_as(name)))
+        return next(there, candidates[0])
+
+
+def _stored_as(name: str) -> tuple[str, ...]:
+    """What says that a weight is there, as it is or as formats of codes have it."""
+    stem = name.removesuffix(".weight")
+    return name, f"{name}_packed", f"{stem}.qweight"
 
 
 def usual_roles(*, shared: str = "mlp.shared_expert") -> dict[str, tuple[str, ...]]:
