@@ -293,13 +293,15 @@ def _require_readable(folder: Path) -> None:
 
 @contextmanager
 def _broken_file_first(folder: Path) -> Iterator[None]:
-    """Where a file is no JSON, that says more than what libraries make of it."""
+    """Where a file is no JSON, or the tokenizer is a program, that says more than what libraries
+    make of it."""
     try:
         yield
     except CheckpointError:
         for path in _read_by_libraries(folder):
             if path.suffix == ".json":
                 read_of_model(path, most_bytes=_MOST_FILE_BYTES)
+        _refuse_code(folder)
         raise
 
 
@@ -320,7 +322,6 @@ def _load(folder: Path) -> tuple[Any, int]:
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    _refuse_code(folder)
     with silence(), _broken_file_first(folder), blamed(folder, "cannot be loaded"):
         tokenizer = AutoTokenizer.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
