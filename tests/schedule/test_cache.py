@@ -202,21 +202,34 @@ def test_books_are_kept_whatever_is_used(
     slots.check_integrity()
 
 
+def step(slots: SlotQueue, key: ExpertKey) -> None:
+    """An expert is used batch by batch, up to the end of its step."""
+    compute(slots, key, keep=True)
+    slots.release(key.layer)
+    slots.check_integrity()
+
+
 def test_an_expert_that_makes_room_for_another_of_its_layer_is_given_up_once() -> None:
     slots = queue("lru", 1)
-
-    def step(key: ExpertKey) -> None:
-        compute(slots, key, keep=True)
-        slots.release(0)
-        slots.check_integrity()
-
-    step(KEYS[0])
+    step(slots, KEYS[0])
     slots.prefetch([KEYS[0]])
-    step(KEYS[1])
+    step(slots, KEYS[1])
     slots.withdraw(0, keep=[0])
     slots.prefetch([KEYS[0]])
-    step(KEYS[0])
-    assert slots.holds(KEYS[0])
+    step(slots, KEYS[0])
+    assert [slots.holds(key) for key in KEYS[:2]] == [True, False]
+
+
+def test_an_expert_that_is_likely_next_stays_when_it_makes_room_as_a_step_ends() -> None:
+    slots = queue("lru", 1, num_slots=2)
+    step(slots, KEYS[0])
+    slots.prefetch([KEYS[0]])
+    step(slots, KEYS[1])  # expert 0 has left the cache for expert 1
+    slots.withdraw(0, keep=[0])
+    slots.require(KEYS[0])
+    slots.prefetch([KEYS[1]])
+    step(slots, KEYS[0])
+    assert [slots.is_ready(key) for key in KEYS[:2]] == [True, True]
 
 
 def test_what_was_foreseen_of_layers_that_a_pass_leaves_out_is_forgotten() -> None:

@@ -124,7 +124,7 @@ class SlotQueue:
     def is_settled(self, layer: int) -> bool:
         """Whether no more experts of a layer can arrive before others are computed."""
         passing = self._table.passing.values()
-        of_layer = [load for load in passing if load.key.layer == layer]
+        of_layer = self._table.of(layer)
         if all(load.is_ready for load in of_layer):
             return True
         moving = any(load.slot is not None and not load.is_ready for load in of_layer)
@@ -156,14 +156,13 @@ class SlotQueue:
 
     def release(self, layer: int) -> None:
         """Experts of a layer that were kept are not needed any more, nor are prefetched ones."""
-        for load in self._table.of(layer):
-            if load.is_evicted:
-                continue  # it made room for another one of these
+        # What the cache gives up meanwhile was not prefetched: it leaves, or a later step wants it.
+        for load, was_prefetched in [(load, load.is_prefetched) for load in self._table.of(layer)]:
             was_kept, load.is_kept = load.is_kept, False
-            if was_kept and not load.is_claimed:
-                self._computed(load)
-            elif load.is_prefetched:
+            if was_prefetched:
                 self._let_go(load)
+            elif was_kept and not load.is_claimed:
+                self._computed(load)
 
     def _computed(self, load: Load) -> None:
         """A load has been used as often as its step needs it."""
