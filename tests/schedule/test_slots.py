@@ -1,8 +1,12 @@
 """What a queue of slots promises, beside what the properties of timelines show."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+
+from hypothesis import given
+from hypothesis import strategies as st
 
 from moebatch.schedule.request import Arriving
+from moebatch.schedule.slots.cache import Rule, make_cache
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.schedule.slots.slots import SlotQueue
 
@@ -98,11 +102,11 @@ def test_experts_come_back_resident_first_then_as_they_arrived() -> None:
     assert [slots.state(key) for key in KEYS[:4]] == ["arrived", "absent", "arrived", "resident"]
 
 
-def compute(slots: SlotQueue, key: ExpertKey) -> None:
+def compute(slots: SlotQueue, key: ExpertKey, *, keep: bool = False) -> None:
     slots.require(key)
     bring(slots, key)
     slots.use(key)
-    slots.finish(key, keep=False)
+    slots.finish(key, keep=keep)
     slots.check_integrity()
 
 
@@ -110,7 +114,7 @@ def residents(slots: SlotQueue) -> list[ExpertKey]:
     return [key for key in KEYS if slots.state(key) == "resident"]
 
 
-def test_arrivals_are_told_in_order_from_any_number_on_and_old_ones_are_forgotten() -> None:
+def test_arrivals_are_told_in_order_from_any_number_on_each_expert_once() -> None:
     slots = queue(len(KEYS))
     for round_ in range(5):
         before = slots.num_arrived
@@ -124,7 +128,16 @@ def test_arrivals_are_told_in_order_from_any_number_on_and_old_ones_are_forgotte
             slots.use(key)
             slots.finish(key, keep=False)
         assert slots.num_arrived == (round_ + 1) * len(KEYS)
-    assert len(slots.arrived_after(0)) <= 2 * len(KEYS)
+    assert slots.arrived_after(0) == KEYS
+
+
+def test_an_arrival_is_told_of_however_many_have_come_and_gone_since() -> None:
+    slots = queue(2)
+    slots.require(KEYS[0])
+    bring(slots, KEYS[0])
+    for _ in range(3 * len(KEYS)):
+        compute(slots, KEYS[1])
+    assert slots.arrived_after(0) == KEYS[:2]
 
 
 def test_experts_that_arrive_one_by_one_are_not_looked_for_among_all_that_are_left() -> None:
@@ -213,3 +226,79 @@ def test_slots_grow_until_all_experts_have_one() -> None:
     for key in KEYS[6:]:
         compute(slots, key)
     assert residents(slots) == KEYS
+
+
+def move(slots: SlotQueue, *, is_lost: bool) -> None:
+    """The next chunk arrives, or does not."""
+    chunk = slots.next_chunk()
+    if chunk is not None:
+        (slots.lose_chunk if is_lost else slots.finish_chunk)(chunk)
+
+
+def do(slots: SlotQueue, what: str, key: ExpertKey) -> None:
+    match what:
+        case "compute" | "keep":
+            compute(slots, key, keep=what == "keep")
+        case "grow" if slots.can_grow:
+            slots.grow()
+        case "release":
+            slots.release(key.layer)
+        case "prefetch":
+            slots.prefetch([key])
+        case "withdraw":
+            slots.withdraw(key.layer)
+        case "arrive" | "lose":
+            move(slots, is_lost=what == "lose")
+        case "forget":
+            slots.forget()
+
+
+DEEDS = ["compute", "keep", "grow", "release", "prefetch", "withdraw", "arrive", "lose", "forget"]
+
+
+@given(
+    st.sets(st.sampled_from(KEYS), max_size=len(KEYS) - 1),
+    st.sampled_from(["lru", "lfu", "lifo", "foreseen"]),
+    st.integers(0, 2),
+    st.lists(st.tuples(st.sampled_from(DEEDS), st.sampled_from(KEYS)), max_size=30),
+)
+def test_what_is_counted_on_the_way_is_what_there_is(
+    resident: set[ExpertKey], rule: Rule, cached: int, deeds: list[tuple[str, ExpertKey]]
+) -> None:
+    cache = make_cache({0: cached, 1: cached}, rule)
+    slots = queue(2, resident=sorted(resident), cache=cache)
+    left, num_seen = dict.fromkeys(KEYS), 0
+    for what, key in deeds:
+        do(slots, what, key)
+        slots.check_integrity()
+        come = [key for key in slots.arrived_after(num_seen) if key in left]
+        assert {*slots.ready(come)} == {*slots.ready(left)}, "found among those that came since"
+        if what in ("arrive", "compute"):  # all that is ready is handed out
+            num_seen = slots.num_arrived
+            for ready in slots.ready(left):
+                del left[ready]
+
+
+class Walked(dict[ExpertKey, int]):
+    """Experts of a model, which counts how often all of them are gone through."""
+
+    num_walks = 0
+
+    def __iter__(self) -> Iterator[ExpertKey]:
+        self.num_walks += 1
+        return super().__iter__()
+
+
+def test_no_expert_that_is_computed_has_the_whole_model_gone_through() -> None:
+    model = Walked(dict.fromkeys(KEYS, 1))
+    slots = SlotQueue(model, num_slots=1, resident=[KEYS[0]])
+    slots.grow()
+    slots.grow()
+    num_walks = model.num_walks
+    for key in KEYS[1:]:
+        slots.require(key)
+        while not slots.is_ready(key):
+            move(slots, is_lost=False)
+        slots.use(key)
+        slots.finish(key, keep=False)
+    assert model.num_walks == num_walks

@@ -312,8 +312,7 @@ class Driver:
                 return self._slots.ready(come)
 
         def new(waiting: Collection[ExpertKey]) -> list[ExpertKey]:
-            come = dict.fromkeys(self._slots.arrived_after(num_seen))
-            return [key for key in come if key in waiting]
+            return [key for key in self._slots.arrived_after(num_seen) if key in waiting]
 
         def wait(waiting: Collection[ExpertKey]) -> None:
             self._learn_now()

@@ -39,8 +39,6 @@ class Load:
     """It was prefetched for a later step while in use for this one."""
     is_evicted: bool = False
     """Given up; its slot is free when the last chunk in flight has arrived."""
-    arrival: int = 0
-    """Arrived experts are computed in this order."""
 
     @property
     def is_ready(self) -> bool:

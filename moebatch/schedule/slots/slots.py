@@ -5,6 +5,7 @@ compute say what they need. Reader threads drive it as well as a virtual clock d
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import takewhile
 
 from moebatch.schedule.slots.cache import Cache
 from moebatch.schedule.slots.expert_load import Chunk, ExpertKey, Load, State
@@ -38,8 +39,8 @@ class SlotQueue:
         )
         self._order = SendOrder(self._table)
         self._num_arrived = 0
-        self._arrivals = list[ExpertKey]()
-        """The last ones, in order."""
+        self._arrivals: dict[ExpertKey, int] = {}
+        """The last arrival of each expert that ever arrived, in order: they are computed so."""
         self._num_experts = len(num_chunks)
 
     @property
@@ -108,7 +109,7 @@ class SlotQueue:
         ones, then the others as they arrived."""
         loads = self._table.loads
         found = [load for key in keys if (load := loads.get(key)) is not None and load.is_ready]
-        found.sort(key=lambda load: (not load.is_resident, load.arrival))
+        found.sort(key=lambda load: (not load.is_resident, self._arrivals.get(load.key, 0)))
         return [load.key for load in found]
 
     @property
@@ -117,9 +118,10 @@ class SlotQueue:
         return self._num_arrived
 
     def arrived_after(self, number: int) -> list[ExpertKey]:
-        """Those that have arrived since so many had, in order: all that there are of the last
-        ones, as many as there are experts at least."""
-        return self._arrivals[max(0, len(self._arrivals) - self._num_arrived + number) :]
+        """Those that have arrived since so many had, each once, in order."""
+        last_first = reversed(self._arrivals.items())
+        come = takewhile(lambda arrival: arrival[1] > number, last_first)
+        return [key for key, _ in come][::-1]
 
     def is_settled(self, layer: int) -> bool:
         """Whether no more experts of a layer can arrive before others are computed."""
@@ -269,10 +271,8 @@ class SlotQueue:
         load.num_in_flight -= 1
         if load.is_ready:
             self._num_arrived += 1
-            load.arrival = self._num_arrived
-            self._arrivals.append(load.key)
-            if len(self._arrivals) > 2 * self._num_experts:
-                del self._arrivals[: self._num_experts]
+            self._arrivals.pop(load.key, None)  # it goes to the end
+            self._arrivals[load.key] = self._num_arrived
         if load.is_evicted and load.num_in_flight == 0:
             self._table.evict(load)
 
