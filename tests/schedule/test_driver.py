@@ -1,6 +1,6 @@
 """The order in which a driver launches, learns and looks ahead."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -29,14 +29,29 @@ CHOSEN = (0, 2)
 THERE, NOT_THERE = CHOSEN
 
 
+class Slots(SlotQueue):
+    """Slots that count at how many experts somebody looked, one by one."""
+
+    num_looks = 0
+
+    def is_ready(self, key: ExpertKey) -> bool:
+        self.num_looks += 1
+        return super().is_ready(key)
+
+    def ready(self, keys: Collection[ExpertKey]) -> list[ExpertKey]:
+        self.num_looks += len(keys)
+        return super().ready(keys)
+
+
 class Instant:
     """Lanes on which everything is done when it is launched, and experts come when they are waited
     for; and gates that always choose alike."""
 
     def __init__(self, name: str, setup: Setup) -> None:
-        keys = [ExpertKey(layer, expert) for layer in range(2) for expert in range(3)]
+        experts = range(setup.num_experts)
+        keys = [ExpertKey(layer, expert) for layer in range(2) for expert in experts]
         resident = [key for key in keys if key.expert == THERE]
-        self.slots = SlotQueue(dict.fromkeys(keys, 1), num_slots=2, resident=resident)
+        self.slots = Slots(dict.fromkeys(keys, 1), num_slots=2, resident=resident)
         self.slots.fill_residents()
         self.events: list[str] = []
         self.driver = Driver(
@@ -103,6 +118,28 @@ def test_a_gpu_gets_what_is_ready_before_anything_is_learnt_or_foreseen(name: st
         "rank(1)",
         f"expert(0, e{NOT_THERE})",
     ]
+
+
+class Chosen(Instant):
+    """Gates that choose all experts."""
+
+    def chosen(self, step: int, micro_batch: int) -> tuple[int, ...]:
+        return tuple(range(self.num_experts))
+
+    def __init__(self, name: str, setup: Setup) -> None:
+        self.num_experts = setup.num_experts
+        super().__init__(name, setup)
+
+
+@pytest.mark.parametrize("name", ["klotski", "promoe", "pregated", "ondemand"])
+def test_experts_that_arrive_one_by_one_are_looked_at_a_few_times_each(name: str) -> None:
+    num_looks = []
+    for num_experts in (50, 100):
+        lanes = Chosen(name, replace(SETUP, num_experts=num_experts))
+        lanes.driver.start()
+        lanes.driver.run_pass(Sweep(num_micro_batches=1))
+        num_looks.append(lanes.slots.num_looks)
+    assert num_looks[1] < 2.5 * num_looks[0]
 
 
 @pytest.mark.parametrize("name", ["klotski", "promoe"])
