@@ -134,7 +134,7 @@ class Teacher:
         )
         save_tokens(path, shares_LVE, self.owner)
         guesses = TokenGuesser(shares_LVE).from_tokens(KnownTokens(self._examined.tokens_N))
-        return self._accuracy({guess.position: guess.shares_RE for guess in guesses})
+        return self._accuracy({guess.position: guess.shares_RE[:] for guess in guesses})
 
     def _next_gate(self, path: Path) -> Accuracy:
         """A gate for the first layer; the gates of all others are there."""
@@ -192,7 +192,7 @@ class Teacher:
         for position, hidden_ND in enumerate(self._examined.hidden_LND):
             seen = torch.from_numpy(hidden_ND.astype(np.float32))
             for guess in guesser.from_hidden(position, seen):
-                found[guess.position] = guess.shares_RE
+                found[guess.position] = guess.shares_RE[:]
         return found
 
     def _right(

@@ -21,12 +21,25 @@ _BLOCK_ROWS = 256
 _LEAST_TOTAL = 1e-20
 
 
+@dataclass(frozen=True, slots=True)
+class SharesByToken:
+    """Shares that lie in a table of all tokens. They are looked up for the rows that are asked for:
+    those of a long prompt in all layers would take more memory than the planner has counted."""
+
+    shares_VE: NDArray[np.float16]
+    tokens_R: Ints
+
+    def __getitem__(self, rows: slice | NDArray[np.intp]) -> Shares:
+        """Those of some rows."""
+        return self.shares_VE[self.tokens_R[rows]].astype(np.float32)
+
+
 class Guess(NamedTuple):
     """What some rows will probably choose at a layer."""
 
     position: int
     """Of the layer, among those with experts."""
-    shares_RE: Shares
+    shares_RE: Shares | SharesByToken
     is_next_pass: bool = False
     """Of the tokens that follow these, in the next pass."""
 
@@ -60,9 +73,9 @@ class TokenGuesser(Guesser):
     shares_LVE: NDArray[np.float16]
 
     def from_tokens(self, known: KnownTokens) -> Iterator[Guess]:
-        """All layers at once."""
+        """All layers."""
         for position, shares_VE in enumerate(self.shares_LVE):
-            yield Guess(position, shares_VE[known.tokens_T].astype(np.float32))
+            yield Guess(position, SharesByToken(shares_VE, known.tokens_T))
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,11 +38,14 @@ class GuessingPredictor(Predictor):
         """Of the tokens of the pass."""
         self._next = Successors(0)
         self._num_chosen: dict[int, int] = {}
+        self._expected: dict[int, Floats] = {}
+        """By position, until something is observed: a layer is asked about more than once."""
 
     def begin_pass(self, num_rows: int, tokens: PassTokens | None = None) -> None:
         self._rest.begin_pass(num_rows, tokens)
         self._num_rows = num_rows
         self._num_chosen.clear()
+        self._expected.clear()
         before, self._next = self._next, Successors(num_rows, tokens)
         self._shares = GuessedShares() if tokens is None else before.shares(tokens)
         if tokens is not None:
@@ -55,6 +58,7 @@ class GuessingPredictor(Predictor):
     ) -> None:
         self._rest.observe(layer, rows, experts_RK, hidden_RD)
         position = self._position[layer]
+        self._expected.clear()
         self._num_chosen[position] = rows.stop
         if rows.stop == self._num_rows:
             self._shares.pop(position, None)
@@ -69,6 +73,11 @@ class GuessingPredictor(Predictor):
 
     def expected(self, layer: int) -> Floats:
         position = self._position[layer]
+        if position not in self._expected:
+            self._expected[position] = self._newly_expected(layer, position)
+        return self._expected[position]
+
+    def _newly_expected(self, layer: int, position: int) -> Floats:
         num_chosen = self._num_chosen.get(position, 0)
         if self._has_chosen_next(position):
             return self._next.expected(position)

@@ -12,24 +12,33 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from moebatch.arrays import Floats
-from moebatch.predict.guesser import Shares
+from moebatch.predict.guesser import Shares, SharesByToken
 from moebatch.predict.predictor import PassTokens
 
 _Name = tuple[int, int, int]
 """Of a token: its request, which of the answers to it, and the position in that."""
 
 
-class GuessedShares(dict[int, Shares]):
+class GuessedShares(dict[int, Shares | SharesByToken]):
     """What is guessed of some tokens, by position, [T, E]; rows of which nothing is guessed are not
     numbers. Of several guesses the last one holds: it comes from nearer by."""
 
     def put(
-        self, position: int, num_tokens: int, rows: slice | NDArray[np.intp], shares_RE: Shares
+        self,
+        position: int,
+        num_tokens: int,
+        rows: slice | NDArray[np.intp],
+        shares_RE: Shares | SharesByToken,
     ) -> None:
         """Some of the tokens choose like that."""
+        if isinstance(shares_RE, SharesByToken) and len(shares_RE.tokens_R) == num_tokens:
+            self[position] = shares_RE  # looked up when they are asked for
+            return
+        guessed_RE = shares_RE[:]
         if position not in self:
-            self[position] = np.full((num_tokens, shares_RE.shape[1]), np.nan, np.float32)
-        self[position][rows] = shares_RE
+            self[position] = np.full((num_tokens, guessed_RE.shape[1]), np.nan, np.float32)
+        self[position] = all_TE = self[position][:]
+        all_TE[rows] = guessed_RE
 
 
 class Successors:
@@ -46,7 +55,7 @@ class Successors:
         self._shares = GuessedShares()
         self._seen_ND: Tensor | None = None
 
-    def guess(self, position: int, rows: slice, shares_RE: Shares) -> None:
+    def guess(self, position: int, rows: slice, shares_RE: Shares | SharesByToken) -> None:
         """What those behind some rows will choose at a position."""
         ours = self._behind(rows)
         of_ours = shares_RE[self._ends_N[ours] - rows.start]
@@ -66,7 +75,7 @@ class Successors:
 
     def expected(self, position: int) -> Floats:
         """How many of them are expected to choose each expert of a guessed layer, [E]."""
-        expected_E: Floats = np.nansum(self._shares[position], axis=0, dtype=np.float64)
+        expected_E: Floats = np.nansum(self._shares[position][:], axis=0, dtype=np.float64)
         return expected_E
 
     def shares(self, tokens: PassTokens) -> GuessedShares:

@@ -1,5 +1,6 @@
 """What tokens and hidden states let a predictor guess, and how it falls back on frequencies."""
 
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -108,6 +109,40 @@ def test_tokens_say_all_layers_before_the_pass() -> None:
     predictor.begin_pass(3, tokens([0, 1, 1]))
     for layer in LAYERS:
         assert predictor.expected(layer).tolist() == [0, 1, 0, 2]
+
+
+def test_what_tokens_say_of_all_layers_does_not_take_the_memory_of_all() -> None:
+    num_layers, num_tokens, num_experts = 16, 1000, 64
+    shares_LVE = np.full((num_layers, 10, num_experts), 1 / num_experts, np.float16)
+    table = PathTable.empty(
+        range(num_layers), num_experts=num_experts, experts_per_token=1, path_length=0
+    )
+    predictor = GuessingPredictor(
+        [TokenGuesser(shares_LVE)], CorrelationPredictor(table), moe_layers=range(num_layers)
+    )
+    known, chosen_RK = tokens([3] * num_tokens), np.zeros((num_tokens // 2, 1), np.uint16)
+    tracemalloc.start()
+    predictor.begin_pass(num_tokens, known)
+    for layer in range(num_layers):
+        assert predictor.is_guess(layer)
+        assert predictor.expected(layer).tolist() == [num_tokens / num_experts] * num_experts
+        predictor.observe(layer, slice(0, num_tokens // 2), chosen_RK)
+        assert predictor.expected(layer)[1] == num_tokens / 2 / num_experts
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    of_all_bytes = num_layers * num_tokens * num_experts * np.dtype(np.float32).itemsize
+    assert peak_bytes < of_all_bytes / 3
+
+
+def test_what_is_guessed_from_nearer_by_stands_before_what_tokens_say() -> None:
+    shares_LVE = np.zeros((3, 1, EXPERTS), np.float16)
+    shares_LVE[:, 0, 1] = 1
+    guessers = [TokenGuesser(shares_LVE), Always(0, 1, expert=2)]
+    predictor = GuessingPredictor(guessers, usual(), moe_layers=LAYERS)
+    predictor.begin_pass(3, tokens([0, 0, 0]))
+    predictor.observe(0, slice(0, 2), np.array([[0], [0]]), torch.zeros(2, 8))
+    assert predictor.expected(2).tolist() == [0, 1, 2, 0]
+    assert predictor.expected(3).tolist() == [0, 3, 0, 0]
 
 
 def test_gates_of_the_next_layers_are_asked_as_they_would_answer() -> None:
