@@ -9,7 +9,7 @@ class EngineStatistics:
 
     num_layers: int = 0
     layer: int = 0
-    """Layers that the pass in work has behind it."""
+    """The one, counted from 0, that began last in the pass in work."""
     num_passes: int = 0
     prompt_tokens: int = 0
     """Prompt tokens that went through the layers, those computed again included."""

@@ -90,7 +90,7 @@ class Passes(ABC):
         """Yields the logits from which next tokens come, block by block.
 
         All slices are counted as cached when the first block is yielded. `layer_begins` is called
-        with every layer.
+        with every layer that tokens go through, before the first of them attend in it.
         """
         layout = lay_out(
             slices,

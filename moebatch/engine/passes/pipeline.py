@@ -10,7 +10,9 @@ from moebatch.engine.passes.work import PassContext, PassWork
 from moebatch.model.routing.router import Routing
 from moebatch.schedule.drivers.driver import Driver
 from moebatch.schedule.registry import find_schedule
-from moebatch.schedule.task import Task
+from moebatch.schedule.task import Kind, Task
+
+_FIRST_OF_LAYER = (Kind.ATTEND, Kind.PRE)
 
 
 class Pipeline(Passes):
@@ -36,6 +38,8 @@ class Pipeline(Passes):
             experts_per_token=context.decoder.shape.experts_per_token,
         )
         self._layer_begins: Callable[[int], None] = lambda layer: None
+        self._last_begun = -1
+        """The step in which tokens of the pass in work attend for the first time."""
         self._brings_weights = context.weights.tasks
         self.driver = self._new_driver()
         """Of the schedule that is in work; a new one after a pass that was given up."""
@@ -72,11 +76,10 @@ class Pipeline(Passes):
             self._brings_weights[task.kind](task)
             return
         assert self._work is not None, "a pass is in work"
+        if task.kind in _FIRST_OF_LAYER and task.step > self._last_begun:
+            self._last_begun = task.step
+            self._layer_begins(self._context.setup.layer(task.step))
         self._work.run(task)
-        setup = self._context.setup
-        following = setup.layer(task.step) + 1
-        if self._work.ends_layer(task) and following < setup.num_layers:
-            self._layer_begins(following)
 
     def num_bytes(self, task: Task) -> int:
         """Bytes that a task, or a chunk under the name of one, moves over its link."""
@@ -91,8 +94,7 @@ class Pipeline(Passes):
     # --- inside ---------------------------------------------------------------------------------
 
     def _run_layers(self, given: PassInput, layer_begins: Callable[[int], None]) -> BrokenRows:
-        self._layer_begins = layer_begins
-        layer_begins(0)
+        self._layer_begins, self._last_begun = layer_begins, -1
         if self._context.log is not None:
             self._context.log.begin(given.layout, self._main)
         self._work = PassWork(given.x_TD, given.inputs, self._context)

@@ -47,9 +47,6 @@ class PassContext:
     """How well experts are foreseen at the level that computes."""
 
 
-_LAST_OF_LAYER = (Kind.COMBINE, Kind.DENSE, Kind.POST)
-
-
 class PassWork:
     """One pass: its hidden states, its micro-batches, and what gates have chosen so far.
 
@@ -78,11 +75,6 @@ class PassWork:
     def run(self, task: Task) -> None:
         """Does what the task says, on the thread of its lane."""
         _DO[task.kind](self, task)
-
-    def ends_layer(self, task: Task) -> bool:
-        """Whether nothing of its layer comes behind the task."""
-        is_last = task.micro_batch is None or task.micro_batch == len(self._inputs) - 1
-        return task.kind in _LAST_OF_LAYER and is_last
 
     def num_bytes(self, task: Task) -> int:
         """Bytes that a task of a link moves, weights left out."""
