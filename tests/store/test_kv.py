@@ -11,6 +11,7 @@ from moebatch.spec.model.cache_layout import CacheLayout
 from moebatch.spec.policy.policy import PAGE_TOKENS, pages_of
 from moebatch.store.kv.cache import KVCache
 from moebatch.store.memory import resident_bytes
+from tests.store.kv import num_lacking
 
 NUM_PAGES = 12
 
@@ -32,7 +33,7 @@ def test_every_page_has_one_owner_and_rows_never_overlap(steps: list[tuple[int, 
         if num_tokens < lengths.get(owner, 0) or num_tokens == 0:
             cache.release(owner)
             lengths.pop(owner, None)
-        elif cache.pages_to_grow(owner, num_tokens) <= cache.num_free_pages:
+        elif num_lacking(lengths.get(owner, 0), num_tokens) <= cache.num_free_pages:
             cache.grow(owner, num_tokens)
             lengths[owner] = num_tokens
         cache.check_integrity()
@@ -83,7 +84,7 @@ class Owned:
         if owner not in self.numbers:
             return
         wanted = len(self.numbers[owner]) + count
-        if self.cache.pages_to_grow(owner, wanted) <= self.cache.num_free_pages:
+        if num_lacking(len(self.numbers[owner]), wanted) <= self.cache.num_free_pages:
             self.cache.grow(owner, wanted)
             start = len(self.numbers[owner])
             self.numbers[owner] += [1e6 * (1 + owner) + n for n in range(start, wanted)]
@@ -93,17 +94,17 @@ class Owned:
         rows = self.cache.rows(owner, len(self.numbers[owner]))[start:]
         numbers = torch.tensor(self.numbers[owner][start:])[:, None, None]
         for layer in range(2):
-            self.cache.keys_RGC[layer][rows] = numbers + layer
-            self.cache.values_RGC[layer][rows] = -numbers - layer
+            keys_RGC, values_RGC = self.cache.parts("dram", layer, 0)
+            keys_RGC[rows], values_RGC[rows] = numbers + layer, -numbers - layer
 
     def check(self) -> None:
         self.cache.check_integrity()
         for owner, numbers in self.numbers.items():
             rows, expected = self.cache.rows(owner, len(numbers)), torch.tensor(numbers)
             for layer in range(2):
-                keys, values = self.cache.keys_RGC[layer], self.cache.values_RGC[layer]
-                assert keys[rows, 0, 0].equal(expected + layer)
-                assert values[rows, 0, 1].equal(-expected - layer)
+                keys_RGC, values_RGC = self.cache.parts("dram", layer, 0)
+                assert keys_RGC[rows, 0, 0].equal(expected + layer)
+                assert values_RGC[rows, 0, 1].equal(-expected - layer)
 
 
 @given(

@@ -24,6 +24,7 @@ from moebatch.store.kv.layout import KvLayout
 from moebatch.store.kv.pages import KvPages
 from moebatch.store.kv.view import KvPiece, KvView
 from tests.few import examples
+from tests.store.kv import moved_by, num_lacking, rows_of
 
 SLICE = 6
 MAX_TOKENS = 70
@@ -89,7 +90,7 @@ class Program:
                 if not self.cache.is_direct(view.place, layer):  # nothing old may be of any use
                     for part in self.cache.tensors(view.place, layer, view.window).parts:
                         part.fill_(torch.nan)
-                needs = self.cache._levels.needs(view, layer)
+                needs = moved_by(self.cache, view, layer)
                 for kind, move in (("kv read", self.cache.read), ("kv up", self.cache.up)):
                     if kind in needs:
                         move(view, layer)
@@ -102,9 +103,9 @@ class Program:
         """Looks at all that new tokens see, then puts new numbers beside it."""
         group = GROUPS[GROUP_OF[layer]]
         parts = self.cache.tensors(view.place, layer, view.window).parts
-        seen = view.groups[GROUP_OF[layer]]
-        for owner, num_cached, num_tokens in view.pieces:
-            rows = seen.rows(owner, direct=self.cache.is_direct(view.place, layer))
+        for piece in view.pieces:
+            owner, num_cached, num_tokens = piece
+            rows = rows_of(self.cache, view, piece, layer, group=GROUP_OF[layer])
             new = range(num_cached, num_tokens)
             if group.is_state:
                 assert len(rows) == 1
@@ -179,7 +180,8 @@ def views_of(run: Program, works: Sequence[Work], places: Sequence[Place]) -> It
     free = run.cache.num_free_pages
     for owner, num_tokens in works:
         num_tokens = min(num_tokens, MAX_TOKENS - run.lengths.get(owner, 0))
-        free -= run.cache.pages_to_grow(owner, run.lengths.get(owner, 0) + num_tokens)
+        length = run.lengths.get(owner, 0)
+        free -= num_lacking(length, length + num_tokens)
         if num_tokens == 0 or free < 0:
             break
         if num_tokens > SLICE:
@@ -248,8 +250,8 @@ def test_a_state_moves_whole_and_nothing_comes_up_where_it_begins(tmp_path: Path
         begin = cache.view("vram", 0, [KvPiece("a", 0, 5)])
         later = cache.view("vram", 0, [KvPiece("a", 5, 11)])
         for layer, kinds in ((7, ("kv up", "kv down")), (11, ("kv read", "kv up", "kv down"))):
-            assert cache._levels.needs(later, layer) >= set(kinds)
-            assert "kv up" not in cache._levels.needs(begin, layer)
+            assert moved_by(cache, later, layer) >= set(kinds)
+            assert "kv up" not in moved_by(cache, begin, layer)
             assert {cache.num_bytes(kind, later, layer) for kind in kinds} == {state}
 
 
@@ -270,12 +272,13 @@ def test_groups_that_keep_all_lie_at_the_same_places_and_share_what_begins_alike
             rows = cache.rows(owner, length, group=0)
             assert np.array_equal(rows, cache.rows(owner, length, group=1))
         first = cache.rows("b", 33)[0]
-        cache.keys_RGC[1][first] = 3.0
+        cache.parts("dram", 1, 0)[0][first] = 3.0
         cache.release("a")
         assert cache.bytes_beyond(3) == 5 * 16 * (2 * 24 + 80)
         cache.give_back(3)
         assert cache.num_pages == 3
-        assert (cache.keys_RGC[1][cache.rows("b", 33, group=1)[0]] == 3.0).all()
+        first = cache.rows("b", 33, group=1)[0]
+        assert (cache.parts("dram", 1, 0)[0][first] == 3.0).all()
         cache.check_integrity()
 
 

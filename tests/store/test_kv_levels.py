@@ -23,6 +23,7 @@ from moebatch.store.kv.cache import KVCache
 from moebatch.store.kv.layout import KvLayout, WindowName
 from moebatch.store.kv.view import KvPiece, KvView
 from tests.few import examples
+from tests.store.kv import moved_by, num_lacking, rows_of
 
 MAX_TOKENS = 4 * PAGE_TOKENS
 SEATS = 2
@@ -79,9 +80,9 @@ class Program:
     def bring(self, view: KvView, layer: int) -> None:
         if not self.cache.is_direct(view.place, layer):  # nothing old may be of any use
             room = self.cache.tensors(view.place, layer, view.window)
-            room.keys_RGC.fill_(torch.nan)
-            room.values_RGC.fill_(torch.nan)
-        needs = self.cache._levels.needs(view, layer)
+            for part in room.parts:
+                part.fill_(torch.nan)
+        needs = moved_by(self.cache, view, layer)
         if Kind.KV_READ in needs:
             self.cache.read(view, layer)
         if Kind.KV_UP in needs:
@@ -89,22 +90,23 @@ class Program:
 
     def attend(self, view: KvView, layer: int) -> None:
         """Looks at the whole context, then puts new keys and values beside it."""
-        room = self.cache.tensors(view.place, layer, view.window)
-        for owner, num_cached, num_tokens in view.pieces:
-            rows = view.groups[0].rows(owner, direct=self.cache.is_direct(view.place, layer))
+        keys_RGC, values_RGC = self.cache.tensors(view.place, layer, view.window).parts
+        for piece in view.pieces:
+            owner, num_cached, num_tokens = piece
+            rows = rows_of(self.cache, view, piece, layer)
             assert len(rows) == num_tokens
             expected = torch.tensor([self.stored[owner, p, layer] for p in range(num_cached)])
             old = rows[:num_cached]
-            assert room.keys_RGC[old, 0, 0].equal(expected)
-            assert room.values_RGC[old, 0, -1].equal(-expected)
+            assert keys_RGC[old, 0, 0].equal(expected)
+            assert values_RGC[old, 0, -1].equal(-expected)
             for position in range(num_cached, num_tokens):
                 number = float(next(self.numbers))
                 self.stored[owner, position, layer] = number
-                room.keys_RGC[rows[position]] = number
-                room.values_RGC[rows[position]] = -number
+                keys_RGC[rows[position]] = number
+                values_RGC[rows[position]] = -number
 
     def store(self, view: KvView, layer: int) -> None:
-        needs = self.cache._levels.needs(view, layer)
+        needs = moved_by(self.cache, view, layer)
         if Kind.KV_DOWN in needs:
             self.cache.down(view, layer)
         if Kind.KV_WRITE in needs:
@@ -171,7 +173,8 @@ def views_of(run: Program, works: list[Work], places: Sequence[Place]) -> list[K
     free = run.cache.num_free_pages
     for owner, num_tokens, is_cut in works:
         num_tokens = min(num_tokens, MAX_TOKENS - run.lengths.get(owner, 0))
-        free -= run.cache.pages_to_grow(owner, run.lengths.get(owner, 0) + num_tokens)
+        length = run.lengths.get(owner, 0)
+        free -= num_lacking(length, length + num_tokens)
         if num_tokens == 0 or free < 0:
             break
         if is_cut and num_tokens > 1:
@@ -244,7 +247,7 @@ def test_a_decoding_sequence_moves_its_pages_up_and_one_token_down(
     with closing(make_cache(tmp_path, places, levels=[home])) as cache:
         cache.grow("a", 2 * PAGE_TOKENS + 2)
         view = cache.view(place, 0, [KvPiece("a", 2 * PAGE_TOKENS + 1, 2 * PAGE_TOKENS + 2)])
-        assert cache._levels.needs(view, 0) == expected.keys()
+        assert moved_by(cache, view, 0) == expected.keys()
         assert {kind: cache.num_bytes(kind, view, 0) for kind in expected} == expected
 
 
@@ -252,8 +255,8 @@ def test_a_new_prompt_brings_nothing_up(tmp_path: Path) -> None:
     with closing(make_cache(tmp_path, ON_GPU)) as cache:
         cache.grow("a", 20)
         view = cache.view("vram", 0, [KvPiece("a", 0, 20)])
-        assert cache._levels.needs(view, 1) == {Kind.KV_DOWN}
-        assert cache._levels.needs(view, 2) == {Kind.KV_DOWN, Kind.KV_WRITE}
+        assert moved_by(cache, view, 1) == {Kind.KV_DOWN}
+        assert moved_by(cache, view, 2) == {Kind.KV_DOWN, Kind.KV_WRITE}
         cache.up(view, 1)
         assert cache.num_bytes(Kind.KV_DOWN, view, 1) == 20 * ROW
 
@@ -266,7 +269,6 @@ def test_rows_in_a_window_follow_each_other_wherever_the_pages_are(tmp_path: Pat
         view = cache.view("vram", 1, [KvPiece("b", 40, 41), KvPiece("a", 47, 48)])
         assert np.array_equal(view.groups[0].window_rows["b"], np.arange(41))
         assert np.array_equal(view.groups[0].window_rows["a"], np.arange(48, 96))
-        assert np.array_equal(view.groups[0].direct_rows["a"], cache.rows("a", 48))
 
 
 def test_windows_are_only_where_a_layer_lives_elsewhere(tmp_path: Path) -> None:
@@ -310,7 +312,7 @@ def test_codes_and_scales_are_what_is_held_and_moved(tmp_path: Path, cached: Cac
         written = {}
         for layer in range(num_layers):
             window = cache.tensors("vram", layer, 0)
-            rows = view.groups[0].rows("a", direct=cache.is_direct("vram", layer))
+            rows = rows_of(cache, view, view.pieces[0], layer)
             for part in window.parts:
                 assert part.dtype == torch.uint8
                 part.random_(256)
@@ -318,13 +320,13 @@ def test_codes_and_scales_are_what_is_held_and_moved(tmp_path: Path, cached: Cac
             # All of it is new once, so that all of it goes home.
             new = cache.view("vram", 0, [KvPiece("a", 0, 20)])
             for kind in (Kind.KV_DOWN, Kind.KV_WRITE):
-                if kind in cache._levels.needs(new, layer):
+                if kind in moved_by(cache, new, layer):
                     {Kind.KV_DOWN: cache.down, Kind.KV_WRITE: cache.write}[kind](new, layer)
         later = cache.view("vram", 1, [KvPiece("a", 20, 21)])
         for layer in range(num_layers):
             for kind in (Kind.KV_READ, Kind.KV_UP):
-                if kind in cache._levels.needs(later, layer):
+                if kind in moved_by(cache, later, layer):
                     {Kind.KV_READ: cache.read, Kind.KV_UP: cache.up}[kind](later, layer)
-            rows = later.groups[0].rows("a", direct=cache.is_direct("vram", layer))[:20]
+            rows = rows_of(cache, later, later.pieces[0], layer)[:20]
             found = [part[rows] for part in cache.tensors("vram", layer, 1).parts]
             assert all(map(torch.equal, found, written[layer])), layer

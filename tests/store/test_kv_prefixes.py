@@ -9,6 +9,7 @@ from moebatch.spec.model.cache import CacheGroup
 from moebatch.spec.model.cache_layout import CacheLayout
 from moebatch.spec.policy.policy import PAGE_TOKENS, pages_of
 from moebatch.store.kv.cache import KVCache
+from tests.store.kv import num_lacking
 
 HEADER = list(range(3 * PAGE_TOKENS))
 NUM_PAGES = 12
@@ -123,7 +124,7 @@ def test_whatever_happens_pages_add_up_and_nobody_sees_what_is_not_his(
                 written[page] = tuple(prompt[:end])
             cache.publish(owner, len(prompt))
         elif what == "grow" and owner in prompts:
-            if cache.pages_to_grow(owner, 90) <= cache.num_free_pages:
+            if num_lacking(len(prompts[owner]), 90) <= cache.num_free_pages:
                 cache.grow(owner, 90)
         elif what == "release":
             cache.release(owner)

@@ -1,7 +1,4 @@
-"""Keys and values of all sequences, in pages that sequences hold, alone or together.
-
-Shape letters: R cache rows (one token each), G KV heads, C head size.
-"""
+"""Keys and values of all sequences, in pages that sequences hold, alone or together."""
 
 from collections.abc import Hashable, Sequence
 
@@ -26,9 +23,9 @@ class KVCache:
 
     An owner holds pages of every group. It may have them where there are enough in the first group,
     which keeps most: the others never run short (see `CacheGroup.num_pages`). `rows` of an owner
-    are the places of its tokens in `keys_RGC` and `values_RGC`, in order of position. Where a
-    group keeps less than all of a sequence its places behind the sinks are a ring, in which a new
-    token takes the place of one that none sees any more.
+    are the places of its tokens in the `tensors` of a layer, in order of position. Where a group
+    keeps less than all of a sequence its places behind the sinks are a ring, in which a new token
+    takes the place of one that none sees any more.
 
     Layers live where `layout` says: all in main memory if it says nothing, and then rows and
     tensors are all there is to know. A layer that lives elsewhere than it attends is worked on in
@@ -67,16 +64,6 @@ class KVCache:
         """Of each group; those share one that keep as much, of rows that differ."""
         self._distinct = [*found.values()]
         self._first = self._tables[0]
-
-    @property
-    def keys_RGC(self) -> dict[int, Tensor]:
-        """By layer, without layers on disk."""
-        return {layer: home.keys_RGC for layer, home in self._levels.homes.items()}
-
-    @property
-    def values_RGC(self) -> dict[int, Tensor]:
-        """By layer, without layers on disk."""
-        return {layer: home.values_RGC for layer, home in self._levels.homes.items()}
 
     # --- pages ----------------------------------------------------------------------------------
 
@@ -128,10 +115,6 @@ class KVCache:
         """Whether an owner of so many tokens can ever be computed."""
         return self._first.group.pages_of(num_tokens) <= self.num_pages
 
-    def pages_to_grow(self, owner: Hashable, num_tokens: int) -> int:
-        """Pages that `owner` lacks to hold `num_tokens` tokens."""
-        return self._first.num_lacking(owner, num_tokens)
-
     def grow(self, owner: Hashable, num_tokens: int) -> None:
         """Gives `owner` pages until it can hold `num_tokens` tokens."""
         for table in self._distinct:
@@ -164,8 +147,8 @@ class KVCache:
         return view
 
     def is_direct(self, place: Place, layer: int) -> bool:
-        """Whether the layer lives at `place`: its tokens are at a view's direct rows there, at its
-        rows of a window otherwise."""
+        """Whether the layer lives at `place`: its tokens are at the owner's `rows` there, at those
+        of a view's window otherwise."""
         return self._levels.is_direct(place, layer)
 
     def tensors(self, place: Place, layer: int, window: int) -> KvTensors:

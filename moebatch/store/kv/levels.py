@@ -18,7 +18,6 @@ from moebatch.store.kv.moves import Moves
 from moebatch.store.kv.tensors import KvRoom, KvShape, KvTensors
 from moebatch.store.kv.view import KvView
 
-KV_TASKS = (Kind.KV_READ, Kind.KV_UP, Kind.KV_DOWN, Kind.KV_WRITE)
 _TO_ATTENTION = (Kind.KV_READ, Kind.KV_UP)
 
 
@@ -134,10 +133,6 @@ class KvLevels:
         for one, of_group in zip(self._groups, view.groups, strict=True):
             fits = of_group.moves.num_pages <= self._window_pages(one)
             assert fits, "a micro-batch has more pages than a window"
-
-    def needs(self, view: KvView, layer: int) -> frozenset[Kind]:
-        """Tasks that have something to move for the view."""
-        return frozenset(kind for kind in KV_TASKS if self.num_bytes(kind, view, layer))
 
     def num_bytes(self, kind: Kind, view: KvView, layer: int) -> int:
         """Bytes that a task moves; 0 where there is nothing to do."""

@@ -1,7 +1,7 @@
 """Memory for pages of keys and values, seen as rows, as pages or as bytes.
 
-Shape letters: R cache rows (one token each, or the state of one sequence), G KV heads,
-C head size, X units (pages or rows).
+Shape letters: R cache rows (one token each, or the state of one sequence), X units (pages or rows),
+N numbers of a unit.
 """
 
 from collections.abc import Iterable, Iterator
@@ -54,16 +54,6 @@ class KvTensors:
     parts: tuple[Tensor, ...]
     """As the `CacheLayout` has them, [R, heads, head size] each, or uint8 and as many as
     `CachePart.head_bytes` says."""
-
-    @property
-    def keys_RGC(self) -> Tensor:
-        """Of attention that caches keys and values."""
-        return self.parts[0]
-
-    @property
-    def values_RGC(self) -> Tensor:
-        """Of attention that caches keys and values."""
-        return self.parts[1]
 
     def units(self, unit_rows: int) -> Iterator[Tensor]:
         """Each part as [units, numbers of a unit], a unit being so many rows."""

@@ -46,16 +46,10 @@ class ViewMoves:
 class GroupView:
     """What a micro-batch reads and writes in the layers of a group."""
 
-    direct_rows: Mapping[Hashable, Ints]
-    """Cache rows, int64, of what each owner's new tokens see, themselves included, in layers that
-    live where they attend."""
     window_rows: Mapping[Hashable, Ints]
-    """The same in layers that live elsewhere: rows of the window."""
+    """Rows of the window, int64, of what each owner's new tokens see, themselves included, in order
+    of position: for layers that live elsewhere. For others `KVCache.rows` says where that is."""
     moves: ViewMoves
-
-    def rows(self, owner: Hashable, *, direct: bool) -> Ints:
-        """Rows of what the owner's new tokens see, themselves included, in order of position."""
-        return (self.direct_rows if direct else self.window_rows)[owner]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -132,7 +126,6 @@ def _group_view(pieces: Sequence[KvPiece], table: KvPages) -> GroupView:
         owned.append(_OwnedPages(piece, held, seen, first, group))
         first += len(held)
     return GroupView(
-        direct_rows={part.piece.owner: part.rows for part in owned},
         window_rows={part.piece.owner: part.window_rows for part in owned},
         moves=_moves_of(owned, group, num_pages=first),
     )

@@ -1,0 +1,25 @@
+"""What passes ask of a cache of keys and values, in words of tests."""
+
+from moebatch.arrays import Ints
+from moebatch.schedule.task import Kind
+from moebatch.spec.policy.policy import pages_of
+from moebatch.store.kv.cache import KVCache
+from moebatch.store.kv.view import KvPiece, KvView
+
+
+def rows_of(cache: KVCache, view: KvView, piece: KvPiece, layer: int, *, group: int = 0) -> Ints:
+    """Where attention finds what new tokens see, themselves included."""
+    if cache.is_direct(view.place, layer):
+        return cache.rows(piece.owner, piece.num_tokens, piece.num_cached, group=group)
+    return view.groups[group].window_rows[piece.owner]
+
+
+def moved_by(cache: KVCache, view: KvView, layer: int) -> set[Kind]:
+    """Tasks that have something to move."""
+    kinds = (Kind.KV_READ, Kind.KV_UP, Kind.KV_DOWN, Kind.KV_WRITE)
+    return {kind for kind in kinds if cache.num_bytes(kind, view, layer)}
+
+
+def num_lacking(length: int, num_tokens: int) -> int:
+    """Pages that an owner of so many tokens lacks to hold more."""
+    return max(0, pages_of(num_tokens) - pages_of(length))
