@@ -224,7 +224,8 @@ class Engine:
 
     def _count_pass(self, slices: list[Slice], batcher: Batcher) -> None:
         counts = self.statistics
-        counts.num_passes, counts.layer = counts.num_passes + 1, 0
+        counts.num_passes += 1
+        counts.layer = 0
         counts.prompt_tokens += sum(s.num_tokens for s in slices if not s.was_decoding)
         counts.num_running = len(batcher.running)
         counts.shared_tokens = batcher.num_shared_tokens

@@ -7,7 +7,7 @@ import os
 import time
 import uuid
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -223,16 +223,17 @@ def _write(wanted: Claim, folder: RunFolder, *, only_new: bool) -> bool:
         with closing(NewFile(files, draft)) as file:
             file.write(content.model_dump_json(indent=1).encode() + b"\n")
             file.sync()  # a name that outlives a loss of power, with nothing in it, is damage
-        if only_new:
-            is_ours = _link(draft, folder.manifest)
-        else:
-            is_ours = True
+        is_ours = not only_new or _link(draft, folder.manifest)
+        if not only_new:
             files.replace(draft, folder.manifest)
         for changed in (folder.path, folder.path.parent):
             files.sync_folder(changed)
         return is_ours
     except OSError as error:
         raise StorageError(f"{folder.path}: cannot be written: {error.strerror}") from error
+    finally:
+        with suppress(OSError):
+            files.remove(draft)
 
 
 def _link(draft: Path, target: Path) -> bool:
@@ -244,9 +245,6 @@ def _link(draft: Path, target: Path) -> bool:
         return False
     except OSError:
         draft.replace(target)
-        return True
-    finally:
-        draft.unlink(missing_ok=True)
     return True
 
 

@@ -83,6 +83,26 @@ def cases(draw: st.DrawFn) -> tuple[Setup, Room, RandomWorld, int]:
     return setup, room, world, num_passes
 
 
+def usual(**changes: object) -> Setup:
+    """A GPU, all of whose layers have experts."""
+    values: dict[str, object] = {
+        "num_layers": LAYERS,
+        "num_experts": EXPERTS,
+        "moe_layers": frozenset(range(LAYERS)),
+        "num_hot": 2,
+        "lanes": WITHOUT_STAGING,
+        "compute": "vram",
+    }
+    return Setup(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def seeded(sweeps: Sequence[Sweep]) -> RandomWorld:
+    """One world for these passes."""
+    return RandomWorld(
+        seed=1, num_layers=LAYERS, num_experts=EXPERTS, experts_per_batch=2, sweeps=sweeps
+    )
+
+
 PAGED = {name for name, one in SCHEDULES.items() if one.traits.is_paged}
 
 
@@ -130,18 +150,8 @@ def _check_continuing(timeline: Timeline, sweeps: Sequence[Sweep]) -> None:
 def test_a_continued_prompt_waits_for_its_own_layer_and_no_other(name: str) -> None:
     """Schedules that run ahead store some of the next layer before the prompt goes on."""
     sweep = Sweep(num_micro_batches=4, on_cpu=(True, True, False, False), continuing=frozenset({3}))
-    setup = Setup(
-        num_layers=LAYERS,
-        num_experts=EXPERTS,
-        moe_layers=frozenset(range(LAYERS)),
-        num_hot=2,
-        lanes=WITHOUT_STAGING,
-        kv_homes=("dram",) * LAYERS,
-        compute="vram",
-    )
-    world = RandomWorld(
-        seed=1, num_layers=LAYERS, num_experts=EXPERTS, experts_per_batch=2, sweeps=[sweep]
-    )
+    setup = usual(kv_homes=("dram",) * LAYERS)
+    world = seeded([sweep])
     timeline = simulate(name, setup, Room(num_slots=2 * EXPERTS), world, num_passes=1)
     tasks = [span.task for span in timeline.spans if span.task.micro_batch == 3]
     ups = [task for task in tasks if task.kind is Kind.KV_UP]
@@ -155,22 +165,9 @@ def test_a_continued_prompt_waits_for_its_own_layer_and_no_other(name: str) -> N
 @pytest.mark.parametrize("num_micro_batches", [1, 2])
 def test_a_task_keeps_none_of_passes_that_ended_long_ago(name: str, num_micro_batches: int) -> None:
     """A job may have a hundred thousand passes."""
-    setup = Setup(
-        num_layers=LAYERS,
-        num_experts=EXPERTS,
-        moe_layers=frozenset(range(LAYERS)),
-        num_hot=2,
-        lanes=WITHOUT_STAGING,
-        compute="vram",
-    )
+    setup = usual()
     num_passes = 6
-    world = RandomWorld(
-        seed=1,
-        num_layers=LAYERS,
-        num_experts=EXPERTS,
-        experts_per_batch=2,
-        sweeps=[Sweep(num_micro_batches=num_micro_batches)] * num_passes,
-    )
+    world = seeded([Sweep(num_micro_batches=num_micro_batches)] * num_passes)
     timeline = simulate(name, setup, Room(num_slots=2 * EXPERTS), world, num_passes=num_passes)
     last = (num_passes - 1) * LAYERS
     kept = [span.task for span in timeline.spans if span.task.step >= last]
@@ -181,19 +178,9 @@ def test_a_task_keeps_none_of_passes_that_ended_long_ago(name: str, num_micro_ba
 
 @pytest.mark.parametrize("name", sorted({*SCHEDULES} - PAGED - {"simple"}))
 def test_passes_without_prompts_leave_out_layers_that_are_for_prompts(name: str) -> None:
-    setup = Setup(
-        num_layers=LAYERS,
-        num_experts=EXPERTS,
-        moe_layers=frozenset(range(LAYERS)),
-        num_hot=2,
-        lanes=LANES,
-        compute="dram",
-        num_encoding=2,
-    )
+    setup = usual(lanes=LANES, compute="dram", num_encoding=2)
     sweeps = [Sweep(num_micro_batches=2, encodes=number % 2 == 0) for number in range(4)]
-    world = RandomWorld(
-        seed=1, num_layers=LAYERS, num_experts=EXPERTS, experts_per_batch=2, sweeps=sweeps
-    )
+    world = seeded(sweeps)
     timeline = simulate(name, setup, Room(num_slots=2 * EXPERTS), world, num_passes=4)
     steps = {span.task.step for span in timeline.spans if span.task.kind is not Kind.CHUNK}
     assert steps == {*range(4), 6, 7, *range(8, 12), 14, 15}
