@@ -1,6 +1,6 @@
 """``moebatch run``."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from moebatch.report.console import error_console, logger, print_error, say, sho
 from moebatch.spec.option import Option
 
 if TYPE_CHECKING:
+    from moebatch.job.run import JobRun
     from moebatch.job.status import RunSummary
     from moebatch.job.stop import Stop
 
@@ -145,26 +146,37 @@ def _execute(
 
         loaded = load_job(job)  # what is wrong with it is said before the longer imports
         from moebatch.job.run import JobRun, require_own_profile
-        from moebatch.report.pictures.drawings import write_timelines
         from moebatch.report.progress import watching
 
         if ending.recalibrate:
             require_own_profile(loaded)
         job_run = JobRun(loaded, log, options, stop)
-        with watching(job_run.status, console, quiet=ending.quiet):
-            summary = job_run.execute()
+        try:
+            with watching(job_run.status, console, quiet=ending.quiet):
+                summary = job_run.execute()
+        except Stopped:
+            _draw(job_run, drawings, log)
+            raise
     ending.done(summary, job)
-    with _only_warned():
-        if options.is_drawn:
-            timelines = job_run.timelines()
-            if timelines:
-                write_timelines(timelines, trace=drawings.trace, gantt=drawings.gantt, log=log)
-            else:
-                log("there is nothing to draw: no pass was computed")
+    _draw(job_run, drawings, log)
     with _only_warned():
         if ending.recalibrate:
             job_run.recalibrate(summary)
     return summary
+
+
+def _draw(job_run: "JobRun", drawings: Drawings, log: Callable[[str], None]) -> None:
+    """What was asked for, also of a run that had to stop: its first passes are there."""
+    if not drawings.paths:
+        return
+    from moebatch.report.pictures.drawings import write_timelines
+
+    with _only_warned():
+        timelines = job_run.timelines()
+        if timelines:
+            write_timelines(timelines, trace=drawings.trace, gantt=drawings.gantt, log=log)
+        else:
+            log("there is nothing to draw: no pass was computed")
 
 
 @contextmanager

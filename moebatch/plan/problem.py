@@ -3,7 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import ceil
 
+import numpy as np
+
+from moebatch.arrays import Ints
 from moebatch.layout.buffers import MemoryUse
 from moebatch.layout.division import Division
 from moebatch.layout.footprint import Dtypes, Footprint
@@ -13,7 +17,7 @@ from moebatch.plan.pricing.cost import CostModel
 from moebatch.plan.pricing.prices import Prices
 from moebatch.spec.machine.hardware import Hardware, LevelName, LinkName
 from moebatch.spec.model.shape import ModelShape
-from moebatch.spec.policy.policy import Placement, Policy
+from moebatch.spec.policy.policy import PAGE_TOKENS, Placement, Policy, pages_of
 from moebatch.spec.workload import Workload
 
 GIB = 2**30
@@ -89,6 +93,27 @@ class Problem:
             return replace(policy, weights=Placement(dram=share, disk=1 - share))
         disk = min(policy.weights.disk, 1 - share)
         return replace(policy, weights=Placement(vram=share, dram=1 - share - disk, disk=disk))
+
+    def most_pages(self, batch_size: int) -> int:
+        """Pages of keys and values that so many sequences can use: those that the longest ones hold
+        in the end, all at once. A sample is taken to miss a longest one."""
+        longest, total = pages_of(self.workload.max_cached_tokens), self.workload.num_sequences
+        all_longest = batch_size * longest
+        if total is None or not self.workload.lengths:
+            return all_longest
+        pages_S = self._longest_pages_S
+        together = min(batch_size, total)
+        num_sampled = ceil(together * len(pages_S) / total)
+        held = int(pages_S[:num_sampled].sum()) * together / num_sampled
+        return min(all_longest, ceil(held) + longest)
+
+    @cached_property
+    def _longest_pages_S(self) -> Ints:
+        """Pages of the sequences of the sample, the longest first."""
+        prompts_S, new_S, shared_S = np.array(self.workload.lengths, np.int64).T
+        cached_S = np.minimum(prompts_S - shared_S + new_S, self.workload.most_cached)
+        pages_S: Ints = np.sort(-(-cached_S // PAGE_TOKENS))[::-1]
+        return pages_S
 
     @cached_property
     def ladder(self) -> Ladder:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from moebatch.checkpoint.fingerprint import ModelOwner, checkpoint_fingerprint
 from moebatch.checkpoint.model_files import open_model
 from moebatch.cli import app
-from moebatch.errors import ConfigError, DoesNotFit, MoebatchError, StorageError
+from moebatch.errors import ConfigError, DoesNotFit, MoebatchError, Stopped, StorageError
 from moebatch.job.check import check_job
 from moebatch.job.machine import emulated_hardware, job_machine, sharing_cores
 from moebatch.job.options import RunOptions
@@ -253,6 +253,21 @@ def test_a_picture_that_cannot_be_written_takes_nothing_from_a_run_that_has_ende
     said = invoke("run", path, "--gantt", tmp_path / "lanes.svg")
     assert "warning: lanes.svg: no room left" in said
     assert texts(path)
+
+
+def test_what_was_measured_before_a_stop_is_drawn(
+    write_job: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute, trace = JobRun.execute, tmp_path / "trace.json"
+
+    def stopped(job_run: JobRun) -> None:
+        execute(job_run)
+        raise Stopped("the test")
+
+    monkeypatch.setattr(JobRun, "execute", stopped)
+    with pytest.raises(Stopped, match="the test"):
+        invoke("run", write_job(), "--trace", trace)
+    assert json.loads(trace.read_text())["traceEvents"]
 
 
 def test_sync_on_a_gpu_is_refused_before_rows_are_looked_at(

@@ -7,8 +7,9 @@ from typing import Any, get_args
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from moebatch.layout.scratch import Limits
+from moebatch.layout.scratch import Limits, bucket_rows
 from moebatch.model.attention.cached_numbers import decode, encode
 from moebatch.model.attention.span import Span
 from moebatch.model.batch import MicroBatch
@@ -17,6 +18,7 @@ from moebatch.model.native.attention_work import Cached, QuerySlices, SingleQuer
 from moebatch.model.native.helpers import Helpers
 from moebatch.model.native.kernels import Kernels
 from moebatch.model.native.scoring import Scoring
+from moebatch.model.products import Products
 from moebatch.spec.model.cache_layout import CacheDtype, SinkWindow
 from moebatch.spec.model.latent_attention import LatentAttention
 from moebatch.spec.model.models import load_model
@@ -130,6 +132,26 @@ def test_a_window_as_long_as_a_sequence_changes_nothing(tiny_checkpoint: Checkpo
     model = oracle.load(folder)
     for seq in Driver(folder, sink_window=SinkWindow(4, 500)).generate(oracle.prompts(), 6):
         assert_same(seq, *oracle.greedy(model, seq.prompt, 6))
+
+
+@pytest.mark.parametrize("slice_tokens", [3, 7, 29, 1000])
+def test_torch_multiplies_few_counts_of_rows(
+    slice_tokens: int, tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its library keeps something of each, and plans of memory count those of `bucket_rows`."""
+    counts = set[int]()
+    multiply = Products.by_head
+
+    def counted(products: Products, x_NHI: Tensor, weights_HIO: Tensor, out_NHO: Tensor) -> None:
+        counts.update([len(x_NHI)] if len(x_NHI) else [])
+        multiply(products, x_NHI, weights_HIO, out_NHO)
+
+    monkeypatch.setattr(Products, "by_head", counted)
+    driver = Driver(tiny_checkpoint("deepseek_v2"), dtype=torch.bfloat16)
+    prompts = oracle.prompts(lengths=(3, 41, 18, 7, 1, 29, 5, 11, 23))
+    driver.generate(prompts, 6, slice_tokens=slice_tokens, stagger=1)
+    assert counts == {bucket_rows(count) for count in counts}
+    assert len(counts) > 1
 
 
 def test_layers_that_guess_ahead_are_not_read(tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ import pytest
 
 from moebatch.plan.prediction import predict
 from moebatch.plan.problem import Problem
+from moebatch.plan.replay.loads import job_loads
 from moebatch.plan.search.known import Known
 from moebatch.plan.search.planner import best_policy
 from moebatch.plan.search.refine import refined
 from moebatch.plan.search.refusal import too_large
-from moebatch.spec.policy.policy import Placement, Policy
+from moebatch.spec.policy.policy import Placement, Policy, pages_of
 from moebatch.spec.workload import Length, Workload
 from tests.plan.problems import GB, SMALL, cpu_machine, problem
 
@@ -91,6 +92,23 @@ class Counting(Known):
     def replayed_s(self, policy: Policy) -> float:
         self.replayed.add(policy)
         return super().replayed_s(policy)
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 48, 200, 400])
+@pytest.mark.parametrize("name", JOBS)
+def test_no_job_needs_more_pages_than_its_longest_sequences_hold(
+    name: str, batch_size: int
+) -> None:
+    of = job(JOBS[name])
+    most = of.most_pages(batch_size)
+    assert most <= batch_size * pages_of(of.workload.max_cached_tokens)
+    enough = replace(START, batch_size=batch_size, tokens_per_pass=4096, num_kv_pages=most)
+    plenty = replace(enough, num_kv_pages=100 * most)
+    assert num_passes(of, enough) == num_passes(of, plenty)
+
+
+def num_passes(of: Problem, policy: Policy) -> float:
+    return sum(count for count, _ in job_loads(of.workload, policy))
 
 
 def test_of_prompts_that_take_many_passes_each_fewer_policies_are_replayed() -> None:

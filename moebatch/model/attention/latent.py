@@ -47,7 +47,8 @@ class LatentAttentionBlock:
     ) -> Qkv:
         """Queries as they meet latents, and latents with the rotated keys behind them."""
         q_NHC, latents = self._projected(frame, normed_ND, micro_batch, weights)
-        return Qkv(self._absorbed(frame, q_NHC, slice(None), weights), (latents,))
+        absorbed_NHC = self._absorbed(frame, q_NHC[: len(latents)], slice(None), weights)
+        return Qkv(absorbed_NHC, (latents,))
 
     def output(self, frame: Frame, out_NHV: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """What attention adds to the hidden states, [N, D]; the core's results are sums of latents,
@@ -69,7 +70,7 @@ class LatentAttentionBlock:
         """All of it, where the core and the cache are on the device of the weights."""
         q_NHC, latents = self._projected(frame, normed_ND, micro_batch, weights)
         as_cached = micro_batch.by_window[self._windows[layer]].as_cached
-        some = self._rounded_up(as_cached, len(q_NHC))
+        some = self._in_few_counts(as_cached, len(q_NHC))
         qkv = Qkv(self._absorbed(frame, q_NHC, some, weights), (latents,))
         sums_NHL = frame.take(*q_NHC.shape[:2], self._attention.kv_rank)
         core.attend(layer, qkv, micro_batch, parts, sums_NHL)
@@ -80,7 +81,7 @@ class LatentAttentionBlock:
             return self._expanded(frame.branch(), cached_S1C[:, 0], weights)
 
         core.attend_expanded(layer, q_NHC, micro_batch, parts, expand, results_NHV)
-        return self._summed_up(frame, results_NHV, weights)
+        return self._summed_up(frame, results_NHV[: len(latents)], weights)
 
     def _projected(
         self,
@@ -89,7 +90,8 @@ class LatentAttentionBlock:
         micro_batch: MicroBatch,
         weights: Mapping[str, Tensor],
     ) -> tuple[Tensor, Tensor]:
-        """Rotated queries, [N, H, C], and what is cached, [N, 1, L + rotated key]."""
+        """Rotated queries, [N, H, C], with room behind them for as many rows as a library's
+        products take; and what is cached, [N, 1, L + rotated key]."""
         attention, num_rows, num_tokens = self._attention, len(normed_ND), micro_batch.num_tokens
         x, role = normed_ND, "q"
         if attention.query_rank is not None:
@@ -97,13 +99,12 @@ class LatentAttentionBlock:
             self._products.linear(normed_ND, weights["q_a"], weights.get("q_a_bias"), compressed)
             self._norm(frame, compressed[:num_tokens], weights["q_a_norm"])
             x, role = compressed, "q_b"
-        q = self._products.linear(
-            x, weights[role], None, frame.take(num_rows, attention.query_width)
-        )
+        q = frame.take(self._products.library_rows(num_rows), attention.query_width)
+        self._products.linear(x, weights[role], None, q[:num_rows])
         cached = frame.take(num_rows, attention.cached_key_dim)
         self._products.linear(normed_ND, weights["kv_a"], weights.get("kv_a_bias"), cached)
         self._norm(frame, cached[:num_tokens, : attention.kv_rank], weights["kv_a_norm"])
-        q_NHC, latents = q.view(num_rows, -1, attention.head_dim), cached[:, None]
+        q_NHC, latents = q.view(len(q), -1, attention.head_dim), cached[:, None]
         rotating = (q_NHC[..., attention.nope_head_dim :], latents[..., attention.kv_rank :])
         for y in rotating:
             self._elementwise.rotate(y[:num_tokens], *micro_batch.angles[attention][:2])
@@ -180,8 +181,12 @@ class LatentAttentionBlock:
             results_NHV.flatten(1), weights["o"], weights.get("o_bias"), room_ND
         )
 
-    def _rounded_up(self, rows: slice, num_rows: int) -> slice:
-        """Few counts of rows are in use, since each costs a library for products some memory."""
+    def _in_few_counts(self, rows: slice, num_rows: int) -> slice:
+        """These rows and others around them, of so many. Few counts are in use, since each costs a
+        library for products some memory; what becomes of the others is garbage."""
         count = rows.stop - rows.start
-        stop = rows.start + self._products.library_rows(count) if count else rows.stop
-        return slice(rows.start, min(stop, num_rows))
+        if not count:
+            return rows
+        wanted = self._products.library_rows(count)
+        start = min(rows.start, num_rows - wanted)
+        return slice(start, start + wanted)

@@ -8,6 +8,7 @@ keys and values on their way between levels; the copy into pinned buffers; and t
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
+from math import ceil
 
 from moebatch.layout.habits import Habits
 from moebatch.layout.ladder import lanes_of
@@ -119,10 +120,19 @@ class CostModel:
         """
         if self.prices.ladder.top == "vram" or not policy.weights.disk or not policy.num_slots:
             return 0.0
-        filled_s = policy.num_slots * self.prices.link_s("disk->dram", self.prices.expert_bytes)
+        filled_s = policy.num_slots * self._fetch_s
         gap_s, longest_s = self._tasks(load, policy).gaps_s
         usual_s, last_s = max(0.0, gap_s - filled_s), max(0.0, longest_s - filled_s)
         return (len(self.prices.shape.moe_layers) - 1) * usual_s + last_s
+
+    def slots_never_full(self, load: PassLoad, policy: Policy) -> int:
+        """Slots enough for the disk to be read without a pause between layers."""
+        gap_s, _ = self._tasks(load, policy).gaps_s
+        return ceil(gap_s / self._fetch_s)
+
+    @property
+    def _fetch_s(self) -> float:
+        return self.prices.link_s("disk->dram", self.prices.expert_bytes)
 
 
 def _by_lane(times: Iterable[LaneTime]) -> dict[str, float]:

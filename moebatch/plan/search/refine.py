@@ -15,14 +15,14 @@ from moebatch.layout.division import Division
 from moebatch.layout.setup import slots_wanted
 from moebatch.plan.problem import Problem
 from moebatch.plan.replay.loads import num_replayed
-from moebatch.plan.replay.phases import sequences_held
+from moebatch.plan.replay.phases import phases_of, sequences_held
 from moebatch.plan.search.candidates import FEWEST_SLOTS, widest_micro_batch
 from moebatch.plan.search.known import Known
 from moebatch.plan.search.refusal import too_small
 from moebatch.plan.search.whole import most_residents
 from moebatch.schedule.registry import traits_of
 from moebatch.spec.machine.hardware import LevelName
-from moebatch.spec.policy.policy import Placement, Policy, pages_of
+from moebatch.spec.policy.policy import Placement, Policy
 
 _MOST_REPLAYED = 2**17
 """Sequences that are replayed in all: a second or two."""
@@ -49,6 +49,8 @@ _BESIDE = 1.1
 """Places for so many more sequences than are held in the mean."""
 _RESIDENTS = (-8, -4, -2, -1, 1, 2, 4, 8)
 _SLOTS = (-2, -1, 1, 2, 4)
+_MORE_SLOTS = (2, 3)
+"""Times as many: what is read while experts wait for the rest of a layer to be computed."""
 _FAR_TOKENS = (0.75, 1.0, 1.25, 1.5, 2.0)
 _FAR_SLOTS = (3, 4)
 
@@ -161,12 +163,14 @@ def _below(
 
 
 def _far_away(problem: Problem, policy: Policy) -> Iterator[Policy]:
-    """Neighbours, and policies that no climb leads to: another pass, and nothing stays but what a
-    few slots leave to the cache."""
+    """Neighbours, and policies that no climb leads to: another pass, and nothing stays but what
+    slots leave to the cache, which are few, or as many as are never full."""
     yield from _neighbours(problem, policy)
     most = min(policy.batch_size * 3 // 2, _largest_batch(problem, policy))
     fuller = _with_batch(policy, most)
-    for by, num_slots in product(_FAR_TOKENS, _FAR_SLOTS):
+    usual = max(phases_of(problem.workload, policy), key=lambda phase: phase.num_passes)
+    enough = problem.cost.slots_never_full(usual.load, policy)
+    for by, num_slots in product(_FAR_TOKENS, (*_FAR_SLOTS, enough)):
         tokens = _with_tokens(problem, fuller, round(policy.tokens_per_pass * by)).tokens_per_pass
         other = _with_residents(problem, replace(fuller, num_slots=num_slots), 0)
         if policy.num_slots and num_slots < problem.num_experts:
@@ -193,6 +197,7 @@ def _neighbours(problem: Problem, policy: Policy) -> Iterator[Policy]:
         *(_filled(problem, other) for other in larger),
         *(_with_residents(problem, policy, num_resident + more) for more in _RESIDENTS),
         *(_with_slots(problem, policy, policy.num_slots + more) for more in _SLOTS),
+        *(_with_slots(problem, policy, policy.num_slots * by) for by in _MORE_SLOTS),
     )
     yield from (other for other in changed if other != policy)
 
@@ -283,7 +288,7 @@ def _with_widest_cache(problem: Problem, policy: Policy) -> Policy | None:
 
 def _with_all_pages(problem: Problem, policy: Policy) -> Policy:
     """As many as the batch can use, whether they fit or not."""
-    most = policy.batch_size * pages_of(problem.workload.max_cached_tokens)
+    most = problem.most_pages(policy.batch_size)
     return policy if policy.num_kv_pages == most else replace(policy, num_kv_pages=most)
 
 
