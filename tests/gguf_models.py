@@ -29,9 +29,12 @@ _HALVES = {
     "Q4_K": (0, 2),
     "Q5_K": (0, 2),
     "Q6_K": (208,),
-    "IQ4_XS": (0,),
+    **dict.fromkeys(("IQ4_NL", "IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS"), (0,)),
+    "IQ1_M": (48,),
+    "IQ1_S": (0,),
 }
-"""Where blocks that gguf cannot make have float16: of codes, and of what is taken off."""
+"""Where blocks that gguf cannot make have float16: of codes, and of what is taken off. IQ1_M has
+its in four parts, above other bits."""
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 Types = Callable[[str], str]
 """Of a tensor by its name in GGUF."""
@@ -102,7 +105,12 @@ def blocks_of(weight: Tensor, kind: str) -> np.ndarray[Any, Any]:
                 spread = gguf.quants.dequantize(flat, known).std()
                 scale = np.float16(weight.float().std().item() / spread)
             half = np.frombuffer(np.float16(scale * weighs).tobytes(), np.uint8)
-            blocks[..., place : place + 2] = half
+            if kind == "IQ1_M":
+                quarters = np.stack((half & 15, half >> 4), -1).flatten()
+                upper = blocks[..., place + 1 : place + 8 : 2]
+                blocks[..., place + 1 : place + 8 : 2] = upper & 15 | quarters << 4
+            else:
+                blocks[..., place : place + 2] = half
     return blocks.reshape(*rows, -1)
 
 

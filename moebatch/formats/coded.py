@@ -14,15 +14,51 @@ Numbers = Literal["int4", "e2m1", "codebook", "int8", "uint8", "e4m3"]
 """What a code stands for. Of four bits: int4 is u - 8, e2m1 a float (OCP MX 1.0), codebook the u-th
 of the matrix's own values. Of eight bits: two's complement; u - 128; a float without infinities."""
 
-BlockNumbers = Literal["q8_0", "q4_0", "q4_k", "q5_k", "q6_k"]
+BlockNumbers = Literal[
+    "q8_0",
+    "q4_0",
+    "q4_1",
+    "q5_0",
+    "q5_1",
+    "iq4_nl",
+    "mxfp4",
+    "q2_k",
+    "q3_k",
+    "q4_k",
+    "q5_k",
+    "q6_k",
+    "iq4_xs",
+    "iq3_s",
+    "iq3_xxs",
+    "iq2_s",
+    "iq2_xs",
+    "iq2_xxs",
+    "iq1_m",
+    "iq1_s",
+]
 """Types of ggml, whose blocks hold codes and scales side by side."""
 
 GGML_BLOCKS: Mapping[BlockNumbers, tuple[int, int]] = {
     "q8_0": (32, 34),
     "q4_0": (32, 18),
+    "q4_1": (32, 20),
+    "q5_0": (32, 22),
+    "q5_1": (32, 24),
+    "iq4_nl": (32, 18),
+    "mxfp4": (32, 17),
+    "q2_k": (256, 84),
+    "q3_k": (256, 110),
     "q4_k": (256, 144),
     "q5_k": (256, 176),
     "q6_k": (256, 210),
+    "iq4_xs": (256, 136),
+    "iq3_s": (256, 110),
+    "iq3_xxs": (256, 98),
+    "iq2_s": (256, 82),
+    "iq2_xs": (256, 74),
+    "iq2_xxs": (256, 66),
+    "iq1_m": (256, 56),
+    "iq1_s": (256, 50),
 }
 """Numbers of a block, and its bytes."""
 
@@ -83,7 +119,8 @@ class CodedMatrix:
     divides: bool = False
     """Whether scales are divided by the factor."""
     values: Tensor | None = None
-    """Of codebook: float32 [16]."""
+    """Of codebook: float32 [16]. Of ggml's types iq1 to iq3: the grid that the gguf package has of
+    the type, int8 [places, 8 or 4]; eighths of iq1."""
     is_high_first: bool = False
     """Of two neighbours of four bits, which lie in one byte."""
     rounds_to: torch.dtype | None = None

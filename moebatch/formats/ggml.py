@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from moebatch.formats.coded import CodedMatrix, block_numbers
+from moebatch.formats.coded import GGML_BLOCKS, CodedMatrix, block_numbers
 from moebatch.formats.weight_format import StoredPart, WeightFormat
 
 if TYPE_CHECKING:
@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 PLAIN_TYPES = ("F32", "F16", "BF16")
 """Numbers one after the other, in safetensors' spelling as well."""
-BLOCK_TYPES = (
-    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
-    *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"),
-    *("TQ1_0", "TQ2_0", "MXFP4", "NVFP4"),
-)
+BLOCK_TYPES = (*(numbers.upper() for numbers in GGML_BLOCKS), "TQ1_0", "TQ2_0", "NVFP4")
 """The others that weights may have and whose decoding is measured."""
 
 
@@ -61,8 +57,16 @@ class GgmlRows(WeightFormat):
         numbers = block_numbers(self.type)
         if numbers is None or self.num_heads or shape[1] % self.block:
             return None
-        block = (1, self.block)
-        return CodedMatrix(numbers=numbers, codes=parts[0], scales=None, block=block, shape=shape)
+        from moebatch.formats.ggml_decoding import grid_of
+
+        return CodedMatrix(
+            numbers=numbers,
+            codes=parts[0],
+            scales=None,
+            block=(1, self.block),
+            shape=shape,
+            values=grid_of(numbers),
+        )
 
     def decode(self, parts: Sequence[Tensor], out: Tensor) -> None:
         """In float32, as the gguf package does, then rounded."""

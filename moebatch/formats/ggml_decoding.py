@@ -7,14 +7,17 @@ Shape letters: N blocks, G groups of a block that share a scale.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from moebatch.formats.coded import GGML_BLOCKS, BlockNumbers, block_numbers
+from moebatch.formats.coded import E2M1, GGML_BLOCKS, BlockNumbers, block_numbers
 
 _CHUNK_NUMBERS = 2**20
 """Decoded at a time, so that what it takes on the way stays small."""
+_CURVED = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
 def decode_ggml(stored: Tensor, out: Tensor, type_name: str, *, num_heads: int) -> None:
@@ -51,7 +54,49 @@ def _q8_0(blocks: Tensor) -> Tensor:
 
 
 def _q4_0(blocks: Tensor) -> Tensor:
-    return _halves(blocks, 0) * (_nibbles(blocks[:, 2:], 16).view(-1, 32).float() - 8)
+    return _halves(blocks, 0) * (_pairs(blocks[:, 2:]).float() - 8)
+
+
+def _q4_1(blocks: Tensor) -> Tensor:
+    return _halves(blocks, 0) * _pairs(blocks[:, 4:]).float() + _halves(blocks, 2)
+
+
+def _q5_0(blocks: Tensor) -> Tensor:
+    codes = _pairs(blocks[:, 6:]) | _bits(blocks[:, 2:6]) << 4
+    return _halves(blocks, 0) * (codes.float() - 16)
+
+
+def _q5_1(blocks: Tensor) -> Tensor:
+    codes = _pairs(blocks[:, 8:]) | _bits(blocks[:, 4:8]) << 4
+    return _halves(blocks, 0) * codes.float() + _halves(blocks, 2)
+
+
+def _iq4_nl(blocks: Tensor) -> Tensor:
+    return _halves(blocks, 0) * _curved(_pairs(blocks[:, 2:]))
+
+
+def _mxfp4(blocks: Tensor) -> Tensor:
+    exponents = blocks[:, :1].int()
+    powers = torch.where(exponents < 2, 0x00200000 << exponents, (exponents - 1) << 23)
+    values = blocks.new_tensor(E2M1, dtype=torch.float32) * 2 + 0.0  # which has no negative zero
+    return powers.view(torch.float32) * values[_pairs(blocks[:, 1:]).int()]
+
+
+def _q2_k(blocks: Tensor) -> Tensor:
+    scales, offsets = (blocks[:, :16] & 15).float(), (blocks[:, :16] >> 4).float()
+    codes = _crumbs(blocks[:, 16:80]).view(-1, 16, 16).float()
+    steps, zeros = _halves(blocks, 80) * scales, _halves(blocks, 82) * offsets
+    return steps[:, :, None] * codes - zeros[:, :, None]
+
+
+def _q3_k(blocks: Tensor) -> Tensor:
+    third = blocks[:, None, :32] >> _shifts(blocks, range(8)) & 1
+    codes = _crumbs(blocks[:, 32:96]).view(-1, 8, 32) | third << 2
+    low, high = _nibbles(blocks[:, 96:104], 8), blocks[:, None, 104:108]
+    high = high >> _shifts(blocks, (0, 2, 4, 6)) & 3
+    scales = (low.view(-1, 16) | high.reshape(-1, 16) << 4).float() - 32
+    steps = _halves(blocks, 108) * scales
+    return steps[:, :, None] * (codes.view(-1, 16, 16).float() - 4)
 
 
 def _q4_k(blocks: Tensor) -> Tensor:
@@ -65,10 +110,138 @@ def _q5_k(blocks: Tensor) -> Tensor:
 
 def _q6_k(blocks: Tensor) -> Tensor:
     low = _nibbles(blocks[:, :128], 64).view(-1, 2, 128)
-    high = blocks[:, 128:192].view(-1, 2, 1, 32) >> _shifts(blocks, (0, 2, 4, 6)) & 3
-    codes = (low | high.view(-1, 2, 128) << 4).view(-1, 16, 16).float() - 32
+    high = _crumbs(blocks[:, 128:192]).view(-1, 2, 128)
+    codes = (low | high << 4).view(-1, 16, 16).float() - 32
     scales_NG = _halves(blocks, 208) * blocks[:, 192:208].view(torch.int8).float()
     return scales_NG[:, :, None] * codes
+
+
+def _iq4_xs(blocks: Tensor) -> Tensor:
+    scales = _nibble_pairs(blocks[:, 4:8]) + 16.0 * _quarters(blocks[:, 2:4]) - 32
+    steps = _halves(blocks, 0) * scales
+    return steps[:, :, None] * _curved(_nibbles(blocks[:, 8:], 16).view(-1, 8, 32))
+
+
+def _iq3_s(blocks: Tensor) -> Tensor:
+    places = _placed(blocks[:, 2:66], _bits(blocks[:, 66:74]))
+    scales = 2 * _nibble_pairs(blocks[:, 106:110]) + 1
+    return _on_grid("iq3_s", places, _bits(blocks[:, 74:106]), _halves(blocks, 0) * scales)
+
+
+def _iq3_xxs(blocks: Tensor) -> Tensor:
+    negative, scales = _signs_and_scales(blocks[:, 66:98])
+    steps = _halves(blocks, 0) * (0.5 + scales) * 0.5
+    return _on_grid("iq3_xxs", blocks[:, 2:66].int(), negative, steps)
+
+
+def _iq2_s(blocks: Tensor) -> Tensor:
+    places = _placed(blocks[:, 2:34], _quarters(blocks[:, 66:74]))
+    steps = _halves(blocks, 0) * (0.5 + _nibble_pairs(blocks[:, 74:82])) * 0.25
+    return _on_grid("iq2_s", places, _bits(blocks[:, 34:66]), steps)
+
+
+def _iq2_xs(blocks: Tensor) -> Tensor:
+    codes = _half_words(blocks[:, 2:66])
+    steps = _halves(blocks, 0) * (0.5 + _nibble_pairs(blocks[:, 66:74])) * 0.25
+    return _on_grid("iq2_xs", codes & 511, _even_signs(codes >> 9), steps)
+
+
+def _iq2_xxs(blocks: Tensor) -> Tensor:
+    places, signs = blocks[:, 2:66].reshape(-1, 8, 2, 4).unbind(2)
+    negative, scales = _signs_and_scales(signs.reshape(-1, 32))
+    steps = _halves(blocks, 0) * (0.5 + scales) * 0.25
+    return _on_grid("iq2_xxs", places.reshape(-1, 32).int(), negative, steps)
+
+
+def _iq1_m(blocks: Tensor) -> Tensor:
+    above = _nibble_pairs(blocks[:, 32:48]).int()
+    words = _half_words(blocks[:, 48:56])
+    half = (words >> 12 << torch.arange(0, 16, 4, device=words.device)).sum(1, dtype=torch.int16)
+    scales = words[:, :, None] >> torch.tensor((0, 3, 6, 9), device=words.device) & 7
+    steps = half.view(torch.float16).float()[:, None] * (2 * scales.view(-1, 16) + 1).float()
+    less = (above >> 3).repeat_interleave(8, 1)
+    return _shifted("iq1_m", _placed(blocks[:, :32], above & 7), less, steps)
+
+
+def _iq1_s(blocks: Tensor) -> Tensor:
+    words = _half_words(blocks[:, 34:50])
+    above = words[:, :, None] >> torch.tensor((0, 3, 6, 9), device=words.device) & 7
+    steps = _halves(blocks, 0) * (2 * (words >> 12 & 7) + 1).float()
+    less = (words >> 15).repeat_interleave(32, 1)
+    return _shifted("iq1_s", _placed(blocks[:, 2:34], above.view(-1, 32)), less, steps)
+
+
+def _on_grid(numbers: BlockNumbers, places: Tensor, negative: Tensor, steps: Tensor) -> Tensor:
+    """What lies in the places [N, P] of the grid, negative where that is 1, [N, 256], with steps
+    [N, G]."""
+    found = _in_grid(numbers, places) * (1 - 2 * negative.float())
+    return (steps[:, :, None] * found.view(len(steps), steps.shape[1], -1)).flatten(1)
+
+
+def _shifted(numbers: BlockNumbers, places: Tensor, less: Tensor, steps: Tensor) -> Tensor:
+    """The same of eighths, each with one more, or one less where that is 1."""
+    found = _in_grid(numbers, places) + 1 - 2 * less
+    steps = steps * 0.125
+    return (steps[:, :, None] * found.view(len(steps), steps.shape[1], -1)).flatten(1)
+
+
+def _in_grid(numbers: BlockNumbers, places: Tensor) -> Tensor:
+    grid = grid_of(numbers)
+    assert grid is not None, "the type has one"
+    return grid.to(places.device)[places].float().flatten(1)
+
+
+@cache
+def grid_of(numbers: BlockNumbers) -> Tensor | None:
+    """Numbers of four or eight neighbours, int8, by place; eighths of types whose steps have such.
+    None of types whose codes are no places."""
+    if not numbers.startswith(("iq1", "iq2", "iq3")):
+        return None
+    import gguf
+
+    kind: Any = getattr(gguf.quants, numbers.upper())
+    kind.init_grid()
+    grid = torch.from_numpy(kind.grid).view(kind.grid.shape[2:])
+    return (grid * 8 if numbers.startswith("iq1") else grid).to(torch.int8)
+
+
+def _signs_and_scales(words: Tensor) -> tuple[Tensor, Tensor]:
+    """Of words [N, 32 bytes]: which of the numbers are negative, [N, 256], and scales, [N, 8]."""
+    found = words.reshape(-1, 4).contiguous().view(torch.int32).view(-1, 8, 1)
+    sevens = found >> torch.tensor((0, 7, 14, 21), device=words.device) & 127
+    return _even_signs(sevens.view(-1, 32)), (found[:, :, 0] >> 28 & 15).float()
+
+
+def _even_signs(sevens: Tensor) -> Tensor:
+    """Seven signs each, and an eighth one that makes their number even."""
+    signs = sevens[:, :, None] >> torch.arange(7, device=sevens.device) & 1
+    return torch.cat((signs, signs.sum(2, keepdim=True) & 1), 2).flatten(1)
+
+
+def _placed(low: Tensor, high: Tensor) -> Tensor:
+    """Places whose eight lower bits are bytes."""
+    return low.int() | high.int() << 8
+
+
+def _half_words(codes: Tensor) -> Tensor:
+    """Of bytes [N, 2 n], in integers."""
+    low, high = codes.reshape(len(codes), -1, 2).int().unbind(2)
+    return low | high << 8
+
+
+def _nibble_pairs(codes: Tensor) -> Tensor:
+    """Both halves of each byte one after the other, in float32."""
+    return torch.stack((codes & 15, codes >> 4), 2).flatten(1).float()
+
+
+def _quarters(codes: Tensor) -> Tensor:
+    """The four of each byte one after the other."""
+    return (codes[:, :, None] >> _shifts(codes, (0, 2, 4, 6)).T & 3).flatten(1)
+
+
+def _curved(codes: Tensor) -> Tensor:
+    """What codes of four bits stand for in IQ4_NL and IQ4_XS."""
+    return codes.new_tensor(_CURVED, dtype=torch.float32)[codes.int()]
 
 
 def _scaled(blocks: Tensor, codes: Tensor) -> Tensor:
@@ -78,6 +251,21 @@ def _scaled(blocks: Tensor, codes: Tensor) -> Tensor:
     offsets_NG = torch.cat((offsets & 63, high >> 4 | offsets >> 2 & 48), 1).float()
     scales_NG, offsets_NG = _halves(blocks, 0) * scales_NG, _halves(blocks, 2) * offsets_NG
     return scales_NG[:, :, None] * codes.float() - offsets_NG[:, :, None]
+
+
+def _pairs(codes: Tensor) -> Tensor:
+    """Halves of bytes [N, 16]: all the low ones, then all the high ones, [N, 32]."""
+    return _nibbles(codes, 16).view(-1, 32)
+
+
+def _crumbs(codes: Tensor) -> Tensor:
+    """Quarters of bytes [N, 64]: of 32 bytes all the lowest ones, and so on, [N, 2, 4, 32]."""
+    return codes.reshape(-1, 2, 1, 32) >> _shifts(codes, (0, 2, 4, 6)) & 3
+
+
+def _bits(codes: Tensor) -> Tensor:
+    """Those of bytes [N, n], lowest first, [N, 8 n]."""
+    return (codes[:, :, None] >> _shifts(codes, range(8)).T & 1).flatten(1)
 
 
 def _nibbles(codes: Tensor, run: int) -> Tensor:
@@ -96,10 +284,25 @@ def _shifts(blocks: Tensor, values: range | tuple[int, ...]) -> Tensor:
 
 
 _KNOWN: Mapping[BlockNumbers, Callable[[Tensor], Tensor]] = {
-    "q4_0": _q4_0,
     "q8_0": _q8_0,
+    "q4_0": _q4_0,
+    "q4_1": _q4_1,
+    "q5_0": _q5_0,
+    "q5_1": _q5_1,
+    "iq4_nl": _iq4_nl,
+    "mxfp4": _mxfp4,
+    "q2_k": _q2_k,
+    "q3_k": _q3_k,
     "q4_k": _q4_k,
     "q5_k": _q5_k,
     "q6_k": _q6_k,
+    "iq4_xs": _iq4_xs,
+    "iq3_s": _iq3_s,
+    "iq3_xxs": _iq3_xxs,
+    "iq2_s": _iq2_s,
+    "iq2_xs": _iq2_xs,
+    "iq2_xxs": _iq2_xxs,
+    "iq1_m": _iq1_m,
+    "iq1_s": _iq1_s,
 }
 """What blocks [N, bytes] are, in float32."""

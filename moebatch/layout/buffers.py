@@ -174,7 +174,9 @@ class MemoryUse:
     def _library_bytes(self, policy: Policy) -> int:
         shape, dtypes = self.shape, self.dtypes
         if self._has_kernels:
-            products = num_library_products(shape, self._limits(policy))
+            products = num_library_products(
+                shape, self._limits(policy), dtypes.compute, self.instruction_set
+            )
             return _OWN_KERNELS_BYTES + products * _PRODUCT_BYTES
         widths = shape.hidden_size + max(shape.expert_width, shape.dense_width)
         return LIBRARY_BYTES + 2 * gemm_rows(policy) * widths * dtypes.compute_bytes

@@ -122,6 +122,18 @@ def kernel_multiplies(instruction_set: str) -> bool:
     return instruction_set not in ("", "amx")
 
 
+def library_multiplies(dtype: Dtype, instruction_set: str) -> bool:
+    """Whether torch's library has more than plain loops for products of that type, on a CPU with
+    the instruction set. It has none for bfloat16 below AVX-512, for float16 below AVX512-FP16,
+    which processors with AMX have (Zen 3, two cores, 16 heads of 128 x 512 in bfloat16: 1.2 to 1.7
+    GFLOP/s; the kernel, head by head, 9 to 26 for 16 rows and 65 to 98 for 700).
+    """
+    if dtype == "float32" or not instruction_set:
+        return True
+    known = ("amx", "avx512bf16", "avx512") if dtype == "bfloat16" else ("amx",)
+    return instruction_set in known
+
+
 def kernel_multiplies_codes(num_rows: float, dtype: Dtype, instruction_set: str) -> bool:
     """The same of weights of codes, which torch's library would need a decoded copy of. Only with
     AMX that pays (Zen 5, two cores, int4: 525 and 764 GFLOP/s at 128 rows, 774 and 772 at 1,024).
@@ -186,9 +198,13 @@ def decoder_buffers(
     return [Buffer(name, level, ACTIVATIONS_TERM, *size) for name, size in sizes.items()]
 
 
-def num_library_products(shape: ModelShape, limits: Limits) -> int:
+def num_library_products(
+    shape: ModelShape, limits: Limits, dtype: Dtype, instruction_set: str
+) -> int:
     """Pairs of a matrix and a row count that a run may have multiplied by torch's library, where
     the program's own kernels run: those of latents, head by head."""
+    if not library_multiplies(dtype, instruction_set):
+        return 0
     num_counts = len({bucket_rows(rows) for rows in range(1, limits.micro_batch_tokens + 1)})
     return num_counts * sum(each.products_by_head for each in shape.attentions)
 

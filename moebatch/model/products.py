@@ -18,6 +18,7 @@ from moebatch.layout.scratch import (
     bucket_rows,
     kernel_multiplies,
     kernel_multiplies_codes,
+    library_multiplies,
     needs_matrix,
     product_rows,
 )
@@ -118,15 +119,27 @@ class Products:
 
     def by_head(self, x_NHI: Tensor, weights_HIO: Tensor, out_NHO: Tensor) -> None:
         """``x[:, h] @ weights[h]`` of every head into `out_NHO`, any rows and heads apart. torch's
-        library is the faster one for all row counts: all heads are one call (Zen 5, two cores,
-        bfloat16, 16 heads of 64 rows: 294 GFLOP/s, and 90 to 133 head by head in the kernel)."""
-        if len(x_NHI):
+        library is the faster one where it has more than loops: all heads are one call (Zen 5, two
+        cores, bfloat16, 16 heads of 64 rows: 294 GFLOP/s, and 90 to 133 head by head in the
+        kernel)."""
+        if len(x_NHI) and self._by_library:
             torch.bmm(x_NHI.transpose(0, 1), weights_HIO, out=out_NHO.transpose(0, 1))
+        elif len(x_NHI):
+            for head, weight_OI in enumerate(weights_HIO.mT):
+                rows_OI = weight_OI
+                if not lies_whole(weight_OI):
+                    rows_OI = self._room(weight_OI.shape).copy_(weight_OI)
+                self.linear(x_NHI[:, head], rows_OI, None, out_NHO[:, head])
 
     def library_rows(self, num_rows: int) -> int:
-        """Rows of a product by torch's library that needs so many."""
+        """Rows of a product by head that needs so many."""
         is_counted = self.device.type == "cpu" and self._dtype != torch.float32
-        return bucket_rows(num_rows) if is_counted else num_rows
+        return bucket_rows(num_rows) if is_counted and self._by_library else num_rows
+
+    @property
+    def _by_library(self) -> bool:
+        """Whether products by head are."""
+        return library_multiplies(self._name, self.instruction_set)
 
     def _read(self, weight_OI: Matrix, num_rows: int) -> Tensor | CodedMatrix:
         """Weights as the product of so many rows takes them: as they are, codes, or decoded."""

@@ -70,7 +70,7 @@ def require_tokens_of_transformers(folder: Path, path: Path, resident: float) ->
 
 @pytest.mark.few(10)
 @pytest.mark.parametrize("family", WIDTHS)
-@pytest.mark.parametrize("kind", [*TYPES, "IQ4_XS", *MIXES])
+@pytest.mark.parametrize("kind", [*TYPES, "IQ4_XS", "IQ3_S", "IQ2_XXS", *MIXES])
 def test_tokens_are_those_of_the_decoded_weights(
     kind: str, family: str, written: Callable[..., Path]
 ) -> None:

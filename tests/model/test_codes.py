@@ -126,13 +126,11 @@ def blocks_of_ggml(draw: st.DrawFn) -> CodedMatrix:
     num_rows, width = draw(st.integers(1, 20)), draw(st.sampled_from([1, 768, 1280, 2304, 4864]))
     num_blocks = -(-width // block)
     stored = random_bytes(num_rows, num_blocks * num_bytes + 3, seed=draw(st.integers(0, 999)))
-    return CodedMatrix(
-        numbers=numbers,
-        codes=stored[:, : num_blocks * num_bytes],
-        scales=None,
-        block=(1, block),
-        shape=(num_rows, num_blocks * block),
-    )
+    stored_as = GgmlRows(type=numbers.upper(), block=block, block_bytes=num_bytes)
+    shape = num_rows, num_blocks * block
+    matrix = stored_as.coded((stored[:, : num_blocks * num_bytes],), shape)
+    assert matrix is not None
+    return matrix
 
 
 @pytest.mark.parametrize("name", SETS)

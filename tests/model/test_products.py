@@ -198,3 +198,24 @@ def test_rows_are_padded_where_torch_minds_many_different_counts(
     monkeypatch.setenv(loader.SWITCH, "0")
     assert Products(CPU, torch.bfloat16).rows(19) == 32
     assert Products(CPU, torch.float32).rows(19) == 19
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("lies_across", [False, True])
+def test_products_by_head_are_exact_whoever_does_them(
+    name: InstructionSet, dtype: torch.dtype, lies_across: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    products = Products(CPU, dtype, kernels=kernels_of(name))
+    x_NHI = noise(1, 9, 3, 40).to(dtype)[..., 5:38]
+    weights_HIO = (noise(2, 3, 20, 33).mT if lies_across else noise(2, 3, 33, 20)).to(dtype)
+    wanted = torch.einsum("nhi,hio->nho", x_NHI.double(), weights_HIO.double())
+    for by_library in (False, True):
+        monkeypatch.setattr(
+            "moebatch.model.products.library_multiplies", lambda *_, known=by_library: known
+        )
+        out_NHO = torch.full((9, 3, 27), 7.0).to(dtype)
+        products.by_head(x_NHI, weights_HIO, out_NHO[..., 2:22])
+        found = out_NHO[..., 2:22].double()
+        assert bool(((found - wanted).abs() <= 1e-5 + wanted.abs() * 2 * HALF_UNIT[dtype]).all())
+        assert bool((out_NHO[..., :2] == 7).all()) and bool((out_NHO[..., 22:] == 7).all())

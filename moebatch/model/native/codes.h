@@ -16,12 +16,16 @@
 /* Beside the types of numbers: what weights are that have a coding. */
 enum { CODED = 5 };
 enum { NIBBLE_CODE, INT8_CODE, UINT8_CODE, E4M3_CODE, INT4_CODE, E2M1_CODE };
-/* Blocks of ggml, in which the scales are as well. */
-enum { Q8_0_CODE = 6, Q4_0_CODE, Q4_K_CODE, Q5_K_CODE, Q6_K_CODE };
+/* Blocks of ggml, in which the scales are as well: of 32 inputs, then of 256. */
+enum { Q8_0_CODE = 6, Q4_0_CODE, Q4_1_CODE, Q5_0_CODE, Q5_1_CODE, IQ4_NL_CODE, MXFP4_CODE };
+enum { Q2_K_CODE = MXFP4_CODE + 1, Q3_K_CODE, Q4_K_CODE, Q5_K_CODE, Q6_K_CODE, IQ4_XS_CODE };
+/* Of these, codes are places in a grid. */
+enum { IQ3_S_CODE = IQ4_XS_CODE + 1, IQ3_XXS_CODE, IQ2_S_CODE, IQ2_XS_CODE, IQ2_XXS_CODE };
+enum { IQ1_M_CODE = IQ2_XXS_CODE + 1, IQ1_S_CODE };
 /* E4M3 whose steps have a power that is missing in the numbers, and of which none is NaN. A byte
    each: codes of blocks, with a sign, and without one but with an offset; codes of which each has
    a step of its own. */
-enum { E4M3_SHIFTED_CODE = 11, SPREAD_CODE, OFFSET_CODE, GROUPED_CODE };
+enum { E4M3_SHIFTED_CODE = IQ1_S_CODE + 1, SPREAD_CODE, OFFSET_CODE, GROUPED_CODE };
 /* Scales have one of the three types of numbers, or one of these. */
 enum { E4M3_SCALE = 3, E8M0_SCALE };
 /* How codes lie: in rows; words of inputs, a row of words for each of them (GPTQ); words of outputs,
@@ -33,7 +37,7 @@ struct coding {
     const char *codes;  /* rows, or rows of words, code_row bytes apart */
     const char *scales; /* rows scale_row numbers apart; NULL if they lie among the codes */
     const char *zeros;  /* rows zero_row words apart, or NULL */
-    const float *values; /* [16], of what has four bits */
+    const void *values; /* float [16] of what has four bits; grids of ggml, as int8 */
     const int32_t *groups; /* of each input; NULL where neighbours share one */
     int64_t code_row, scale_row, zero_row;
     int64_t scale_column, zero_column; /* from one block to the next */
@@ -72,11 +76,12 @@ INLINE int bits_of(int numbers) {
 
 /* Inputs and bytes of a block of ggml; none of other numbers. */
 INLINE int block_inputs(int numbers) {
-    return numbers < Q8_0_CODE || numbers > Q6_K_CODE ? 0 : numbers < Q4_K_CODE ? 32 : 256;
+    return numbers < Q8_0_CODE || numbers > IQ1_S_CODE ? 0 : numbers < Q2_K_CODE ? 32 : 256;
 }
 
 INLINE int block_bytes(int numbers) {
-    const int sizes[] = {34, 18, 144, 176, 210};
+    const int sizes[] = {34,  18,  20,  22,  24, 18, 17, 84, 110, 144,
+                         176, 210, 136, 110, 98, 82, 74, 66, 56,  50};
     return block_inputs(numbers) ? sizes[numbers - Q8_0_CODE] : 0;
 }
 
@@ -301,7 +306,7 @@ INLINE Table table_of(const struct coding *c, const Steps *s, int64_t i, int rou
     Table table;
 #pragma GCC unroll 4
     for (int v = 0; v < NUM_NIBBLES / LANES; v++) {
-        Floats number = read_floats(c->values + v * LANES) - zero;
+        Floats number = read_floats((const float *)c->values + v * LANES) - zero;
         table.numbers[v] = rounded_to(number * step, rounds_to);
     }
     return table;
@@ -473,39 +478,221 @@ INLINE void decode_bytes(char *to, int64_t step, const char *codes, const Steps 
 
 /* --- blocks of ggml ----------------------------------------------------------------------------*/
 
-/* A byte for each of so many codes: four bits that `place` bits are below; above these some of
-   another byte's; less `zero`. */
-INLINE void spread_codes(uint8_t *restrict to, const char *restrict low, int place,
-                         const char *restrict high, int high_place, int mask, int zero, int num) {
+/* A part of the codes: so many bits of each byte, from a place on; none of no bits. */
+typedef struct {
+    const char *bytes;
+    int place, bits;
+} Part;
+
+INLINE uint8_t bits_in(Part part, int i) {
+    return (uint8_t)part.bytes[i] >> part.place & ((1 << part.bits) - 1);
+}
+
+/* A byte for each of so many codes: its low part, above it the high one; less `zero`. */
+INLINE void spread_codes(uint8_t *restrict to, Part low, Part high, int zero, int num) {
 #pragma omp simd
     for (int i = 0; i < num; i++) {
-        const uint8_t upper = mask ? ((uint8_t)high[i] >> high_place & mask) << 4 : 0;
-        to[i] = (((uint8_t)low[i] >> place & 15) | upper) - zero;
+        const uint8_t upper = high.bits ? bits_in(high, i) << low.bits : 0;
+        to[i] = (bits_in(low, i) | upper) - zero;
+    }
+}
+
+/* 32 codes of four bits: all low ones of 16 bytes, then all high ones. */
+INLINE void spread_halves(uint8_t *to, const char *bytes, int zero) {
+    spread_codes(to, (Part){bytes, 0, 4}, (Part){}, zero, 16);
+    spread_codes(to + 16, (Part){bytes, 4, 4}, (Part){}, zero, 16);
+}
+
+typedef int8_t Eight __attribute__((vector_size(8)));
+
+/* All bits of each place whose bit is set. */
+INLINE Eight spread_bits(int bits) {
+    const Eight each = {1, 2, 4, 8, 16, 32, 64, -128};
+    return (((Eight){} + (int8_t)bits) & each) == each;
+}
+
+/* The same with a fifth bit, which are 32 in a row. */
+INLINE void spread_fives(uint8_t *to, const char *fifths, const char *bytes, int zero) {
+    char high[32];
+    for (int i = 0; i < 4; i++) {
+        const Eight eight = spread_bits(fifths[i]);
+        memcpy(high + 8 * i, &eight, sizeof eight);
+    }
+    spread_codes(to, (Part){bytes, 0, 4}, (Part){high, 0, 1}, zero, 16);
+    spread_codes(to + 16, (Part){bytes, 4, 4}, (Part){high + 16, 0, 1}, zero, 16);
+}
+
+/* What 32 codes of four bits stand for, in whole numbers. */
+INLINE void look_up_halves(uint8_t *to, const char *bytes, const int8_t *values) {
+    spread_halves(to, bytes, 0);
+#if defined(__SSSE3__)
+    const __m128i table = _mm_loadu_si128((const __m128i *)values);
+    for (__m128i *half = (__m128i *)to; half < (__m128i *)to + 2; half++)
+        _mm_storeu_si128(half, _mm_shuffle_epi8(table, _mm_loadu_si128(half)));
+#else
+    for (int i = 0; i < 32; i++)
+        to[i] = values[to[i]];
+#endif
+}
+
+/* Of IQ4_NL and IQ4_XS. */
+static const int8_t curved[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                  1,    13,   25,  38,  53,  69,  89,  113};
+/* Of MXFP4: e2m1, twice as large. */
+static const int8_t twice_e2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+/* The codes of a block of 32, a byte each. */
+INLINE void spread_short_block(uint8_t *to, const char *block, int numbers) {
+    switch (numbers) {
+    case Q8_0_CODE:
+        memcpy(to, block + 2, 32);
+        break;
+    case Q4_0_CODE:
+        spread_halves(to, block + 2, 8);
+        break;
+    case Q4_1_CODE:
+        spread_halves(to, block + 4, 0);
+        break;
+    case Q5_0_CODE:
+        spread_fives(to, block + 2, block + 6, 16);
+        break;
+    case Q5_1_CODE:
+        spread_fives(to, block + 4, block + 8, 0);
+        break;
+    case IQ4_NL_CODE:
+        look_up_halves(to, block + 2, curved);
+        break;
+    case MXFP4_CODE:
+        look_up_halves(to, block + 1, twice_e2m1);
+        break;
+    }
+}
+
+/* Those of the run-th 32 of a block of 256. Codes of four bits lie in pairs of runs, and so do the
+   lower ones of Q6_K, 64 bytes for two pairs; those of two bits in fours. */
+INLINE void spread_run(uint8_t *to, const char *block, int run, int numbers) {
+    const int pair = run / 2 * 32, four = run / 4 * 32;
+    const int nibble = run % 2 * 4, crumb = run % 4 * 2;
+    switch (numbers) {
+    case Q2_K_CODE:
+        spread_codes(to, (Part){block + 16 + four, crumb, 2}, (Part){}, 0, 32);
+        break;
+    case Q3_K_CODE:
+        spread_codes(to, (Part){block + 32 + four, crumb, 2}, (Part){block, run, 1}, 4, 32);
+        break;
+    case Q4_K_CODE:
+        spread_codes(to, (Part){block + 16 + pair, nibble, 4}, (Part){}, 0, 32);
+        break;
+    case Q5_K_CODE:
+        spread_codes(to, (Part){block + 48 + pair, nibble, 4}, (Part){block + 16, run, 1}, 0, 32);
+        break;
+    case Q6_K_CODE:
+        spread_codes(to, (Part){block + 2 * four + run % 2 * 32, run % 4 / 2 * 4, 4},
+                     (Part){block + 128 + four, crumb, 2}, 32, 32);
+        break;
+    case IQ4_XS_CODE:
+        look_up_halves(to, block + 8 + 16 * run, curved);
+        break;
+    }
+}
+
+/* Eight numbers of a grid, whose bits say which of them are negative. */
+INLINE void put_signed(uint8_t *to, Eight eight, int negative) {
+    const Eight signs = spread_bits(negative);
+    eight = (eight ^ signs) - signs;
+    memcpy(to, &eight, sizeof eight);
+}
+
+/* Eight eighths of a grid, each with one more, or one less. */
+INLINE void put_shifted(uint8_t *to, Eight eight, int is_less) {
+    eight += (int8_t)(is_less ? -1 : 1);
+    memcpy(to, &eight, sizeof eight);
+}
+
+INLINE Eight eight_at(const int8_t *grid, int place) {
+    Eight eight;
+    memcpy(&eight, grid + 8 * place, sizeof eight);
+    return eight;
+}
+
+/* Of two places of a grid of fours. */
+INLINE Eight twice_four_at(const int8_t *grid, int first, int second) {
+    Eight eight;
+    memcpy(&eight, grid + 4 * first, 4);
+    memcpy((char *)&eight + 4, grid + 4 * second, 4);
+    return eight;
+}
+
+INLINE int byte_at(const char *p) { return (uint8_t)*p; }
+
+INLINE int half_word_at(const char *p) { return byte_at(p) | byte_at(p + 1) << 8; }
+
+/* Seven signs of which the eighth makes their number even. */
+INLINE int all_signs(uint32_t seven) { return seven | __builtin_parity(seven) << 7; }
+
+/* The k-th eight codes of the run-th 32 of a block, of whole numbers of a grid. */
+INLINE void spread_eight(uint8_t *to, const char *block, int run, int k, const int8_t *grid,
+                         int numbers) {
+    const int i = 4 * run + k;
+    uint32_t word;
+    int place, third;
+    switch (numbers) {
+    case IQ3_S_CODE:
+        third = byte_at(block + 66 + run) >> 2 * k;
+        place = byte_at(block + 2 + 2 * i) | (third & 1) << 8;
+        put_signed(to, twice_four_at(grid, place, byte_at(block + 3 + 2 * i) | (third & 2) << 7),
+                   block[74 + i]);
+        break;
+    case IQ3_XXS_CODE:
+        memcpy(&word, block + 66 + 4 * run, sizeof word);
+        put_signed(to, twice_four_at(grid, byte_at(block + 2 + 2 * i), byte_at(block + 3 + 2 * i)),
+                   all_signs(word >> 7 * k & 127));
+        break;
+    case IQ2_S_CODE:
+        place = byte_at(block + 2 + i) | (byte_at(block + 66 + run) >> 2 * k & 3) << 8;
+        put_signed(to, eight_at(grid, place), block[34 + i]);
+        break;
+    case IQ2_XS_CODE:
+        place = half_word_at(block + 2 + 2 * i);
+        put_signed(to, eight_at(grid, place & 511), all_signs(place >> 9));
+        break;
+    case IQ2_XXS_CODE:
+        memcpy(&word, block + 6 + 8 * run, sizeof word);
+        put_signed(to, eight_at(grid, byte_at(block + 2 + 8 * run + k)),
+                   all_signs(word >> 7 * k & 127));
+        break;
+    case IQ1_M_CODE:
+        third = byte_at(block + 32 + i / 2) >> k % 2 * 4;
+        put_shifted(to, eight_at(grid, byte_at(block + i) | (third & 7) << 8), third & 8);
+        break;
+    case IQ1_S_CODE:
+        third = half_word_at(block + 34 + 2 * run);
+        put_shifted(to, eight_at(grid, byte_at(block + 2 + i) | (third >> 3 * k & 7) << 8),
+                    third & 0x8000);
+        break;
     }
 }
 
 /* The codes of a block, a byte each. */
-INLINE void spread_block(uint8_t *to, const char *block, int numbers) {
-    if (numbers == Q8_0_CODE) {
-        memcpy(to, block + 2, 32);
-        return;
-    }
-    if (numbers == Q4_0_CODE) {
-        spread_codes(to, block + 2, 0, NULL, 0, 0, 8, 16);
-        spread_codes(to + 16, block + 2, 4, NULL, 0, 0, 8, 16);
+INLINE void spread_block(uint8_t *to, const char *block, const int8_t *grid, int numbers) {
+    if (block_inputs(numbers) == 32) {
+        spread_short_block(to, block, numbers);
         return;
     }
 #pragma GCC unroll 8
-    for (int run = 0; run < 8; run++, to += 32) {
-        const char *pairs = block + 16 + run / 2 * 32;
-        const char *sixth = block + run / 4 * 64 + run % 2 * 32;
-        const char *above = block + 128 + run / 4 * 32;
-        if (numbers == Q4_K_CODE)
-            spread_codes(to, pairs, run % 2 * 4, NULL, 0, 0, 0, 32);
-        else if (numbers == Q5_K_CODE)
-            spread_codes(to, pairs + 32, run % 2 * 4, block + 16, run, 1, 0, 32);
+    for (int run = 0; run < 8; run++, to += 32)
+        if (numbers < IQ3_S_CODE)
+            spread_run(to, block, run, numbers);
         else
-            spread_codes(to, sixth, run % 4 / 2 * 4, above, run % 4 * 2, 3, 32, 32);
+            for (int k = 0; k < 4; k++)
+                spread_eight(to + 8 * k, block, run, k, grid, numbers);
+}
+
+/* So many bytes, as many as vectors hold, as numbers. */
+INLINE void widen_bytes(float *numbers, const uint8_t *bytes, int num) {
+    for (int i = 0; i < num; i += LANES) {
+        const Words whole = bytes_at((const char *)bytes + i);
+        write_floats(numbers + i, __builtin_convertvector((Ints)whole, Floats));
     }
 }
 
@@ -518,10 +705,7 @@ INLINE void find_offset_steps(float *steps, float *zeros, const char *block) {
         split[2 * i] = words[i] & 0x3f3f3f3fu;
         split[2 * i + 1] = (words[2] >> 4 * i & 0x0f0f0f0fu) | (words[i] >> 2 & 0x30303030u);
     }
-    for (int i = 0; i < 16; i += LANES) {
-        const Words whole = bytes_at((const char *)split + i);
-        write_floats(numbers + i, __builtin_convertvector((Ints)whole, Floats));
-    }
+    widen_bytes(numbers, (const uint8_t *)split, 16);
     const float scale = half_at(block), offset = half_at(block + 2);
     for (int i = 0; i < 8; i++) {
         steps[i] = scale * numbers[i];
@@ -529,22 +713,137 @@ INLINE void find_offset_steps(float *steps, float *zeros, const char *block) {
     }
 }
 
+/* Those of Q2_K: 16 of each, in four bits. */
+INLINE void find_nibble_steps(float *steps, float *zeros, const char *block) {
+    const float scale = half_at(block + 80), offset = half_at(block + 82);
+    for (int i = 0; i < 16; i += LANES) {
+        const Words both = bytes_at(block + i);
+        write_floats(steps + i, __builtin_convertvector((Ints)(both & 15), Floats) * scale);
+        write_floats(zeros + i, __builtin_convertvector((Ints)(both >> 4), Floats) * offset);
+    }
+}
+
+/* The 16 of Q3_K, in six bits: four of eight bytes, two of four. */
+INLINE void find_split_steps(float *steps, const char *block) {
+    uint32_t words[3], whole[4];
+    memcpy(words, block + 96, sizeof words);
+    for (int i = 0; i < 4; i++)
+        whole[i] = (words[i % 2] >> i / 2 * 4 & 0x0f0f0f0fu) | (words[2] >> 2 * i & 0x03030303u) << 4;
+    const float scale = half_at(block + 108);
+    widen_bytes(steps, (const uint8_t *)whole, 16);
+    for (int i = 0; i < 16; i++)
+        steps[i] = (steps[i] - 32) * scale;
+}
+
+/* The 8 of IQ4_XS: four bits of four bytes, two of a half word. */
+INLINE void find_curved_steps(float *steps, const char *block) {
+    uint16_t high;
+    memcpy(&high, block + 2, sizeof high);
+    const float scale = half_at(block);
+    for (int i = 0; i < 8; i++) {
+        const int low = (uint8_t)block[4 + i / 2] >> i % 2 * 4 & 15;
+        steps[i] = ((low | (high >> 2 * i & 3) << 4) - 32) * scale;
+    }
+}
+
+/* Those of codes in a grid, in three or four bits; returns how many they are. */
+INLINE int find_grid_steps(float *steps, const char *block, int numbers) {
+    float scale = half_at(block);
+    uint32_t word;
+    switch (numbers) {
+    case IQ3_S_CODE:
+        for (int i = 0; i < 8; i++)
+            steps[i] = (1 + 2 * (byte_at(block + 106 + i / 2) >> i % 2 * 4 & 15)) * scale;
+        return 8;
+    case IQ3_XXS_CODE:
+    case IQ2_XXS_CODE:
+        for (int i = 0; i < 8; i++) {
+            const int place = numbers == IQ3_XXS_CODE ? 66 + 4 * i : 6 + 8 * i;
+            memcpy(&word, block + place, sizeof word);
+            const float half_steps = scale * (0.5f + (float)(word >> 28));
+            steps[i] = half_steps * (numbers == IQ3_XXS_CODE ? 0.5f : 0.25f);
+        }
+        return 8;
+    case IQ2_S_CODE:
+    case IQ2_XS_CODE:
+        for (int i = 0; i < 16; i++) {
+            const char *both = block + (numbers == IQ2_S_CODE ? 74 : 66) + i / 2;
+            steps[i] = scale * (0.5f + (float)(byte_at(both) >> i % 2 * 4 & 15)) * 0.25f;
+        }
+        return 16;
+    case IQ1_S_CODE:
+        for (int i = 0; i < 8; i++) {
+            const int whole = half_word_at(block + 34 + 2 * i) >> 12 & 7;
+            steps[i] = scale * (float)(2 * whole + 1) * 0.125f;
+        }
+        return 8;
+    default: { /* IQ1_M, whose scale lies above those of its quarters */
+        uint16_t words[4];
+        memcpy(words, block + 48, sizeof words);
+        const uint16_t half = words[0] >> 12 | (words[1] >> 8 & 0xf0) | (words[2] >> 4 & 0xf00) |
+                              (words[3] & 0xf000);
+        scale = half_at((const char *)&half);
+        for (int i = 0; i < 16; i++) {
+            const int whole = words[i / 4] >> i % 4 * 3 & 7;
+            steps[i] = scale * (float)(2 * whole + 1) * 0.125f;
+        }
+        return 16;
+    }
+    }
+}
+
+/* Half a power of two, by its exponent. */
+INLINE float half_power(uint8_t exponent) {
+    return float_of(exponent < 2 ? 0x00200000u << exponent : (uint32_t)(exponent - 1) << 23);
+}
+
 /* Those of a block; returns how many they are. */
 INLINE int find_block_steps(float *steps, float *zeros, const char *block, int numbers) {
-    if (numbers == Q8_0_CODE || numbers == Q4_0_CODE) {
-        *steps = half_at(block);
-        return 1;
-    }
-    if (numbers != Q6_K_CODE) {
+    if (numbers >= IQ3_S_CODE)
+        return find_grid_steps(steps, block, numbers);
+    switch (numbers) {
+    case Q2_K_CODE:
+        find_nibble_steps(steps, zeros, block);
+        return 16;
+    case Q3_K_CODE:
+        find_split_steps(steps, block);
+        return 16;
+    case Q4_K_CODE:
+    case Q5_K_CODE:
         find_offset_steps(steps, zeros, block);
         return 8;
+    case Q6_K_CODE:
+        for (int i = 0; i < 16; i += LANES) {
+            const Ints whole = read_whole(block + 192 + i);
+            const Floats numbers_of = __builtin_convertvector(whole, Floats);
+            write_floats(steps + i, numbers_of * half_at(block + 208));
+        }
+        return 16;
+    case IQ4_XS_CODE:
+        find_curved_steps(steps, block);
+        return 8;
+    case MXFP4_CODE:
+        *steps = half_power(*block);
+        return 1;
+    default:
+        *steps = half_at(block);
+        *zeros = numbers == Q4_1_CODE || numbers == Q5_1_CODE ? -half_at(block + 2) : 0;
+        return 1;
     }
-    const float scale = half_at(block + 208);
-    for (int i = 0; i < 16; i += LANES) {
-        const Ints whole = read_whole(block + 192 + i);
-        write_floats(steps + i, __builtin_convertvector(whole, Floats) * scale);
-    }
-    return 16;
+}
+
+/* Whether something is taken off what codes make. */
+INLINE int has_offsets(int numbers) {
+    return numbers == Q4_1_CODE || numbers == Q5_1_CODE || numbers == Q2_K_CODE ||
+           numbers == Q4_K_CODE || numbers == Q5_K_CODE;
+}
+
+/* Inputs that share a step, as a power of two. */
+INLINE int step_shift(int numbers) {
+    const int in_sixteens = numbers == Q2_K_CODE || numbers == Q3_K_CODE ||
+                            numbers == Q6_K_CODE || numbers == IQ2_S_CODE ||
+                            numbers == IQ2_XS_CODE || numbers == IQ1_M_CODE;
+    return in_sixteens ? 4 : 5;
 }
 
 /* --- rows --------------------------------------------------------------------------------------*/
@@ -630,17 +929,17 @@ INLINE void decode_rounded(char *to, int64_t step, const struct coding *c, const
 }
 
 /* Blocks of a row. */
-INLINE void decode_blocks(char *to, int64_t step, const char *blocks, int64_t num, int numbers,
-                          int is_pairs) {
+INLINE void decode_blocks(char *to, int64_t step, const char *blocks, const int8_t *grid,
+                          int64_t num, int numbers, int is_pairs) {
     uint8_t codes[MOST_CODES];
     Steps s;
-    s.shift = numbers == Q6_K_CODE ? 4 : 5;
-    const int computed = numbers == Q4_K_CODE || numbers == Q5_K_CODE ? OFFSET_CODE : SPREAD_CODE;
+    s.shift = step_shift(numbers);
+    const int computed = has_offsets(numbers) ? OFFSET_CODE : SPREAD_CODE;
     int64_t found = 0;
     for (int64_t i = 0; i < num; i += block_inputs(numbers), blocks += block_bytes(numbers)) {
         for (int64_t line = 0; LANES == 16 && line < block_bytes(numbers); line += 64)
             __builtin_prefetch(blocks + line + FETCHED_AHEAD, 0, 2);
-        spread_block(codes + i, blocks, numbers);
+        spread_block(codes + i, blocks, grid, numbers);
         found += find_block_steps(s.steps + found, s.zeros + found, blocks, numbers);
     }
     decode_lots(to, step, NULL, (const char *)codes, &s, num, computed, FLOAT32, is_pairs);
@@ -684,21 +983,30 @@ INLINE void decode_row(char *to, int64_t step, const struct coding *c, int64_t r
         return;
     }
     switch (c->numbers) {
-    case Q8_0_CODE:
-        decode_blocks(to, step, codes, num, Q8_0_CODE, is_pairs);
+#define BLOCKS_OF(numbers)                                                                        \
+    case numbers:                                                                                 \
+        decode_blocks(to, step, codes, c->values, num, numbers, is_pairs);                        \
         return;
-    case Q4_0_CODE:
-        decode_blocks(to, step, codes, num, Q4_0_CODE, is_pairs);
-        return;
-    case Q4_K_CODE:
-        decode_blocks(to, step, codes, num, Q4_K_CODE, is_pairs);
-        return;
-    case Q5_K_CODE:
-        decode_blocks(to, step, codes, num, Q5_K_CODE, is_pairs);
-        return;
-    case Q6_K_CODE:
-        decode_blocks(to, step, codes, num, Q6_K_CODE, is_pairs);
-        return;
+        BLOCKS_OF(Q8_0_CODE)
+        BLOCKS_OF(Q4_0_CODE)
+        BLOCKS_OF(Q4_1_CODE)
+        BLOCKS_OF(Q5_0_CODE)
+        BLOCKS_OF(Q5_1_CODE)
+        BLOCKS_OF(IQ4_NL_CODE)
+        BLOCKS_OF(MXFP4_CODE)
+        BLOCKS_OF(Q2_K_CODE)
+        BLOCKS_OF(Q3_K_CODE)
+        BLOCKS_OF(Q4_K_CODE)
+        BLOCKS_OF(Q5_K_CODE)
+        BLOCKS_OF(Q6_K_CODE)
+        BLOCKS_OF(IQ4_XS_CODE)
+        BLOCKS_OF(IQ3_S_CODE)
+        BLOCKS_OF(IQ3_XXS_CODE)
+        BLOCKS_OF(IQ2_S_CODE)
+        BLOCKS_OF(IQ2_XS_CODE)
+        BLOCKS_OF(IQ2_XXS_CODE)
+        BLOCKS_OF(IQ1_M_CODE)
+        BLOCKS_OF(IQ1_S_CODE)
     }
     Steps s;
     find_steps(c, row, first, num, &s);

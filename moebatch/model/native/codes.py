@@ -30,11 +30,7 @@ _NUMBERS: Mapping[Numbers | BlockNumbers, int] = {
     "e4m3": 3,
     "int4": 4,
     "e2m1": 5,
-    "q8_0": 6,
-    "q4_0": 7,
-    "q4_k": 8,
-    "q5_k": 9,
-    "q6_k": 10,
+    **{numbers: place for place, numbers in enumerate(GGML_BLOCKS, 6)},
 }
 """As the C file counts them."""
 _LIES: Mapping[Lies, int] = {"in rows": 0, "words of inputs": 1, "words of outputs": 2}

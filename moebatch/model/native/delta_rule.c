@@ -7,8 +7,8 @@
    S'q of the new one, which is f S'q of the old one and (q'k) d. So all of S is read, and then
    all of it changed: columns by columns, so that they are in the nearest cache in between. */
 
-#define TILE_LOTS (LANES == 16 ? 4 : 2)
-#define TILE (TILE_LOTS * LOT)
+#define STRIP_LOTS (LANES == 16 ? 4 : 2)
+#define STRIP (STRIP_LOTS * LOT)
 
 /* The same as DeltaWork in delta_rule.py. */
 struct delta_work {
@@ -32,7 +32,7 @@ INLINE Lot part_of(const float *p, int64_t num) {
 INLINE void delta_columns(float *matrix, const float *query, const float *key, const float *value,
                           float rate, float fading, float met, float *out, int64_t key_dim,
                           int64_t value_dim, int64_t width, int lots) {
-    Lot found[TILE_LOTS], answer[TILE_LOTS];
+    Lot found[STRIP_LOTS], answer[STRIP_LOTS];
     for (int n = 0; n < lots; n++)
         found[n] = answer[n] = (Lot){{0}, {0}};
     for (int64_t i = 0; i < key_dim; i++) {
@@ -66,7 +66,7 @@ INLINE void delta_columns(float *matrix, const float *query, const float *key, c
 }
 
 /* All tokens of a sequence at some columns. */
-INLINE void delta_tile(const struct delta_work *w, int64_t sequence, int64_t head, int64_t column,
+INLINE void delta_strip(const struct delta_work *w, int64_t sequence, int64_t head, int64_t column,
                        int64_t width, int lots) {
     int64_t keys = w->key_dim, values = w->value_dim, heads = w->num_value_heads;
     int64_t key_head = head / (heads / w->num_key_heads);
@@ -90,11 +90,11 @@ OF_THE_REST void moebatch_delta_rule(struct delta_work *w) {
     int64_t heads = w->num_value_heads, num_items = w->num_sequences * heads, item;
     while ((item = __atomic_fetch_add(&w->next_item, 1, __ATOMIC_RELAXED)) < num_items) {
         int64_t column = 0, width = w->value_dim;
-        for (; column + TILE <= width; column += TILE)
-            delta_tile(w, item / heads, item % heads, column, TILE, TILE_LOTS);
+        for (; column + STRIP <= width; column += STRIP)
+            delta_strip(w, item / heads, item % heads, column, STRIP, STRIP_LOTS);
         for (; column < width; column += LOT) {
             int64_t left = width - column;
-            delta_tile(w, item / heads, item % heads, column, left < LOT ? left : LOT, 1);
+            delta_strip(w, item / heads, item % heads, column, left < LOT ? left : LOT, 1);
         }
     }
 }
