@@ -41,13 +41,12 @@ def as_released(name: str) -> str:
     return "Q6_K" if is_wide or name == "output.weight" else "Q4_K"
 
 
-def as_narrow(name: str) -> str:
-    """As where rows of one matrix are no whole blocks of 256: its type is one that kernels leave to
-    torch."""
-    return "Q5_0" if "down" in name else "Q4_K"
+def as_ternary(name: str) -> str:
+    """One matrix has a type that kernels leave to torch."""
+    return "TQ2_0" if "down" in name else "Q4_K"
 
 
-MIXES: dict[str, Types] = {"released": as_released, "narrow": as_narrow}
+MIXES: dict[str, Types] = {"released": as_released, "ternary": as_ternary}
 
 
 @pytest.fixture
@@ -93,14 +92,14 @@ def test_formats_differ_from_weight_to_weight(written: Callable[..., Path]) -> N
     assert not files.warnings
 
 
-@pytest.mark.parametrize(("mix", "has_room"), [("released", False), ("narrow", True)])
+@pytest.mark.parametrize(("mix", "has_room"), [("released", False), ("ternary", True)])
 def test_room_is_made_where_some_formats_are_left_to_torch(
     mix: str, has_room: bool, written: Callable[..., Path]
 ) -> None:
     files = open_model(written(MIXES[mix]), "float32")
     stored = files.dtypes.stored
     assert needs_matrix(stored, "float32", "portable") == has_room
-    names = {"released": {"gguf q4_k", "gguf q6_k"}, "narrow": {"gguf q4_k", "gguf q5_0"}}
+    names = {"released": {"gguf q4_k", "gguf q6_k"}, "ternary": {"gguf q4_k", "gguf tq2_0"}}
     assert {each.name for each, _ in stored.shares} == names[mix]
     sizes = Counter[str]()
     for layer in files.shape.moe_layers:
