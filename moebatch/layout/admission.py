@@ -18,6 +18,8 @@ from moebatch.spec.workload import Length
 AHEAD_TOKENS = 2**18
 """Prompt tokens that are looked ahead: some 10 MB of them."""
 
+_TRIED_AT_ONCE = 32
+
 T = TypeVar("T")
 
 
@@ -167,7 +169,10 @@ class Admission:
         room = self._caps.sequences - len(self)
         if begins_now and not self._caps.is_static:
             room = min(room, self._num_begun(waiting_FN[:, :room]))
-        count = self._num_fitting(waiting_FN, min(room, waiting_FN.shape[1]))
+        most = min(room, waiting_FN.shape[1])
+        count = most
+        if most and not self._all_fit(waiting_FN[:, :most]):
+            count = max(self._num_fitting(waiting_FN, most), int(not len(self)))
         if count:
             self._become(np.concatenate([self._in_work_FS, waiting_FN[:, :count]], axis=1))
             self._peaks_S = None
@@ -241,37 +246,38 @@ class Admission:
 
     def _num_fitting(self, waiting_FN: Ints, most: int) -> int:
         """How many of the next sequences the cache will hold until they end."""
-        if not most or self._fits(waiting_FN[:, :most]):
-            return most
         pending_N, cached_N, shared_N, left_N = waiting_FN[:, :most]
-        in_the_end_N = self._pages_of(pending_N + cached_N - shared_N + left_N)
-        held = peak_pages(self._own_tokens_S, self._in_work_FS[3], *self._caps.of_pages)
-        spare = self._caps.pages - held
-        # None takes more than what it has in the end, whatever the others do.
-        least = max(int(not len(self)), min(most, spare // int(in_the_end_N.max())))
-        step = 1
-        while least < most:
-            # Mostly few more of them fit, if any.
-            tried = min(most, least + step)
-            if self._fits(waiting_FN[:, :tried]):
-                least, step = tried, 2 * step
-            else:
-                most = tried - 1
-                break
-        while least < most:
-            tried = (least + most + 1) // 2
-            fits = self._fits(waiting_FN[:, :tried])
-            least, most = (tried, most) if fits else (least, tried - 1)
-        return least
+        own_N = pending_N + cached_N - shared_N
+        one_ends = np.bincount(np.concatenate([self._in_work_FS[3], left_N])) > 0
+        ends_E = np.flatnonzero(one_ends)[::-1]
+        held_E = held_at_ends(
+            one_ends, self._own_tokens_S, self._in_work_FS[3], *self._caps.of_pages
+        )
+        for first in range(0, most, _TRIED_AT_ONCE):
+            some = slice(first, min(first + _TRIED_AT_ONCE, most))
+            own_N1, left_N1 = own_N[some, None], left_N[some, None]
+            is_full_N1 = own_N1 + left_N1 > self._caps.most_cached
+            pages_NE = self._pages_of(np.where(is_full_N1, UNLIMITED, own_N1 + ends_E))
+            held_NE = held_E + np.cumsum(pages_NE * (left_N1 >= ends_E), axis=0)
+            fits_N = (held_NE <= self._caps.pages).all(axis=1)
+            if not fits_N.all():
+                return first + int(fits_N.argmin())
+            held_E = held_NE[-1]
+        return most
 
-    def _fits(self, waiting_FN: Ints, passes_later: int = 0) -> bool:
+    def _all_fit(self, waiting_FN: Ints) -> bool:
+        """Whether all of what these and those in work need in the end fits at once."""
+        pending_N, cached_N, shared_N, left_N = waiting_FN
+        own_N = pending_N + cached_N - shared_N
+        in_work = self._pages_of(self._own_tokens_S + self._in_work_FS[3])
+        return int(in_work.sum() + self._pages_of(own_N + left_N).sum()) <= self._caps.pages
+
+    def _fits(self, waiting_FN: Ints, passes_later: int) -> bool:
         """Whether so many more would fit, if all sequences in work decode until then."""
         pending_N, cached_N, shared_N, left_N = waiting_FN
         own_N = pending_N + cached_N - shared_N
         tokens = np.concatenate([self._own_tokens_S + passes_later, own_N])
         left = np.concatenate([self._in_work_FS[3] - passes_later, left_N])
-        if int(self._pages_of(tokens + left).sum()) <= self._caps.pages:
-            return True  # all of what each needs in the end, at once
         return peak_pages(tokens, left, *self._caps.of_pages) <= self._caps.pages
 
     def _pages_of(self, tokens_N: Ints) -> Ints:
@@ -300,9 +306,18 @@ def peak_pages(
     tokens, left = np.asarray(tokens, np.int64), np.asarray(left, np.int64)
     if not len(left):
         return 0
-    # As in `peaks`, but sequences that end together count as one, and none is sorted: this is
-    # called thousands of times.
-    one_ends = np.bincount(left) > 0
+    return int(held_at_ends(np.bincount(left) > 0, tokens, left, page_tokens, most_cached).max())
+
+
+def held_at_ends(
+    one_ends: Bools, tokens: Ints, left: Ints, page_tokens: int, most_cached: int
+) -> Ints:
+    """Pages that sequences hold at each number of passes with which `one_ends`, the last first. All
+    of theirs are among these: in between, what is held only grows.
+
+    As in `peaks`, but sequences that end together count as one, and none is sorted: this is called
+    thousands of times.
+    """
     passes = np.flatnonzero(one_ends)[::-1]
     group = np.cumsum(one_ends[::-1])[::-1][left] - 1
     full, over = np.divmod(tokens - 1, page_tokens)
@@ -313,8 +328,9 @@ def peak_pages(
     at_least = alive_by_over[:, ::-1].cumsum(axis=1)
     whole, rest = np.divmod(passes, page_tokens)
     one_more = (rest > 0) * at_least[np.arange(len(passes)), rest - 1]
-    full_pages = np.cumsum(np.bincount(group, weights=full))
-    return int((full_pages + at_least[:, -1] * (whole + 1) + one_more).max())
+    full_pages = np.cumsum(np.bincount(group, weights=full, minlength=len(passes)))
+    held_E: Ints = full_pages.astype(np.int64) + at_least[:, -1] * (whole + 1) + one_more
+    return held_E
 
 
 def peaks(

@@ -12,7 +12,9 @@ from moebatch.layout.admission import (
     Caps,
     fields_of,
     longest_first,
+    peak_pages,
 )
+from moebatch.spec.model.cache_layout import UNLIMITED
 from moebatch.spec.policy.policy import pages_of
 from moebatch.spec.workload import Length
 
@@ -82,6 +84,37 @@ def test_no_pass_exceeds_a_cap_and_all_tokens_are_computed(
     # The newest token of what was sent back had not been computed, but is counted as sent back.
     num_once = sum(prompt + new - 1 for prompt, new in work)
     assert num_once <= num_computed <= num_once + num_again
+
+
+growing = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 50)), max_size=70)
+
+
+@given(
+    in_work=growing,
+    waiting=growing,
+    pages=st.sampled_from([5, 40, 150, 400]),
+    most_cached=st.sampled_from([UNLIMITED, 40, 70]),
+)
+def test_as_many_are_taken_in_as_the_cache_holds_until_they_end(
+    in_work: list[tuple[int, int]],
+    waiting: list[tuple[int, int]],
+    pages: int,
+    most_cached: int,
+) -> None:
+    caps = Caps(sequences=200, tokens=10**6, pages=pages, is_static=False, most_cached=most_cached)
+    admission = Admission(caps, fields_of([(0, cached, 0, left) for cached, left in in_work]))
+    count = admission.take_in(fields_of([(prompt, 0, 0, new) for prompt, new in waiting]))
+    # A decoding sequence has its newest token beside those that are cached.
+    everything = [*((cached + 1, left) for cached, left in in_work), *waiting]
+
+    def fits(num_taken: int) -> bool:
+        taken = everything[: len(in_work) + num_taken]
+        held = peak_pages(*zip(*taken, strict=True), most_cached=most_cached) if taken else 0
+        return held <= pages
+
+    is_alone = not in_work and count == 1
+    assert count == 0 or fits(count) or is_alone
+    assert count == len(waiting) or not fits(count + 1)
 
 
 def test_the_youngest_sequence_is_sent_back_with_all_that_is_known_of_it() -> None:

@@ -219,7 +219,8 @@ def violations(problem: Problem, solution: Solution) -> list[str]:
     if not isfinite(seconds):
         found.append("takes for ever")
     elif not isclose(seconds, solution.seconds_per_sequence, rel_tol=_TIME_TOLERANCE):
-        found.append(f"takes {seconds} s per sequence, not {solution.seconds_per_sequence}")
+        said = solution.seconds_per_sequence
+        found.append(f"takes {seconds:.6g} s per sequence, not {said:.6g}")
     return found
 
 
