@@ -169,8 +169,7 @@ class Admission:
         room = self._caps.sequences - len(self)
         if begins_now and not self._caps.is_static:
             room = min(room, self._num_begun(waiting_FN[:, :room]))
-        most = min(room, waiting_FN.shape[1])
-        count = most
+        count = most = int(min(room, waiting_FN.shape[1]))
         if most and not self._all_fit(waiting_FN[:, :most]):
             count = max(self._num_fitting(waiting_FN, most), int(not len(self)))
         if count:
