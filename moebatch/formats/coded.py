@@ -60,7 +60,7 @@ GGML_BLOCKS: Mapping[BlockNumbers, tuple[int, int]] = {
     "iq1_m": (256, 56),
     "iq1_s": (256, 50),
 }
-"""Numbers of a block, and its bytes."""
+"""Numbers of a block, and its bytes; in the order of the C file that decodes them."""
 
 
 def block_numbers(type_name: str) -> BlockNumbers | None:

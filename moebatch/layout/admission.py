@@ -19,6 +19,7 @@ AHEAD_TOKENS = 2**18
 """Prompt tokens that are looked ahead: some 10 MB of them."""
 
 _TRIED_AT_ONCE = 32
+"""Sequences that are looked at together: few, since each has a number for every end."""
 
 T = TypeVar("T")
 
@@ -245,8 +246,7 @@ class Admission:
 
     def _num_fitting(self, waiting_FN: Ints, most: int) -> int:
         """How many of the next sequences the cache will hold until they end."""
-        pending_N, cached_N, shared_N, left_N = waiting_FN[:, :most]
-        own_N = pending_N + cached_N - shared_N
+        own_N, left_N = _own_and_left(waiting_FN[:, :most])
         one_ends = np.bincount(np.concatenate([self._in_work_FS[3], left_N])) > 0
         ends_E = np.flatnonzero(one_ends)[::-1]
         held_E = held_at_ends(
@@ -266,15 +266,13 @@ class Admission:
 
     def _all_fit(self, waiting_FN: Ints) -> bool:
         """Whether all of what these and those in work need in the end fits at once."""
-        pending_N, cached_N, shared_N, left_N = waiting_FN
-        own_N = pending_N + cached_N - shared_N
+        own_N, left_N = _own_and_left(waiting_FN)
         in_work = self._pages_of(self._own_tokens_S + self._in_work_FS[3])
         return int(in_work.sum() + self._pages_of(own_N + left_N).sum()) <= self._caps.pages
 
     def _fits(self, waiting_FN: Ints, passes_later: int) -> bool:
         """Whether so many more would fit, if all sequences in work decode until then."""
-        pending_N, cached_N, shared_N, left_N = waiting_FN
-        own_N = pending_N + cached_N - shared_N
+        own_N, left_N = _own_and_left(waiting_FN)
         tokens = np.concatenate([self._own_tokens_S + passes_later, own_N])
         left = np.concatenate([self._in_work_FS[3] - passes_later, left_N])
         return peak_pages(tokens, left, *self._caps.of_pages) <= self._caps.pages
@@ -284,6 +282,13 @@ class Admission:
         last_N = np.minimum(tokens_N, self._caps.most_cached) - 1
         pages_N: Ints = last_N // self._caps.page_tokens + 1
         return pages_N
+
+
+def _own_and_left(waiting_FN: Ints) -> tuple[Ints, Ints]:
+    """Tokens that are known of sequences that wait, without those that other sequences hold as
+    well; and new ones that are still to come."""
+    pending_N, cached_N, shared_N, left_N = waiting_FN
+    return pending_N + cached_N - shared_N, left_N
 
 
 def peak_pages(
