@@ -119,8 +119,8 @@ class CodedMatrix:
     divides: bool = False
     """Whether scales are divided by the factor."""
     values: Tensor | None = None
-    """Of codebook: float32 [16]. Of ggml's types iq1 to iq3: the grid that the gguf package has of
-    the type, int8 [places, 8 or 4]; eighths of iq1."""
+    """Of codebook: float32 [16]. Of blocks of ggml, int8: what their codes stand for, [16], or
+    neighbours by their place in a grid, [places, 8 or 4]."""
     is_high_first: bool = False
     """Of two neighbours of four bits, which lie in one byte."""
     rounds_to: torch.dtype | None = None

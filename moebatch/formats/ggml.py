@@ -57,7 +57,7 @@ class GgmlRows(WeightFormat):
         numbers = block_numbers(self.type)
         if numbers is None or self.num_heads or shape[1] % self.block:
             return None
-        from moebatch.formats.ggml_decoding import grid_of
+        from moebatch.formats.ggml_decoding import values_of
 
         return CodedMatrix(
             numbers=numbers,
@@ -65,7 +65,7 @@ class GgmlRows(WeightFormat):
             scales=None,
             block=(1, self.block),
             shape=shape,
-            values=grid_of(numbers),
+            values=values_of(numbers),
         )
 
     def decode(self, parts: Sequence[Tensor], out: Tensor) -> None:

@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moebatch.formats.coded import E2M1, GGML_BLOCKS, BlockNumbers, block_numbers
+from moebatch.formats.coded import GGML_BLOCKS, BlockNumbers, block_numbers
 
 _CHUNK_NUMBERS = 2**20
 """Decoded at a time, so that what it takes on the way stays small."""
-_CURVED = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
 def decode_ggml(stored: Tensor, out: Tensor, type_name: str, *, num_heads: int) -> None:
@@ -72,14 +71,13 @@ def _q5_1(blocks: Tensor) -> Tensor:
 
 
 def _iq4_nl(blocks: Tensor) -> Tensor:
-    return _halves(blocks, 0) * _curved(_pairs(blocks[:, 2:]))
+    return _halves(blocks, 0) * _looked_up("iq4_nl", _pairs(blocks[:, 2:]))
 
 
 def _mxfp4(blocks: Tensor) -> Tensor:
     exponents = blocks[:, :1].int()
     powers = torch.where(exponents < 2, 0x00200000 << exponents, (exponents - 1) << 23)
-    values = blocks.new_tensor(E2M1, dtype=torch.float32) * 2 + 0.0  # which has no negative zero
-    return powers.view(torch.float32) * values[_pairs(blocks[:, 1:]).int()]
+    return powers.view(torch.float32) * _looked_up("mxfp4", _pairs(blocks[:, 1:]))
 
 
 def _q2_k(blocks: Tensor) -> Tensor:
@@ -119,7 +117,7 @@ def _q6_k(blocks: Tensor) -> Tensor:
 def _iq4_xs(blocks: Tensor) -> Tensor:
     scales = _nibble_pairs(blocks[:, 4:8]) + 16.0 * _quarters(blocks[:, 2:4]) - 32
     steps = _halves(blocks, 0) * scales
-    return steps[:, :, None] * _curved(_nibbles(blocks[:, 8:], 16).view(-1, 8, 32))
+    return steps[:, :, None] * _looked_up("iq4_xs", _nibbles(blocks[:, 8:], 16).view(-1, 8, 32))
 
 
 def _iq3_s(blocks: Tensor) -> Tensor:
@@ -174,32 +172,36 @@ def _iq1_s(blocks: Tensor) -> Tensor:
 def _on_grid(numbers: BlockNumbers, places: Tensor, negative: Tensor, steps: Tensor) -> Tensor:
     """What lies in the places [N, P] of the grid, negative where that is 1, [N, 256], with steps
     [N, G]."""
-    found = _in_grid(numbers, places) * (1 - 2 * negative.float())
-    return (steps[:, :, None] * found.view(len(steps), steps.shape[1], -1)).flatten(1)
+    found = _looked_up(numbers, places).flatten(1) * (1 - 2 * negative.float())
+    return steps[:, :, None] * found.view(*steps.shape, -1)
 
 
 def _shifted(numbers: BlockNumbers, places: Tensor, less: Tensor, steps: Tensor) -> Tensor:
     """The same of eighths, each with one more, or one less where that is 1."""
-    found = _in_grid(numbers, places) + 1 - 2 * less
-    steps = steps * 0.125
-    return (steps[:, :, None] * found.view(len(steps), steps.shape[1], -1)).flatten(1)
+    found = _looked_up(numbers, places).flatten(1) + 1 - 2 * less
+    return steps[:, :, None] * 0.125 * found.view(*steps.shape, -1)
 
 
-def _in_grid(numbers: BlockNumbers, places: Tensor) -> Tensor:
-    grid = grid_of(numbers)
-    assert grid is not None, "the type has one"
-    return grid.to(places.device)[places].float().flatten(1)
+def _looked_up(numbers: BlockNumbers, codes: Tensor) -> Tensor:
+    """What codes stand for, in float32; of places in a grid, one dimension more."""
+    values = values_of(numbers)
+    assert values is not None, "the type has some"
+    return values.to(codes.device)[codes.int()].float()
 
 
 @cache
-def grid_of(numbers: BlockNumbers) -> Tensor | None:
-    """Numbers of four or eight neighbours, int8, by place; eighths of types whose steps have such.
-    None of types whose codes are no places."""
-    if not numbers.startswith(("iq1", "iq2", "iq3")):
+def values_of(numbers: BlockNumbers) -> Tensor | None:
+    """What the gguf package says that codes of the type stand for, int8: numbers, [16], or four or
+    eight neighbours by their place in a grid; eighths of types whose steps have such. None of types
+    whose codes are numbers."""
+    has_grid = numbers.startswith(("iq1", "iq2", "iq3"))
+    if not has_grid and numbers not in ("iq4_nl", "iq4_xs", "mxfp4"):
         return None
     import gguf
 
-    kind: Any = getattr(gguf.quants, numbers.upper())
+    kind: Any = getattr(gguf.quants, "IQ4_NL" if numbers == "iq4_xs" else numbers.upper())
+    if not has_grid:
+        return torch.tensor(kind.kvalues, dtype=torch.int8)
     kind.init_grid()
     grid = torch.from_numpy(kind.grid).view(kind.grid.shape[2:])
     return (grid * 8 if numbers.startswith("iq1") else grid).to(torch.int8)
@@ -237,11 +239,6 @@ def _nibble_pairs(codes: Tensor) -> Tensor:
 def _quarters(codes: Tensor) -> Tensor:
     """The four of each byte one after the other."""
     return (codes[:, :, None] >> _shifts(codes, (0, 2, 4, 6)).T & 3).flatten(1)
-
-
-def _curved(codes: Tensor) -> Tensor:
-    """What codes of four bits stand for in IQ4_NL and IQ4_XS."""
-    return codes.new_tensor(_CURVED, dtype=torch.float32)[codes.int()]
 
 
 def _scaled(blocks: Tensor, codes: Tensor) -> Tensor:

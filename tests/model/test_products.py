@@ -11,7 +11,7 @@ from torch import Tensor
 
 from moebatch.errors import ConfigError
 from moebatch.formats.plain import BFLOAT16
-from moebatch.layout.scratch import product_rows
+from moebatch.layout.scratch import library_multiplies, product_rows
 from moebatch.model.native import instruction_set, loader
 from moebatch.model.native.helpers import Helpers, torch_parallel
 from moebatch.model.native.instruction_set import INSTRUCTION_SETS, InstructionSet
@@ -210,6 +210,9 @@ def test_products_by_head_are_exact_whoever_does_them(
     x_NHI = noise(1, 9, 3, 40).to(dtype)[..., 5:38]
     weights_HIO = (noise(2, 3, 20, 33).mT if lies_across else noise(2, 3, 33, 20)).to(dtype)
     wanted = torch.einsum("nhi,hio->nho", x_NHI.double(), weights_HIO.double())
+    done = list[bool]()
+    bmm = torch.bmm
+    monkeypatch.setattr(torch, "bmm", lambda *of, **to: [bmm(*of, **to), done.append(True)])
     for by_library in (False, True):
         monkeypatch.setattr(
             "moebatch.model.products.library_multiplies", lambda *_, known=by_library: known
@@ -219,3 +222,16 @@ def test_products_by_head_are_exact_whoever_does_them(
         found = out_NHO[..., 2:22].double()
         assert bool(((found - wanted).abs() <= 1e-5 + wanted.abs() * 2 * HALF_UNIT[dtype]).all())
         assert bool((out_NHO[..., :2] == 7).all()) and bool((out_NHO[..., 22:] == 7).all())
+        assert bool(done) == by_library
+
+
+def test_torch_has_only_loops_for_bfloat16_below_avx512() -> None:
+    by_dtype = {
+        dtype: {name for name in INSTRUCTION_SETS if library_multiplies(dtype, name)}
+        for dtype in ("float32", "bfloat16", "float16")
+    }
+    assert by_dtype == {
+        "float32": {*INSTRUCTION_SETS},
+        "bfloat16": {"amx", "avx512bf16", "avx512"},
+        "float16": {"amx"},
+    }

@@ -107,6 +107,11 @@ def test_no_job_needs_more_pages_than_its_longest_sequences_hold(
     assert num_passes(of, enough) == num_passes(of, plenty)
 
 
+def test_sequences_of_unequal_lengths_need_fewer_pages_than_as_many_of_the_longest() -> None:
+    of = job(JOBS["short rows"])
+    assert of.most_pages(200) < 0.8 * 200 * pages_of(of.workload.max_cached_tokens)
+
+
 def num_passes(of: Problem, policy: Policy) -> float:
     return sum(count for count, _ in job_loads(of.workload, policy))
 

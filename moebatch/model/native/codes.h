@@ -37,7 +37,7 @@ struct coding {
     const char *codes;  /* rows, or rows of words, code_row bytes apart */
     const char *scales; /* rows scale_row numbers apart; NULL if they lie among the codes */
     const char *zeros;  /* rows zero_row words apart, or NULL */
-    const void *values; /* float [16] of what has four bits; grids of ggml, as int8 */
+    const void *values; /* float [16] of what has four bits; int8 of blocks that look codes up */
     const int32_t *groups; /* of each input; NULL where neighbours share one */
     int64_t code_row, scale_row, zero_row;
     int64_t scale_column, zero_column; /* from one block to the next */
@@ -535,14 +535,8 @@ INLINE void look_up_halves(uint8_t *to, const char *bytes, const int8_t *values)
 #endif
 }
 
-/* Of IQ4_NL and IQ4_XS. */
-static const int8_t curved[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
-                                  1,    13,   25,  38,  53,  69,  89,  113};
-/* Of MXFP4: e2m1, twice as large. */
-static const int8_t twice_e2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-
 /* The codes of a block of 32, a byte each. */
-INLINE void spread_short_block(uint8_t *to, const char *block, int numbers) {
+INLINE void spread_short_block(uint8_t *to, const char *block, const int8_t *values, int numbers) {
     switch (numbers) {
     case Q8_0_CODE:
         memcpy(to, block + 2, 32);
@@ -560,17 +554,18 @@ INLINE void spread_short_block(uint8_t *to, const char *block, int numbers) {
         spread_fives(to, block + 4, block + 8, 0);
         break;
     case IQ4_NL_CODE:
-        look_up_halves(to, block + 2, curved);
+        look_up_halves(to, block + 2, values);
         break;
     case MXFP4_CODE:
-        look_up_halves(to, block + 1, twice_e2m1);
+        look_up_halves(to, block + 1, values);
         break;
     }
 }
 
 /* Those of the run-th 32 of a block of 256. Codes of four bits lie in pairs of runs, and so do the
    lower ones of Q6_K, 64 bytes for two pairs; those of two bits in fours. */
-INLINE void spread_run(uint8_t *to, const char *block, int run, int numbers) {
+INLINE void spread_run(uint8_t *to, const char *block, int run, const int8_t *values,
+                       int numbers) {
     const int pair = run / 2 * 32, four = run / 4 * 32;
     const int nibble = run % 2 * 4, crumb = run % 4 * 2;
     switch (numbers) {
@@ -591,7 +586,7 @@ INLINE void spread_run(uint8_t *to, const char *block, int run, int numbers) {
                      (Part){block + 128 + four, crumb, 2}, 32, 32);
         break;
     case IQ4_XS_CODE:
-        look_up_halves(to, block + 8 + 16 * run, curved);
+        look_up_halves(to, block + 8 + 16 * run, values);
         break;
     }
 }
@@ -674,18 +669,18 @@ INLINE void spread_eight(uint8_t *to, const char *block, int run, int k, const i
 }
 
 /* The codes of a block, a byte each. */
-INLINE void spread_block(uint8_t *to, const char *block, const int8_t *grid, int numbers) {
+INLINE void spread_block(uint8_t *to, const char *block, const int8_t *values, int numbers) {
     if (block_inputs(numbers) == 32) {
-        spread_short_block(to, block, numbers);
+        spread_short_block(to, block, values, numbers);
         return;
     }
 #pragma GCC unroll 8
     for (int run = 0; run < 8; run++, to += 32)
         if (numbers < IQ3_S_CODE)
-            spread_run(to, block, run, numbers);
+            spread_run(to, block, run, values, numbers);
         else
             for (int k = 0; k < 4; k++)
-                spread_eight(to + 8 * k, block, run, k, grid, numbers);
+                spread_eight(to + 8 * k, block, run, k, values, numbers);
 }
 
 /* So many bytes, as many as vectors hold, as numbers. */
@@ -929,7 +924,7 @@ INLINE void decode_rounded(char *to, int64_t step, const struct coding *c, const
 }
 
 /* Blocks of a row. */
-INLINE void decode_blocks(char *to, int64_t step, const char *blocks, const int8_t *grid,
+INLINE void decode_blocks(char *to, int64_t step, const char *blocks, const int8_t *values,
                           int64_t num, int numbers, int is_pairs) {
     uint8_t codes[MOST_CODES];
     Steps s;
@@ -939,7 +934,7 @@ INLINE void decode_blocks(char *to, int64_t step, const char *blocks, const int8
     for (int64_t i = 0; i < num; i += block_inputs(numbers), blocks += block_bytes(numbers)) {
         for (int64_t line = 0; LANES == 16 && line < block_bytes(numbers); line += 64)
             __builtin_prefetch(blocks + line + FETCHED_AHEAD, 0, 2);
-        spread_block(codes + i, blocks, grid, numbers);
+        spread_block(codes + i, blocks, values, numbers);
         found += find_block_steps(s.steps + found, s.zeros + found, blocks, numbers);
     }
     decode_lots(to, step, NULL, (const char *)codes, &s, num, computed, FLOAT32, is_pairs);
@@ -1007,6 +1002,7 @@ INLINE void decode_row(char *to, int64_t step, const struct coding *c, int64_t r
         BLOCKS_OF(IQ2_XXS_CODE)
         BLOCKS_OF(IQ1_M_CODE)
         BLOCKS_OF(IQ1_S_CODE)
+#undef BLOCKS_OF
     }
     Steps s;
     find_steps(c, row, first, num, &s);

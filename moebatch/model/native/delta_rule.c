@@ -67,7 +67,7 @@ INLINE void delta_columns(float *matrix, const float *query, const float *key, c
 
 /* All tokens of a sequence at some columns. */
 INLINE void delta_strip(const struct delta_work *w, int64_t sequence, int64_t head, int64_t column,
-                       int64_t width, int lots) {
+                        int64_t width, int lots) {
     int64_t keys = w->key_dim, values = w->value_dim, heads = w->num_value_heads;
     int64_t key_head = head / (heads / w->num_key_heads);
     float *matrix = w->matrices + (w->rows[sequence] * heads + head) * keys * values + column;

@@ -166,6 +166,8 @@ def _far_away(problem: Problem, policy: Policy) -> Iterator[Policy]:
     """Neighbours, and policies that no climb leads to: another pass, and nothing stays but what
     slots leave to the cache, which are few, or as many as are never full."""
     yield from _neighbours(problem, policy)
+    if not policy.num_slots:
+        return
     most = min(policy.batch_size * 3 // 2, _largest_batch(problem, policy))
     fuller = _with_batch(policy, most)
     usual = max(phases_of(problem.workload, policy), key=lambda phase: phase.num_passes)
@@ -173,7 +175,7 @@ def _far_away(problem: Problem, policy: Policy) -> Iterator[Policy]:
     for by, num_slots in product(_FAR_TOKENS, (*_FAR_SLOTS, enough)):
         tokens = _with_tokens(problem, fuller, round(policy.tokens_per_pass * by)).tokens_per_pass
         other = _with_residents(problem, replace(fuller, num_slots=num_slots), 0)
-        if policy.num_slots and num_slots < problem.num_experts:
+        if num_slots < problem.num_experts:
             yield replace(other, tokens_per_pass=tokens)
 
 
