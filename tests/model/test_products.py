@@ -225,6 +225,25 @@ def test_products_by_head_are_exact_whoever_does_them(
         assert bool(done) == by_library
 
 
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_rows, part_outputs", [(0, 5), (1, 70), (9, 33), (40, 64)])
+def test_outputs_that_lie_in_parts_are_those_of_one_product_each(
+    name: InstructionSet, dtype: torch.dtype, num_rows: int, part_outputs: int
+) -> None:
+    products = Products(CPU, dtype, kernels=kernels_of(name))
+    x_NI = noise(1, num_rows, 60).to(dtype)[:, 3:53]
+    weights_POI = noise(2, 5, part_outputs, 50).to(dtype)
+    room = torch.full((num_rows, 5, part_outputs + 7), 7.0).to(dtype)
+    products.in_parts(x_NI, weights_POI, room[..., 2 : part_outputs + 2])
+    wanted = room.clone()
+    for part, weight_OI in enumerate(weights_POI):
+        products.linear(x_NI, weight_OI, None, wanted[:, part, 2 : part_outputs + 2])
+    assert torch.equal(room, wanted)
+    assert bool((room[..., :2] == 7).all()) and bool((room[..., part_outputs + 2 :] == 7).all())
+    assert not num_rows or not torch.equal(room, torch.full_like(room, 7.0))
+
+
 def test_torch_has_only_loops_for_bfloat16_below_avx512() -> None:
     by_dtype = {
         dtype: {name for name in INSTRUCTION_SETS if library_multiplies(dtype, name)}

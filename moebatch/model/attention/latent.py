@@ -149,10 +149,9 @@ class LatentAttentionBlock:
         for first in range(0, attention.num_heads, at_once):
             heads = slice(first, min(first + at_once, attention.num_heads))
             count = heads.stop - first
-            for i in range(count):
-                plain_SP = keys_SHC[:, i, : attention.nope_head_dim]
-                self._products.linear(latents_SL, keys_HPL[first + i], None, plain_SP)
-                self._products.linear(latents_SL, values_HVL[first + i], None, values_SHV[:, i])
+            plain_SHP = keys_SHC[:, :count, : attention.nope_head_dim]
+            self._products.in_parts(latents_SL, keys_HPL[heads], plain_SHP)
+            self._products.in_parts(latents_SL, values_HVL[heads], values_SHV[:, :count])
             if count < at_once:  # heads of a token lie side by side
                 last = keys_SHC[:, :count].contiguous(), values_SHV[:, :count].contiguous()
                 yield heads, last

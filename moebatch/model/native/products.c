@@ -87,6 +87,8 @@ struct product_work {
     int64_t num_choices;
     int64_t num_rows, num_outputs, num_inputs;
     int64_t x_row, out_row;
+    int64_t out_part, out_part_row; /* outputs of a row that lie side by side, and from one such part
+                                       to the next */
     int64_t num_threads;
     int64_t cache_bytes;  /* of the second-level cache */
     int64_t num_products; /* this one, and those that lie behind it */
@@ -412,11 +414,16 @@ INLINE int64_t place_of(const struct product_work *w, int64_t row) {
     return w->out_rows ? w->out_rows[row] * w->num_choices + w->choices[row] : row;
 }
 
+/* Where an output stands in its row. */
+INLINE int64_t column_of(const struct product_work *w, int64_t output) {
+    return output / w->out_part * w->out_part_row + output % w->out_part;
+}
+
 /* Lines that will be written. */
 INLINE void fetch_place(const struct product_work *w, int64_t row, int64_t output,
                         int64_t num_outputs) {
     const int64_t bytes = size_of(w->dtype);
-    const char *place = w->out + (place_of(w, row) * w->out_row + output) * bytes;
+    const char *place = w->out + (place_of(w, row) * w->out_row + column_of(w, output)) * bytes;
     for (int64_t i = 0; i < num_outputs * bytes; i += 64)
         __builtin_prefetch(place + i, 1, 3);
 }
@@ -434,11 +441,13 @@ INLINE void put_sums(const struct product_work *w, int64_t row, int64_t output, 
             fetch_place(w, row + r + ROWS_AHEAD, output, num_outputs);
         const int64_t place = place_of(w, row + r);
         const float *weight = w->out_rows ? w->choice_weights + place : NULL;
-        char *to = w->out + (place * w->out_row + output) * bytes;
+        char *to = w->out + place * w->out_row * bytes;
         const float *sums = patch.sums + r * patch.sums_row;
-        for (int64_t o = 0; o < num_outputs; o += LOT) {
-            Lot lot = finished(w, sums + o, beside, output + o, num_outputs - o, weight);
-            store_part(to + o * bytes, lot, num_outputs - o, w->dtype);
+        for (int64_t o = 0, num; o < num_outputs; o += num) {
+            num = smaller(num_outputs - o, w->out_part - (output + o) % w->out_part);
+            num = smaller(num, LOT);
+            Lot lot = finished(w, sums + o, beside, output + o, num, weight);
+            store_part(to + column_of(w, output + o) * bytes, lot, num, w->dtype);
         }
     }
 }

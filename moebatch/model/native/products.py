@@ -46,6 +46,8 @@ class ProductWork(ctypes.Structure):
         ("num_inputs", ctypes.c_int64),
         ("x_row", ctypes.c_int64),
         ("out_row", ctypes.c_int64),
+        ("out_part", ctypes.c_int64),
+        ("out_part_row", ctypes.c_int64),
         ("num_threads", ctypes.c_int64),
         ("cache_bytes", ctypes.c_int64),
         ("num_products", ctypes.c_int64),
@@ -96,10 +98,15 @@ def product_work(
     *,
     num_threads: int,
 ) -> ProductWork:
-    """A product of what is `multipliable`. Only pointers: tensors must live until it is done."""
+    """A product of what is `multipliable`. Only pointers: tensors must live until it is done. The
+    outputs may lie in parts, [N, parts, outputs of one]."""
     (num_rows, num_inputs), num_outputs = x_NI.shape, weight_OI.shape[0]
-    assert weight_OI.shape[1] == num_inputs and out_NO.shape == (num_rows, num_outputs)
+    assert weight_OI.shape[1] == num_inputs and len(out_NO) == num_rows
+    assert out_NO[:1].numel() == num_outputs or not num_rows, "as many outputs as weights have"
     work = work_between(x_NI, weight_OI, out_NO, num_threads=num_threads)
+    if out_NO.dim() == 3:
+        work.out_row, work.out_part_row, _ = out_NO.stride()
+        work.out_part = out_NO.shape[2]
     work.num_rows = num_rows
     set_matrix(work.matrix, weight_OI, bias_O)
     return work
@@ -120,6 +127,7 @@ def work_between(
         num_inputs=num_inputs,
         x_row=x.stride(-2),
         out_row=out.stride(-2),
+        out_part=num_outputs,
         num_threads=num_threads,
         cache_bytes=_cache_bytes(),
         num_products=1,
