@@ -18,10 +18,12 @@ from moebatch.plan.problem import Problem
 from moebatch.plan.simulation.passes import Work, decode_load, mean_load, passes_of, split
 from moebatch.plan.simulation.world import SimWorld
 from moebatch.schedule.drivers.simulate import simulate
-from moebatch.schedule.task import page
+from moebatch.schedule.lanes import PROCESSORS
+from moebatch.schedule.task import Kind, page
 from moebatch.schedule.timeline.statistics import Statistics
 from moebatch.schedule.timeline.timeline import Timeline
 from moebatch.spec.machine.hardware import RateCurve
+from moebatch.spec.model.blocks import Mlp
 from moebatch.spec.policy.policy import Placement, Policy
 from tests.plan.problems import GB, SHAPE, cpu_machine, gpu_machine, launching, problem
 from tests.schedule.check import check_timeline
@@ -114,6 +116,32 @@ def test_lanes_are_as_busy_as_the_planner_says(name: str, work: Work) -> None:
     tolerance = 0.03 if work == "decode" else 0.08
     for lane, seconds in planned.items():
         assert found[lane] == pytest.approx(seconds, rel=tolerance), lane
+
+
+@pytest.mark.parametrize("name", ["klotski", "cgopipe", "klotski without a GPU"])
+def test_what_all_tokens_share_is_computed_where_outputs_are_added_up(name: str) -> None:
+    alone, under = CASES[name]
+    shape = replace(SHAPE, shared_expert=Mlp(width=SHAPE.expert.width))
+    shared = problem(alone.hardware, shape=shape)
+    of_alone, of_shared = (
+        _seconds_by_kind(simulated(of, under, "decode")) for of in (alone, shared)
+    )
+    ends = Kind.POST if name == "cgopipe" else Kind.COMBINE
+    flops_per_s = 20e12 if alone is ON_CPU else 40e12
+    params = sum(map(shape.shared_expert_params, range(shape.num_layers)))
+    least_s = 3 * 2 * 1024 * params / flops_per_s  # in three passes
+    assert of_shared[ends] - of_alone[ends] >= 0.99 * least_s
+    # Experts come together otherwise, so some more or fewer tasks are launched.
+    assert of_shared == pytest.approx(of_alone | {ends: of_shared[ends]}, rel=1e-3)
+
+
+def _seconds_by_kind(timeline: Timeline) -> dict[Kind, float]:
+    """Of all that is computed."""
+    spans = [span for span in timeline.spans if span.lane in PROCESSORS]
+    kinds = {span.task.kind: 0.0 for span in spans}
+    for span in spans:
+        kinds[span.task.kind] += span.seconds
+    return kinds
 
 
 @pytest.mark.parametrize("name", ["klotski", "cgopipe", "klotski without a GPU"])

@@ -170,9 +170,10 @@ def layer_times(problem: Problem, policy: Policy, *, num_hot: int) -> LayerTimes
     hot = min(num_hot, shape.num_experts)
     top = problem.ladder.top
     below = 1 - policy.kv_cache.on(top)
+    first = min(shape.moe_layers)
     return LayerTimes(
         attention_s=price.attend_s(batch),
-        gate_s=price.gate_s(batch, min(shape.moe_layers)),
+        gate_s=price.gate_s(batch, first) + price.shared_expert_s(batch, first),
         load_expert_s=price.chunk_s(1.0) if policy.weights.on(top) < 1 else 0.0,
         load_cache_s=below * price.kv_up_s(batch) if below else 0.0,
         hot_s=min(hot, active) * expert_s,

@@ -25,20 +25,32 @@ class DenseParams:
 
     @cached_property
     def gates(self) -> tuple[int, ...]:
-        """By layer: all weights that are neither attention's, nor a recurrence's, nor experts'."""
+        """By layer: all weights that are neither attention's, nor a recurrence's, nor those of
+        experts, shared ones included."""
         shape = self.shape
         return tuple(
-            shape.resident_layer_params(layer) - shape.mixer_params(layer) - 2 * shape.hidden_size
+            shape.resident_layer_params(layer)
+            - shape.mixer_params(layer)
+            - 2 * shape.hidden_size
+            - self.shared[layer]
             for layer in range(shape.num_layers)
         )
 
     @cached_property
+    def shared(self) -> tuple[int, ...]:
+        """By layer: those of the expert that all tokens share."""
+        shape = self.shape
+        return tuple(map(shape.shared_expert_params, range(shape.num_layers)))
+
+    @cached_property
     def stacks(self) -> tuple[tuple[range, int], ...]:
-        """Layers through which the same tokens go, with the `gates` of all of them."""
+        """Layers through which the same tokens go, with `gates` and `shared` of all of them."""
         layers, encoding = self.shape.num_layers, self.shape.num_encoding_layers
         stacks = (range(encoding), range(encoding, layers))
         return tuple(
-            (stack, sum(self.gates[stack.start : stack.stop])) for stack in stacks if stack
+            (stack, sum(self.gates[layer] + self.shared[layer] for layer in stack))
+            for stack in stacks
+            if stack
         )
 
     @cached_property

@@ -81,8 +81,8 @@ class Price:
         return self.prices.decode_attention_s(load, self.prices.cpu)
 
     def gate_s(self, load: PassLoad, layer: int) -> float:
-        """Norm, router and shared expert of a layer with experts; norm and MLP of another one, and
-        what several GPUs add up of either. As a part of `post` with what adds up there."""
+        """Norm and router of a layer with experts; norm and MLP of another one, and what several
+        GPUs add up of either. As a part of `post` with what adds up there."""
         load, params = in_layer(self._shape, load, layer), self.prices.dense.gates[layer]
         gemm_s = self._gemm_s(load, params) + self._moving_s(
             norm_states(self._shape) / 2 * load.tokens
@@ -93,8 +93,13 @@ class Price:
             + self._task_s(self._launches.of_gates[layer] + self._adding)
         )
 
+    def shared_expert_s(self, load: PassLoad, layer: int) -> float:
+        """What all tokens share of a layer's experts, which is computed where outputs are added up;
+        its launches are those of that."""
+        return self._gemm_s(in_layer(self._shape, load, layer), self.prices.dense.shared[layer])
+
     def gates_s(self, load: PassLoad) -> float:
-        """The same of all layers."""
+        """Gates and shared experts of all layers."""
         seconds = 0.0
         of_layers = self._launches.of_gates
         for stack, params in self.prices.dense.stacks:

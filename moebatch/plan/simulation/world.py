@@ -180,7 +180,7 @@ class SimWorld:
         """All of a layer after attention, and at the end of the last one the head."""
         assert task.micro_batch is not None, "of a micro-batch"
         layer, load = self.setup.layer(task.step), self._load(task)
-        seconds = self.price.gate_s(load, layer)
+        seconds = self.price.gate_s(load, layer) + self.price.shared_expert_s(load, layer)
         if self._now.on_cpu[task.micro_batch]:
             seconds += self.price.post_out_s(load)
         if layer in self.setup.moe_layers:
@@ -193,10 +193,12 @@ class SimWorld:
     def _end_s(self, task: Task) -> float:
         """What a step does once with all of its micro-batches."""
         loads = [self._now.loads[k] for k in self._present[task.step]]
-        seconds = self.price.combine_s() if task.kind is Kind.COMBINE else 0.0
-        if task.kind is Kind.DENSE:
-            layer = self.setup.layer(task.step)
-            seconds += sum(self.price.gate_s(load, layer) for load in loads)
+        layer = self.setup.layer(task.step)
+        if task.kind is Kind.COMBINE:
+            seconds = self.price.combine_s()
+            seconds += sum(self.price.shared_expert_s(load, layer) for load in loads)
+        else:
+            seconds = sum(self.price.gate_s(load, layer) for load in loads)
         if self._is_last(task):
             seconds += self.price.head_s(sum(load.logits_rows for load in loads))
         return seconds

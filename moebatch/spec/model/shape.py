@@ -332,6 +332,11 @@ class ModelShape(Layers):
         expert, MLP."""
         return _count(self.layer_tensors(layer))
 
+    def shared_expert_params(self, layer: int) -> int:
+        """Those of the expert that all tokens of the layer share."""
+        sizes = self.layer_tensors(layer).items()
+        return sum(prod(size) for role, size in sizes if role.startswith("shared_"))
+
     @cached_property
     def resident_params(self) -> int:
         """Numbers outside the experts."""
