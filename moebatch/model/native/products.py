@@ -5,6 +5,7 @@ Shape letters: N rows, O outputs, I inputs.
 
 import ctypes
 import functools
+import math
 from pathlib import Path
 
 from torch import Tensor
@@ -101,8 +102,8 @@ def product_work(
     """A product of what is `multipliable`. Only pointers: tensors must live until it is done. The
     outputs may lie in parts, [N, parts, outputs of one]."""
     (num_rows, num_inputs), num_outputs = x_NI.shape, weight_OI.shape[0]
-    assert weight_OI.shape[1] == num_inputs and len(out_NO) == num_rows
-    assert out_NO[:1].numel() == num_outputs or not num_rows, "as many outputs as weights have"
+    assert weight_OI.shape[1] == num_inputs and out_NO.shape[0] == num_rows
+    assert math.prod(out_NO.shape[1:]) == num_outputs, "as many outputs as weights have"
     work = work_between(x_NI, weight_OI, out_NO, num_threads=num_threads)
     if out_NO.dim() == 3:
         work.out_row, work.out_part_row, _ = out_NO.stride()
