@@ -209,7 +209,7 @@ def values_of(numbers: BlockNumbers) -> Tensor | None:
 
 def _signs_and_scales(words: Tensor) -> tuple[Tensor, Tensor]:
     """Of words [N, 32 bytes]: which of the numbers are negative, [N, 256], and scales, [N, 8]."""
-    found = words.reshape(-1, 4).contiguous().view(torch.int32).view(-1, 8, 1)
+    found = _as(torch.int32, words).view(-1, 8, 1)
     sevens = found >> torch.tensor((0, 7, 14, 21), device=words.device) & 127
     return _even_signs(sevens.view(-1, 32)), (found[:, :, 0] >> 28 & 15).float()
 
@@ -273,7 +273,7 @@ def _nibbles(codes: Tensor, run: int) -> Tensor:
 
 def _halves(blocks: Tensor, place: int) -> Tensor:
     """The float16 that begins at a byte of each block, [N, 1] in float32."""
-    return blocks[:, place : place + 2].contiguous().view(torch.float16).float()
+    return _as(torch.float16, blocks[:, place : place + 2]).float()
 
 
 def _shifts(blocks: Tensor, values: range | tuple[int, ...]) -> Tensor:
@@ -303,3 +303,9 @@ _KNOWN: Mapping[BlockNumbers, Callable[[Tensor], Tensor]] = {
     "iq1_s": _iq1_s,
 }
 """What blocks [N, bytes] are, in float32."""
+
+
+def _as(dtype: torch.dtype, some_NB: Tensor) -> Tensor:
+    """Bytes as numbers, of a copy: those of a single block lie whole, but where numbers may not
+    begin."""
+    return some_NB.clone(memory_format=torch.contiguous_format).view(dtype)

@@ -133,6 +133,24 @@ def blocks_of_ggml(draw: st.DrawFn) -> CodedMatrix:
     return matrix
 
 
+@pytest.mark.parametrize("numbers", get_args(BlockNumbers))
+def test_a_single_block_of_ggml_is_decoded_as_among_others(numbers: BlockNumbers) -> None:
+    """Its bytes lie whole, so nothing has to be copied, and numbers may begin anywhere."""
+    block, num_bytes = GGML_BLOCKS[numbers]
+    stored = random_bytes(8, num_bytes, seed=3)
+    stored_as = GgmlRows(type=numbers.upper(), block=block, block_bytes=num_bytes)
+
+    def decoded(rows: Tensor) -> Tensor:
+        matrix = stored_as.coded((rows,), (len(rows), block))
+        assert matrix is not None
+        found = torch.empty(matrix.shape)
+        decoding.decode(matrix, found)
+        return found.masked_fill_(found.isnan(), 7.0)
+
+    alone = [decoded(stored[row : row + 1]) for row in range(8)]
+    assert torch.equal(torch.cat(alone), decoded(stored))
+
+
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("numbers", get_args(BlockNumbers))
 @pytest.mark.parametrize("num_blocks", [1, 3, 9, 67])
