@@ -14,8 +14,10 @@
 
 #if defined(__AVX512F__)
 #define MOST_SUMS 16
+#define TOTALS 16
 #else
 #define MOST_SUMS 8
+#define TOTALS 4
 #endif
 
 #define BLOCK 16
@@ -31,7 +33,7 @@ INLINE float largest_of(Floats x) {
 #endif
 }
 
-/* totals[i] is the sum of all lanes of sums[i]. */
+/* totals[i] is the sum of all lanes of sums[i], of which there are TOTALS. */
 #if defined(__AVX512F__)
 INLINE __m512 add_four(__m512 a, __m512 b, __m512 c, __m512 d) {
     __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
@@ -62,14 +64,13 @@ INLINE __m256 add_four(__m256 a, __m256 b, __m256 c, __m256 d) {
 }
 
 INLINE void add_lanes(const Floats *sums, float *totals) {
-    __m256 low = add_four((__m256)sums[0], (__m256)sums[1], (__m256)sums[2], (__m256)sums[3]);
-    __m256 high = add_four((__m256)sums[4], (__m256)sums[5], (__m256)sums[6], (__m256)sums[7]);
-    _mm256_storeu_ps(totals, _mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20),
-                                           _mm256_permute2f128_ps(low, high, 0x31)));
+    __m256 halves = add_four((__m256)sums[0], (__m256)sums[1], (__m256)sums[2], (__m256)sums[3]);
+    _mm_storeu_ps(totals,
+                  _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1)));
 }
 #else
 INLINE void add_lanes(const Floats *sums, float *totals) {
-    for (int i = 0; i < MOST_SUMS; i++) {
+    for (int i = 0; i < TOTALS; i++) {
         float lanes[LANES];
         memcpy(lanes, &sums[i], sizeof lanes);
         for (int half = LANES / 2; half > 0; half /= 2)
@@ -118,7 +119,8 @@ INLINE void score(const float *queries, int64_t width, Unit unit, Unit next, int
             multiply(sums, queries, width, unit, next, first, c, head_dim - c, heads, at_once,
                      dtype);
         float totals[MOST_SUMS];
-        add_lanes(sums, totals);
+        for (int i = 0; i < MOST_SUMS; i += TOTALS)
+            add_lanes(sums + i, totals + i);
         for (int h = 0; h < heads; h++)
             memcpy(&scores[h][first], totals + h * at_once, at_once * sizeof(float));
     }

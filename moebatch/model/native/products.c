@@ -168,13 +168,13 @@ INLINE Floats add_pairs(Floats sum, Floats x, Floats y) {
 }
 
 INLINE void total_sums(const Floats *sums, float *totals) {
-    Floats padded[(SUMS + MOST_SUMS - 1) / MOST_SUMS * MOST_SUMS] = {{0}};
-    float all[(SUMS + MOST_SUMS - 1) / MOST_SUMS * MOST_SUMS];
+    Floats padded[(SUMS + TOTALS - 1) / TOTALS * TOTALS] = {{0}};
+    float all[(SUMS + TOTALS - 1) / TOTALS * TOTALS];
 #pragma GCC unroll 32
     for (int i = 0; i < SUMS; i++)
         padded[i] = sums[i];
 #pragma GCC unroll 4
-    for (int i = 0; i < SUMS; i += MOST_SUMS)
+    for (int i = 0; i < SUMS; i += TOTALS)
         add_lanes(padded + i, all + i);
     memcpy(totals, all, SUMS * sizeof(float));
 }
@@ -341,27 +341,36 @@ INLINE void make_tile(Patch patch, char *tile, int dtype, int is_pairs) {
                    is_pairs);
 }
 
-/* Into the second-level cache: the share that ROW_GROUP rows have of the weights of the next tile.
-   Fetched all at once, they would be waited for. */
-INLINE void fetch_share(Patch patch, int64_t row) {
-    const int64_t lines = parts_of(patch.input_bytes, 64);
-    const int64_t all = OUTPUT_GROUP * lines, end = smaller(row + ROW_GROUP, patch.num_rows);
-    const int64_t first = all * row / patch.num_rows, stop = all * end / patch.num_rows;
-    const char *next = patch.weights + (OUTPUT_GROUP + first / lines) * patch.row_bytes;
-    int64_t line = first % lines;
-    for (int64_t i = first; i < stop; i++) {
-        __builtin_prefetch(next + line * 64, 0, 2);
-        if (++line == lines) {
-            line = 0;
-            next += patch.row_bytes;
-        }
+/* Lines of the weights of the next tile that have not been fetched yet. */
+typedef struct {
+    const char *output;
+    int64_t line, num_lines; /* of an output */
+    int64_t num_outputs;
+} NextTile;
+
+/* Into the second-level cache. */
+INLINE void fetch_lines(NextTile *next, int64_t num, int64_t row_bytes) {
+    for (int64_t i = 0; i < num && next->num_outputs; i++) {
+        __builtin_prefetch(next->output + next->line * 64, 0, 2);
+        if (++next->line < next->num_lines)
+            continue;
+        next->line = 0;
+        next->output += row_bytes;
+        next->num_outputs--;
     }
 }
 
+/* Each group of rows fetches its share of what the next tile is made of: all at once would be
+   waited for. */
 INLINE void multiply_by_tile(Patch patch, char *tile, int dtype, int is_pairs) {
+    NextTile next = {.output = patch.weights + OUTPUT_GROUP * patch.row_bytes,
+                     .num_lines = parts_of(patch.input_bytes, 64),
+                     .num_outputs = OUTPUT_GROUP};
+    const int64_t share =
+        parts_of(OUTPUT_GROUP * next.num_lines, parts_of(patch.num_rows, ROW_GROUP));
     make_tile(patch, tile, dtype, is_pairs);
     for (int64_t row = 0; row < patch.num_rows; row += ROW_GROUP) {
-        fetch_share(patch, row);
+        fetch_lines(&next, share, patch.row_bytes);
         if (patch.num_rows - row == 1)
             (is_pairs ? multiply_last_row_of_pairs : multiply_last_row)(&patch, tile, row);
         else
