@@ -168,8 +168,9 @@ def _tried(problem: Problem, policy: Policy, loads: Sequence[CountedLoad]) -> Al
     seconds = num_loads = asked = ready = num_passes = 0.0
     for count, load in loads:
         then = at_end(problem, policy, load)
-        seconds += count * problem.cost.seconds(load, then)
-        found = problem.cost.loads(load, then)
+        cost = problem.cost.of_pass(load, then)
+        seconds += count * cost.seconds
+        found = cost.loads
         if found is not None:
             num_passes += count
             num_loads += count * found.num_loads

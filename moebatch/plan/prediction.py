@@ -56,11 +56,11 @@ def predict(problem: Problem, policy: Policy) -> Prediction:
     loads = job_loads(problem.workload, policy)
     for count, load in loads:
         then = at_end(problem, policy, load)
-        of_pass = problem.cost.lanes(load, then)
-        total_s += count * problem.cost.seconds_of(of_pass, load, then)
+        cost = problem.cost.of_pass(load, then)
+        total_s += count * cost.seconds
         num_passes += count
         generated += count * load.logits_rows
-        for lane, seconds in of_pass.items():
+        for lane, seconds in cost.lanes.items():
             lanes[lane] = lanes.get(lane, 0.0) + count * seconds
     layers = num_passes * problem.shape.num_layers
     footprints = problem.footprints(policy)
@@ -90,7 +90,7 @@ def _launching_s(
         return 0.0
     asked = replace(problem, hardware=problem.hardware.without_host)
     working_s = sum(
-        count * asked.cost.lanes(load, at_end(asked, policy, load)).get(GPU.name, 0.0)
+        count * asked.cost.of_pass(load, at_end(asked, policy, load)).lanes.get(GPU.name, 0.0)
         for count, load in loads
     )
     return lanes[GPU.name] - working_s
@@ -120,7 +120,7 @@ def at_end(problem: Problem, policy: Policy, load: PassLoad) -> Policy:
 
 def _decode_rate(problem: Problem, policy: Policy) -> float:
     load = PassLoad.decoding(policy.batch_size, problem.workload.decode_context)
-    return policy.batch_size / problem.cost.seconds(load, policy)
+    return policy.batch_size / problem.cost.of_pass(load, policy).seconds
 
 
 def _prefill_rate(problem: Problem, policy: Policy) -> float:
@@ -129,4 +129,4 @@ def _prefill_rate(problem: Problem, policy: Policy) -> float:
     is_static = policy.batching == "static"
     prompts = policy.batch_size if is_static else policy.tokens_per_pass / prompt
     load = PassLoad.of_prompts(prompts, prompt, encodes=problem.workload.is_encoded)
-    return load.prompt_tokens / problem.cost.seconds(load, policy)
+    return load.prompt_tokens / problem.cost.of_pass(load, policy).seconds

@@ -14,6 +14,7 @@ from moebatch.engine.progress.course import Course, _load
 from moebatch.engine.progress.time_left import TimeLeft
 from moebatch.engine.sequence import Sequence
 from moebatch.engine.text import AnswerText
+from moebatch.layout.lanes import pass_seconds
 from moebatch.plan.prediction import predict
 from moebatch.plan.problem import Problem
 from moebatch.spec.model.cache import CacheGroup
@@ -148,10 +149,11 @@ def run(
                     batcher.retire(sequence)
                     course.ended(sequence)
         more = factor(come / total) * rng.lognormvariate(0, noise)
-        lanes = asked.cost.lanes(_load(slices), under)
-        lanes = {lane: seconds * slowness.get(lane, 1.0) for lane, seconds in lanes.items()}
+        cost = asked.cost.of_pass(_load(slices), under)
+        lanes = {lane: seconds * slowness.get(lane, 1.0) for lane, seconds in cost.lanes.items()}
         busy_s.update({lane: seconds * more for lane, seconds in lanes.items()})
-        now[0] += asked.cost.seconds_of(lanes, _load(slices), under) * more
+        reading_s = lanes.get("disk->dram", 0.0) + cost.full_slots_s
+        now[0] += max(cost.seconds, pass_seconds(lanes, under), reading_s) * more
         course.after_pass(slices, batcher, num_grown=0)
         time_left.add([course.passes.popleft()])
         etas.append(time_left.seconds(course.standing, course.endings, busy_s=busy_s))

@@ -89,11 +89,11 @@ def test_with_attention_on_the_cpu_flexgen_does_one_thing_after_the_other() -> N
 def test_a_block_of_weights_takes_as_long_as_the_slower_of_copy_and_link(
     schedule: str,
 ) -> None:
-    block = COST.lanes(DECODE, policy(schedule, staging=True))
-    paged = COST.lanes(DECODE, policy("cgopipe", staging=True))
+    block = COST.of_pass(DECODE, policy(schedule, staging=True)).lanes
+    paged = COST.of_pass(DECODE, policy("cgopipe", staging=True)).lanes
     assert block["weight block"] == pytest.approx(paged["staging"])
     assert "staging" not in block
-    direct = COST.lanes(DECODE, policy(schedule))
+    direct = COST.of_pass(DECODE, policy(schedule)).lanes
     assert direct["weight block"] < block["weight block"], "the link alone is faster"
     assert "weight block" not in paged
 
@@ -101,20 +101,21 @@ def test_a_block_of_weights_takes_as_long_as_the_slower_of_copy_and_link(
 def test_cgopipe_is_never_slower_than_flexgen_with_its_attention_on_the_cpu() -> None:
     for load in (DECODE, PREFILL):
         cgopipe, flexgen = policy("cgopipe"), policy("flexgen_c")
-        faster = pass_seconds(COST.lanes(load, cgopipe), cgopipe)
-        assert faster < pass_seconds(COST.lanes(load, flexgen), flexgen)
+        faster = pass_seconds(COST.of_pass(load, cgopipe).lanes, cgopipe)
+        assert faster < pass_seconds(COST.of_pass(load, flexgen).lanes, flexgen)
 
 
 def test_hidden_states_of_a_static_prefill_leave_the_gpu_in_every_layer() -> None:
     static, mixed = (
-        COST.lanes(PREFILL, policy("cgopipe", batching=batching))
+        COST.of_pass(PREFILL, policy("cgopipe", batching=batching)).lanes
         for batching in ("static", "mixed")
     )
     moved_s = 128_000 * 32 * 4096 * 2 / 12e9
     for link in ("dram->vram", "vram->dram"):
         assert static[link] - mixed.get(link, 0) == pytest.approx(moved_s)
-    assert COST.lanes(DECODE, policy("cgopipe")) == COST.lanes(
-        DECODE, policy("cgopipe", batching="mixed")
+    assert (
+        COST.of_pass(DECODE, policy("cgopipe")).lanes
+        == COST.of_pass(DECODE, policy("cgopipe", batching="mixed")).lanes
     )
 
 
@@ -123,7 +124,7 @@ def test_each_sequence_on_disk_is_read_and_written_by_itself() -> None:
         machine = gpu_machine()
         links = {n: replace(x, operation_s=operation_s) for n, x in machine.links.items()}
         cost = problem(replace(machine, links=links)).cost
-        return cost.lanes(DECODE, policy(kv_cache=Placement(disk=1)))
+        return cost.of_pass(DECODE, policy(kv_cache=Placement(disk=1))).lanes
 
     at_once, slow = lanes(0.0), lanes(1e-3)
     for link in ("disk->dram", "dram->disk"):
@@ -131,7 +132,7 @@ def test_each_sequence_on_disk_is_read_and_written_by_itself() -> None:
 
 
 def test_new_tokens_go_to_a_disk_in_whole_pages() -> None:
-    lanes = COST.lanes(DECODE, policy(kv_cache=Placement(disk=1)))
+    lanes = COST.of_pass(DECODE, policy(kv_cache=Placement(disk=1))).lanes
     page_bytes = PAGE_TOKENS * 2 * 8 * 128 * 2
     written_s = 320 * 32 * page_bytes / gpu_machine().links["dram->disk"].bandwidth
     assert lanes["dram->disk"] == pytest.approx(written_s)
@@ -150,7 +151,7 @@ def test_lanes_are_affine_in_the_shares(
         }
     )
     first, second, middle = (
-        COST.lanes(load, replace(policy(schedule), weights=weights))
+        COST.of_pass(load, replace(policy(schedule), weights=weights)).lanes
         for weights in (one, other, between)
     )
     for lane in {*first, *second, *middle}:
@@ -177,6 +178,6 @@ def test_a_price_is_the_same_whatever_was_asked_before() -> None:
         replace(policy(weights=half), num_slots=number, ffn_on_gpu=False, attention_on_gpu=False)
         for number in (4, 32)
     )
-    after_few = (of.cost.lanes(DECODE, few), of.cost.lanes(DECODE, many))[1]
-    assert after_few == replace(of).cost.lanes(DECODE, many)
-    assert after_few["cpu"] < of.cost.lanes(DECODE, few)["cpu"]
+    after_few = (of.cost.of_pass(DECODE, few).lanes, of.cost.of_pass(DECODE, many).lanes)[1]
+    assert after_few == replace(of).cost.of_pass(DECODE, many).lanes
+    assert after_few["cpu"] < of.cost.of_pass(DECODE, few).lanes["cpu"]

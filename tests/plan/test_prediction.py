@@ -166,7 +166,7 @@ def test_a_lane_is_faster_with_a_faster_link_and_nothing_else_changes() -> None:
     slow, fast = small(disk=1 * GB), small(disk=4 * GB)
     one = policy()
     for _, load in job_loads(slow.workload, one):
-        before, after = slow.cost.lanes(load, one), fast.cost.lanes(load, one)
+        before, after = slow.cost.of_pass(load, one).lanes, fast.cost.of_pass(load, one).lanes
         assert before["disk->dram"] == pytest.approx(4 * after["disk->dram"])
         assert before["cpu"] == after["cpu"]
 
@@ -182,7 +182,7 @@ def test_experts_fresh_from_disk_have_a_rate_of_their_own() -> None:
 
     def cpu_s(share: float, problem: Problem) -> float:
         weights = Placement(dram=1 - share, disk=share)
-        return problem.cost.lanes(load, policy(weights=weights))["cpu"]
+        return problem.cost.of_pass(load, policy(weights=weights)).lanes["cpu"]
 
     changed = replace(asked, hardware=hardware)
     assert cpu_s(0.0, changed) == cpu_s(0.0, asked)
@@ -204,7 +204,7 @@ def test_lanes_are_never_negative_and_grow_with_the_work(
     less = load_of(decodes, prompts)
     more = load_of(2 * decodes + 1, 2 * prompts + 1)
     cost: CostModel = asked.cost
-    before, after = cost.lanes(less, one), cost.lanes(more, one)
+    before, after = cost.of_pass(less, one).lanes, cost.of_pass(more, one).lanes
     assert all(seconds > 0 for seconds in before.values())
     assert pass_seconds(after, one) >= pass_seconds(before, one) * (1 - 1e-9)
 

@@ -8,7 +8,7 @@ import pytest
 
 from moebatch.plan.prediction import predict
 from moebatch.plan.problem import Problem
-from moebatch.plan.replay.loads import job_loads
+from moebatch.plan.replay.loads import FEW_LOADS, job_loads
 from moebatch.plan.search.known import Known
 from moebatch.plan.search.planner import best_policy
 from moebatch.plan.search.refine import refined
@@ -89,9 +89,9 @@ class Counting(Known):
         super().__init__(of)
         self.replayed: set[Policy] = set()
 
-    def replayed_s(self, policy: Policy) -> float:
+    def replayed_s(self, policy: Policy, *, most: int = FEW_LOADS) -> float:
         self.replayed.add(policy)
-        return super().replayed_s(policy)
+        return super().replayed_s(policy, most=most)
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 48, 200, 400])

@@ -7,7 +7,6 @@ import pytest
 from moebatch.layout.lanes import LaneSeconds
 from moebatch.layout.load import PassLoad
 from moebatch.plan.advice import FACTOR, promising
-from moebatch.plan.pricing.cost import Arithmetic
 from moebatch.plan.pricing.pass_tasks import PassTasks
 from moebatch.plan.problem import Problem
 from moebatch.plan.search.bounds import bounds, least_with_room, lower_seconds
@@ -50,7 +49,7 @@ def test_lanes_that_candidates_share_are_those_of_each(asked: Problem) -> None:
         known.affine(candidate)
     for (load, policy), lanes in known._lanes.items():
         # A problem of its own, of which nothing is known yet.
-        assert lanes == replace(asked).cost.lanes(load, policy)
+        assert lanes == replace(asked).cost.of_pass(load, policy).lanes
 
 
 @pytest.mark.few(2)
@@ -114,9 +113,7 @@ def test_policies_with_other_micro_batches_or_places_compute_otherwise() -> None
 
 
 def seconds(asked: Problem, load: PassLoad, policy: Policy) -> LaneSeconds:
-    known: Arithmetic = {}
-    asked.cost.lanes(load, policy, known)
-    return known[PassTasks(prices=asked.prices, load=load, policy=policy).key]
+    return PassTasks(prices=asked.prices, load=load, policy=policy).computing_s
 
 
 @pytest.mark.few(1)

@@ -110,7 +110,7 @@ def test_lanes_are_as_busy_as_the_planner_says(name: str, work: Work) -> None:
     if work == "decode":
         context = of.workload.mean_prompt_tokens + of.workload.mean_new_tokens / 2
         load = PassLoad(decode_sequences=1024, decode_positions=1024 * context, logits_rows=1024)
-    planned, found = of.cost.lanes(load, under), of_a_pass(simulated(of, under, work))
+    planned, found = of.cost.of_pass(load, under).lanes, of_a_pass(simulated(of, under, work))
     assert set(found) == set(planned)
     # The planner lets the last micro-batch be as cheap by the token as full ones.
     tolerance = 0.03 if work == "decode" else 0.08
@@ -147,7 +147,7 @@ def _seconds_by_kind(timeline: Timeline) -> dict[Kind, float]:
 @pytest.mark.parametrize("name", ["klotski", "cgopipe", "klotski without a GPU"])
 def test_a_simulated_pass_takes_as_long_as_the_planner_says(name: str) -> None:
     of, under = CASES[name]
-    planned_s = pass_seconds(of.cost.lanes(mean_load(of, under), under), under)
+    planned_s = pass_seconds(of.cost.of_pass(mean_load(of, under), under).lanes, under)
     assert simulated(of, under, "mean").steady_pass_s == pytest.approx(planned_s, rel=0.1)
 
 
@@ -159,7 +159,7 @@ def test_where_few_slots_fill_the_disk_waits_as_long_as_the_planner_says(
 ) -> None:
     of, under = _with_long_gaps(num_slots, residents)
     load = mean_load(of, under)
-    planned_s = of.cost.seconds(load, under)
+    planned_s = of.cost.of_pass(load, under).seconds
     assert simulated(of, under, "mean").steady_pass_s == pytest.approx(planned_s, rel=0.02)
 
 
@@ -168,7 +168,7 @@ def test_more_slots_hide_more_of_what_lies_between_experts() -> None:
     for num_slots in (2, 3, 4, 6, 10):
         of, under = _with_long_gaps(num_slots, 0.0)
         load = mean_load(of, under)
-        waits_s.append(of.cost.full_slots_s(load, under))
+        waits_s.append(of.cost.of_pass(load, under).full_slots_s)
     assert waits_s == sorted(waits_s, reverse=True)
     assert waits_s[0] > waits_s[1] > waits_s[-1] == 0
 
@@ -189,7 +189,7 @@ def _with_long_gaps(num_slots: int, residents: float) -> tuple[Problem, Policy]:
 def test_alone_each_batch_brings_all_weights_up_again() -> None:
     load = PassLoad(decode_sequences=512, decode_positions=512 * 141, logits_rows=512)
     under = policy(schedule="simple", batch_size=512, kv_cache=Placement(vram=1))
-    planned = ON_GPU.cost.lanes(load, under)["dram->vram"]
+    planned = ON_GPU.cost.of_pass(load, under).lanes["dram->vram"]
     found = of_a_pass(simulated(ON_GPU, under, "decode"))["dram->vram"]
     experts = 0.75 * 256 * ON_GPU.dtypes.expert_bytes(SHAPE)
     assert planned == pytest.approx(4 * experts / (8 * GB))

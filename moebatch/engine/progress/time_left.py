@@ -175,8 +175,8 @@ class TimeLeft:
         }
 
     def _price(self, load: PassLoad, policy: Policy) -> "_Priced":
-        lanes = self._cost.lanes(load, policy)
-        return _Priced(lanes, policy, self._cost.seconds_of(lanes, load, policy))
+        cost = self._cost.of_pass(load, policy)
+        return _Priced(cost.lanes, policy, cost.seconds)
 
     def _rest_at(self, standing: Standing, endings: Endings) -> "_Rest":
         """The rest as it was at the last replay, or at a new one where that pays."""

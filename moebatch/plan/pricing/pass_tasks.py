@@ -1,9 +1,10 @@
 """A pass as the sum of its tasks: what a schedule launches, each at its price."""
 
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 
+from moebatch.layout.lanes import LaneSeconds
 from moebatch.layout.load import PassLoad
 from moebatch.layout.routing import chosen_experts, distinct_experts, routed
 from moebatch.layout.scratch import PROMPT_ROWS, gpu_prompt_rows
@@ -19,6 +20,8 @@ from moebatch.spec.model.shape import ModelShape
 from moebatch.spec.policy.policy import Policy
 
 _KV = frozenset({Kind.KV_READ, Kind.KV_UP, Kind.KV_DOWN, Kind.KV_WRITE})
+Arithmetic = dict[Hashable, LaneSeconds]
+"""Seconds in which processors compute, by all that they depend on beside the prices."""
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: what follows from them is worked out once
@@ -29,6 +32,8 @@ class PassTasks:
     prices: Prices
     load: PassLoad
     policy: Policy
+    known: Arithmetic = field(default_factory=dict, compare=False)
+    """Remembers `computing_s` of many passes."""
 
     @property
     def key(self) -> Hashable:
@@ -63,11 +68,23 @@ class PassTasks:
         if Kind.LOAD in kinds and Kind.OUT not in kinds:  # `post` projects
             yield self._lane(Kind.POST), layers * self._price.post_out_s(batch)
 
+    @cached_property
+    def computing_s(self) -> LaneSeconds:
+        """The same by lane."""
+        key = self.key
+        found = self.known.get(key)
+        if found is None:
+            seconds: dict[str, float] = {}
+            for lane, time_s in self.computing():
+                seconds[lane] = seconds.get(lane, 0.0) + time_s
+            found = self.known[key] = seconds
+        return found
+
     @property
     def outside_s(self) -> float:
         """All that is computed but the experts, one after the other."""
-        everything = (time_s for lane, time_s in self.computing() if lane in PROCESSORS)
-        return sum(everything) - self.experts_s
+        computing = (self.computing_s.get(lane, 0.0) for lane in PROCESSORS)
+        return sum(computing) - self.experts_s
 
     @property
     def expert_s(self) -> float:

@@ -27,7 +27,8 @@ _FEWEST_TOKENS = 16
 _FEWEST_PASSES = 64
 _ROUGH_PLACES = 256
 """At least so many places are left of a batch that is larger."""
-_FEW_LOADS = 40
+FEW_LOADS = 40
+"""Of a rough replay, those with alike numbers of tokens being counted together."""
 _MIDDLE_WAVES = (2, 5)
 """Full batches of answers between which a replayed job knows neither start nor end. Whole ones:
 sequences of one length start and end together."""
@@ -57,7 +58,7 @@ def _caps(workload: Workload, policy: Policy) -> Caps:
 
 @lru_cache(maxsize=256)  # several machines are asked about one job
 def _few(workload: Workload, caps: Caps) -> list[CountedLoad]:
-    return alike(_replayed(workload, caps, most=_MOST_LOADS), _FEW_LOADS)
+    return alike(_replayed(workload, caps, most=_MOST_LOADS), FEW_LOADS)
 
 
 @lru_cache(maxsize=64)  # many of the policies that are compared have the same passes
@@ -79,7 +80,7 @@ def _rough(workload: Workload, caps: Caps) -> list[CountedLoad]:
         prompt_rows=caps.prompt_rows // by,
         most_cached=ceil(caps.most_cached / by),
     )
-    few = alike(_replayed(fewer, smaller, most=_MOST_LOADS), _FEW_LOADS)
+    few = alike(_replayed(fewer, smaller, most=_MOST_LOADS), FEW_LOADS)
     return [(count * by, _magnified(load, by, places)) for count, load in few]
 
 

@@ -3,7 +3,8 @@
 Shape letters: S sequences in work, N sequences that wait, F the four fields of either.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from itertools import cycle, islice
 
 import numpy as np
@@ -22,9 +23,10 @@ def job_passes(workload: Workload, caps: Caps, num_sequences: int) -> Iterator[C
     return iter(Replay(order, caps))
 
 
-def admission_order(sample: Sequence[Length], count: int, *, is_static: bool) -> Ints:
+@lru_cache(maxsize=16)  # many policies are replayed with the same sequences
+def admission_order(sample: tuple[Length, ...], count: int, *, is_static: bool) -> Ints:
     """So many lengths in the order of their admission, rows of prompt, new and shared tokens: all
-    of the sample again and again, or some of it, evenly taken."""
+    of the sample again and again, or some of it, evenly taken. Nobody writes them."""
     if len(sample) == 1:
         return np.tile(np.array(sample, dtype=np.int64), (count, 1))
     if count >= len(sample):

@@ -72,7 +72,7 @@ def seconds_under(problem: Problem, candidate: Candidate, policy: Policy) -> flo
     """Seconds per sequence when a candidate's shares are those of `policy`."""
     cost = problem.cost
     return sum(
-        phase.num_passes * pass_seconds(cost.lanes(phase.load, policy), policy)
+        phase.num_passes * pass_seconds(cost.of_pass(phase.load, policy).lanes, policy)
         for phase in candidate.phases
     )
 

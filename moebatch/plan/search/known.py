@@ -5,9 +5,9 @@ from functools import partial
 
 from moebatch.layout.load import PassLoad
 from moebatch.plan.prediction import at_end
-from moebatch.plan.pricing.cost import Arithmetic
+from moebatch.plan.pricing.pass_tasks import Arithmetic
 from moebatch.plan.problem import Problem
-from moebatch.plan.replay.loads import rough_loads
+from moebatch.plan.replay.loads import FEW_LOADS, rough_loads, thinned
 from moebatch.plan.replay.phases import phases_of
 from moebatch.plan.search.affine import (
     Affine,
@@ -33,7 +33,7 @@ class Known:
         self._memory: dict[Candidate, Mapping[LevelName, Affine]] = {}
         self._items: dict[Candidate, AffineCandidate] = {}
         self._mean_s: dict[Policy, float] = {}
-        self._replayed_s: dict[Policy, float] = {}
+        self._replayed_s: dict[tuple[Policy, int], float] = {}
 
     def at_rates_of(self, problem: Problem) -> "Known":
         """What of it is known of the same problem where links or processors have other rates, or
@@ -50,7 +50,7 @@ class Known:
         """Seconds of every lane during a pass."""
         found = self._lanes.get((load, policy))
         if found is None:
-            found = self._cost.lanes(load, policy, self._arithmetic)
+            found = self._cost.of_pass(load, policy, self._arithmetic).lanes
             self._lanes[load, policy] = found
         return found
 
@@ -84,17 +84,16 @@ class Known:
             self._mean_s[policy] = found
         return found
 
-    def replayed_s(self, policy: Policy) -> float:
-        """Seconds of a token of the job, by a rough replay."""
-        found = self._replayed_s.get(policy)
+    def replayed_s(self, policy: Policy, *, most: int = FEW_LOADS) -> float:
+        """Seconds of a token of the job, by a rough replay in so many loads at the most."""
+        found = self._replayed_s.get((policy, most))
         if found is None:
             total_s = generated = 0.0
-            for count, load in rough_loads(self._problem.workload, policy):
+            for count, load in thinned(rough_loads(self._problem.workload, policy), most):
                 total_s += count * self._pass_s(load, at_end(self._problem, policy, load))
                 generated += count * load.logits_rows
-            found = self._replayed_s[policy] = total_s / generated
+            found = self._replayed_s[policy, most] = total_s / generated
         return found
 
     def _pass_s(self, load: PassLoad, policy: Policy) -> float:
-        lanes = self._cost.lanes(load, policy, self._arithmetic)
-        return self._cost.seconds_of(lanes, load, policy)
+        return self._cost.of_pass(load, policy, self._arithmetic).seconds

@@ -34,6 +34,9 @@ _ROUND_LESS = 1.15
 """The same of a policy with a round less: replays took from 0.88 of what mean lengths say."""
 _NEAR = 1.3
 """A rival that takes longer than this by mean lengths is not replayed."""
+_FEWEST_LOADS = 8
+_BEHIND = 1.02
+"""A policy that takes longer than this in so few loads is not the best one in more."""
 _LEAST_GAIN = 1.01
 """What is less than that is not worth a round: rough replays do not show it."""
 _BATCHES = (0.75, 0.875, 1.125, 1.25, 1.5, 2.0)
@@ -111,8 +114,12 @@ def _climbed(problem: Problem, known: Known, policy: Policy) -> Policy:
 def _fastest(
     known: Known, others: Iterable[Policy], best: tuple[float, Policy]
 ) -> tuple[float, Policy]:
-    tried = [(known.replayed_s(other), other) for other in others]
-    return min([best, *tried], key=lambda pair: pair[0])
+    """By replays, of which most are priced in a few loads, which tells neighbours apart well enough
+    to know those that are far behind."""
+    roughly = {other: known.replayed_s(other, most=_FEWEST_LOADS) for other in others}
+    enough_s = _BEHIND * min((known.replayed_s(best[1], most=_FEWEST_LOADS), *roughly.values()))
+    near = (other for other, time_s in roughly.items() if time_s <= enough_s)
+    return min([best, *((known.replayed_s(one), one) for one in near)], key=lambda pair: pair[0])
 
 
 def _fewer_pages(problem: Problem, policy: Policy) -> Iterator[Policy]:
@@ -171,7 +178,7 @@ def _far_away(problem: Problem, policy: Policy) -> Iterator[Policy]:
     most = min(policy.batch_size * 3 // 2, _largest_batch(problem, policy))
     fuller = _with_batch(policy, most)
     usual = max(phases_of(problem.workload, policy), key=lambda phase: phase.num_passes)
-    enough = problem.cost.slots_never_full(usual.load, policy)
+    enough = problem.cost.of_pass(usual.load, policy).slots_never_full
     for by, num_slots in product(_FAR_TOKENS, (*_FAR_SLOTS, enough)):
         tokens = _with_tokens(problem, fuller, round(policy.tokens_per_pass * by)).tokens_per_pass
         other = _with_residents(problem, replace(fuller, num_slots=num_slots), 0)
