@@ -150,7 +150,6 @@ def job_problem(
         hardware=hardware.without("vram") if kind == "cpu" else hardware,
         workload=files.shape.cached(workload),
         program_bytes=_program_bytes(kind, num_threads(job)),
-        kv_on_disk_last=True,
         stages=stages_pages(hardware, kind),
         # That of the kernels here, which another machine's profile does not know.
         instruction_set=kernels.instruction_set if kernels else "",

@@ -121,10 +121,10 @@ def test_coefficients_are_those_of_cost_and_footprint_everywhere(
 @pytest.mark.parametrize(
     "asked",
     [
-        problem(cpu_machine(16)),
+        problem(cpu_machine(24), kv_on_disk=False),
         problem(gpu_machine()),
-        problem(gpu_machine(dram_gib=40)),
-        problem(workload=Workload.uniform(prompt_tokens=77, new_tokens=128)),
+        problem(gpu_machine(dram_gib=40), kv_on_disk=False),
+        problem(workload=Workload.uniform(prompt_tokens=77, new_tokens=128), kv_on_disk=False),
     ],
     ids=["cpu", "gpu", "gpu with disk", "endless"],
 )

@@ -65,7 +65,7 @@ def best_policy(problem: Problem, known: Known | None = None) -> Planned:
     already. Raises DoesNotFit, and ConfigError for a schedule that the model does not go with."""
     require_schedule(problem)
     known = known or Known(problem)
-    if problem.kv_on_disk_last and problem.keeps_kv_on_disk:
+    if problem.keeps_kv_on_disk:
         try:
             return _searched(replace(problem, kv_on_disk=False), known)
         except DoesNotFit:
