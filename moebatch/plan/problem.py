@@ -38,9 +38,7 @@ class Problem:
     program_bytes: Mapping[LevelName, int] = field(default_factory=dict)
     """What the process holds before any weight; empty is what is usual."""
     kv_on_disk: bool = True
-    """Whether keys and values may live on disk. They do so only where nothing fits otherwise: their
-    many small reads and writes cost far more than their bytes, and what each costs is known only
-    where it was measured."""
+    """Whether keys and values may live on disk."""
     stages: bool = False
     """Whether pages of weights are copied into pinned buffers on their way up."""
     schedule: str | None = None

@@ -207,7 +207,7 @@ def test_a_policy_too_large_for_the_budget_is_refused_with_figures(job: Job) -> 
 
 
 @pytest.mark.parametrize(("prompt_tokens", "fits"), [(2_000, True), (40_000, False)])
-def test_keys_and_values_of_a_job_go_to_disk_only_where_nothing_else_fits(
+def test_keys_and_values_of_a_job_go_to_disk_where_nothing_else_fits(
     prompt_tokens: int, fits: bool, job: Job
 ) -> None:
     machine, files = cpu_machine(8, disk=6e9), open_model(job.model.path, job.model.dtype)

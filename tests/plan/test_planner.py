@@ -264,3 +264,16 @@ def test_a_prompt_that_is_not_cut_gets_a_pass_as_long_as_it_is() -> None:
     workload = shape.cached(Workload.uniform(prompt_tokens=9000, new_tokens=100))
     asked = problem(cpu_machine(64), shape=shape, workload=workload)
     assert policy_of(asked).tokens_per_pass == 9100
+
+
+@pytest.mark.parametrize(("dram_gib", "is_on_disk"), [(14, True), (24, False)])
+def test_keys_and_values_go_to_disk_where_that_is_much_faster(
+    dram_gib: float, is_on_disk: bool
+) -> None:
+    asked = problem(cpu_machine(dram_gib))
+    within, chosen = best_policy(replace(asked, kv_on_disk=False)), best_policy(asked)
+    assert (chosen.policy.kv_cache.disk > 0) == is_on_disk
+    if is_on_disk:
+        assert 2 * chosen.token_s <= within.token_s
+    else:
+        assert chosen.policy == within.policy

@@ -442,6 +442,13 @@ class TestChange:
         assert both.hardware().links["dram->vram"].staging_bandwidth == 20e9
         assert both.hardware().links["dram->vram"].bandwidth == 25e9
 
+    def test_operations_of_a_disk_take_a_usual_time_where_a_profile_does_not_say(self) -> None:
+        links = load_profile("h100-pcie").hardware().links
+        assert links["disk->dram"].operation_s == 1e-4
+        assert links["dram->vram"].operation_s == 0.0
+        measured = load_profile("h100-pcie").with_change("disk->dram.operation_time=50us")
+        assert measured.hardware().links["disk->dram"].operation_s == 50e-6
+
     @pytest.mark.parametrize("basis", ["peak", "paper"])
     def test_what_stands_beside_a_rate_is_supposed_on_every_basis(self, basis: Basis) -> None:
         before = load_profile("h100-pcie")
