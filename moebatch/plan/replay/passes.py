@@ -23,7 +23,7 @@ def job_passes(workload: Workload, caps: Caps, num_sequences: int) -> Iterator[C
     return iter(Replay(order, caps))
 
 
-@lru_cache(maxsize=16)  # many policies are replayed with the same sequences
+@lru_cache(maxsize=4)  # many policies are replayed with the same sequences
 def admission_order(sample: tuple[Length, ...], count: int, *, is_static: bool) -> Ints:
     """So many lengths in the order of their admission, rows of prompt, new and shared tokens: all
     of the sample again and again, or some of it, evenly taken. Nobody writes them."""
