@@ -33,6 +33,11 @@ def free_on_disk(job: Job) -> Limit:
         return Limit(2**62, "")
 
 
+def disk_to_spare(job: Job) -> int:
+    """Bytes that a job which says nothing may fill: the rest of what is free is for its output."""
+    return int(free_on_disk(job).amount * SAFE_SHARE)
+
+
 def require_within_machine(job: Job, machine: Machine | None = None) -> None:
     """Raises DoesNotFit, with the real limit, for main memory, threads and room on disk that a run
     on this machine would not get."""

@@ -7,7 +7,7 @@ import torch
 
 from moebatch.checkpoint.model_files import COMPUTE_DTYPES, ModelFiles
 from moebatch.errors import ConfigError, DoesNotFit, Fault
-from moebatch.job.limits import dram_bytes, free_on_disk, num_threads, require_within_levels
+from moebatch.job.limits import disk_to_spare, dram_bytes, num_threads, require_within_levels
 from moebatch.job.machine import JobMachine, NotedProfile, has_unmeasured_gpu, job_machine
 from moebatch.layout.ladder import stages_pages
 from moebatch.measure.machine import measure_machine
@@ -191,7 +191,8 @@ def _budgets(job: Job, hardware: Hardware, kind: DeviceKind) -> dict[LevelName, 
             )
         budgets["dram"] = min(left, hardware.dram.capacity_bytes)
     if hardware.disk is not None:
-        budgets["disk"] = limits.disk or min(hardware.disk.capacity_bytes, free_on_disk(job).amount)
+        spare = min(hardware.disk.capacity_bytes, disk_to_spare(job))
+        budgets["disk"] = limits.disk or spare
     return budgets
 
 

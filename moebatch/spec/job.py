@@ -206,7 +206,7 @@ class ResourcesSection(Section):
     """Bytes of main memory that the process takes, those of an emulated GPU among them; None is all
     that is free."""
     disk: Size = None
-    """Bytes on disk that the job may fill beside its output; None is all that is free."""
+    """Bytes on disk that the job may fill beside its output; None is most of what is free."""
     threads: Threads = None
     """Threads that compute; None is one per core."""
     kv_cache: KvCache = "full"

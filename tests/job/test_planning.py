@@ -2,6 +2,7 @@
 machine's profile."""
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from moebatch.model.native import loader
 from moebatch.plan.options import PlanOptions
 from moebatch.schedule.timeline.statistics import LAUNCH
 from moebatch.spec.job import Job, load_job
+from moebatch.spec.machine.hardware import Level
 from moebatch.spec.machine.profile import load_profile
 from moebatch.spec.machine.values import (
     MEMORY_RATE,
@@ -206,15 +208,25 @@ def test_a_policy_too_large_for_the_budget_is_refused_with_figures(job: Job) -> 
         planned(job, a_policy(num_kv_pages=10**7))
 
 
-@pytest.mark.parametrize(("prompt_tokens", "fits"), [(2_000, True), (40_000, False)])
-def test_keys_and_values_of_a_job_go_to_disk_where_nothing_else_fits(
-    prompt_tokens: int, fits: bool, job: Job
+@pytest.mark.parametrize(("disk_bytes", "is_on_disk"), [(2**40, True), (2**20, False)])
+def test_keys_and_values_of_a_job_go_to_disk_as_far_as_it_may_fill_it(
+    disk_bytes: int, is_on_disk: bool, job: Job
 ) -> None:
     machine, files = cpu_machine(8, disk=6e9), open_model(job.model.path, job.model.dtype)
-    rows = Workload.uniform(prompt_tokens=prompt_tokens, new_tokens=20, num_sequences=40)
+    rows = Workload.uniform(prompt_tokens=2_000, new_tokens=20, num_sequences=40)
     small = job_problem(job, files, rows, machine).with_capacity("dram", 8 * 2**30)
-    asked = replace(small, shape=SHAPE, dtypes=problem().dtypes)
-    assert (plan_job(asked).policy.kv_cache.disk == 0) == fits
+    limited = small.with_capacity("disk", disk_bytes)
+    asked = replace(limited, shape=SHAPE, dtypes=problem().dtypes)
+    assert (plan_job(asked).policy.kv_cache.disk > 0) == is_on_disk
+
+
+def test_a_job_that_says_nothing_of_the_disk_leaves_some_of_it_free(job: Job) -> None:
+    machine, files = cpu_machine(8), open_model(job.model.path, job.model.dtype)
+    vast = Level(name="disk", capacity_bytes=2**60)
+    machine = replace(machine, levels={**machine.levels, "disk": vast})
+    asked = job_problem(job, files, Workload.uniform(prompt_tokens=8, new_tokens=8), machine)
+    status = os.statvfs(job.output.path.parent)
+    assert asked.capacity_bytes("disk") <= 0.95 * status.f_bavail * status.f_frsize
 
 
 def test_a_policy_is_checked_with_the_schedule_that_it_is_run_with() -> None:

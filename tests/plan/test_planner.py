@@ -77,10 +77,7 @@ def test_more_of_any_resource_never_lowers_the_predicted_optimum(
     better = scaled(machine, more, data.draw(st.floats(1, 4)))
     after = best_policy(problem(better, workload=workload))
     # The tie between batches is worth at most one part in 10,000.
-    most = 1 + 3e-4
-    if before.policy.kv_cache.disk and not after.policy.kv_cache.disk:
-        most *= 2  # they leave the disk where it is not twice as fast
-    assert after.solution.seconds_per_sequence <= before.solution.seconds_per_sequence * most
+    assert after.solution.seconds_per_sequence <= before.solution.seconds_per_sequence * (1 + 3e-4)
 
 
 def resources(machine: Hardware) -> list[str]:
@@ -269,14 +266,12 @@ def test_a_prompt_that_is_not_cut_gets_a_pass_as_long_as_it_is() -> None:
     assert policy_of(asked).tokens_per_pass == 9100
 
 
-@pytest.mark.parametrize(("dram_gib", "is_on_disk"), [(14, True), (24, False)])
-def test_keys_and_values_go_to_disk_where_that_is_much_faster(
-    dram_gib: float, is_on_disk: bool
-) -> None:
+@pytest.mark.parametrize(("dram_gib", "is_on_disk"), [(14, True), (24, True), (140, False)])
+def test_keys_and_values_go_to_disk_where_that_is_faster(dram_gib: float, is_on_disk: bool) -> None:
     asked = problem(cpu_machine(dram_gib))
     within, chosen = best_policy(replace(asked, kv_on_disk=False)), best_policy(asked)
     assert (chosen.policy.kv_cache.disk > 0) == is_on_disk
     if is_on_disk:
-        assert 2 * chosen.token_s <= within.token_s
+        assert chosen.token_s < within.token_s
     else:
-        assert chosen.policy == within.policy
+        assert chosen.token_s == pytest.approx(within.token_s, rel=0.01)

@@ -1,6 +1,7 @@
 """What a prediction is made of: passes, phases, lanes, and what would help."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from moebatch.layout.footprint import slot_bytes
 from moebatch.layout.lanes import pass_seconds
-from moebatch.layout.load import PassLoad
+from moebatch.layout.load import CountedLoad, PassLoad
 from moebatch.plan.advice import _changes
 from moebatch.plan.answer import answer_milp
 from moebatch.plan.prediction import at_end, predict
@@ -139,6 +140,23 @@ def test_rough_loads_read_as_much_again_for_long_prompts_as_all_passes_do(prompt
         for loads in (job_loads(workload, one), rough_loads(workload, one))
     )
     assert rough == pytest.approx(exact, rel=0.1)
+
+
+def test_rough_loads_of_unequal_rows_tell_policies_apart_as_all_passes_do() -> None:
+    lengths = [(40 + 7 * i % 200, 20 + 11 * i % 90) for i in range(300)]
+    asked = small(workload=workload_of(lengths))
+
+    def token_s(one: Policy, loads: list[CountedLoad]) -> float:
+        seconds = sum(n * asked.cost.of_pass(load, one).seconds for n, load in loads)
+        return seconds / sum(n * load.logits_rows for n, load in loads)
+
+    by_all_passes = []
+    for batch, tokens in product((16, 64, 200), (256, 1024, 4096)):
+        one = policy(batch, tokens, num_kv_pages=batch * 10)
+        rough, exact = rough_loads(asked.workload, one), job_loads(asked.workload, one)
+        assert sum(n for n, _ in rough) == pytest.approx(sum(n for n, _ in exact), rel=0.05)
+        by_all_passes.append(token_s(one, rough) / token_s(one, exact))
+    assert max(by_all_passes) <= 1.02 * min(by_all_passes)
 
 
 @pytest.mark.exhaustive

@@ -12,7 +12,7 @@ from moebatch.layout.admission import Caps
 from moebatch.layout.load import CountedLoad, PassLoad
 from moebatch.plan.replay.passes import Replay, job_passes
 from moebatch.spec.policy.policy import PAGE_TOKENS, Policy
-from moebatch.spec.workload import Workload
+from moebatch.spec.workload import Length, Workload
 
 _WAVES = 6
 _MOST_SEQUENCES = 24_000
@@ -43,13 +43,12 @@ def job_loads(workload: Workload, policy: Policy) -> list[CountedLoad]:
 
 
 def rough_loads(workload: Workload, policy: Policy) -> list[CountedLoad]:
-    """The same in a few loads, to compare policies. Where all sequences are alike, each stands for
-    several, and each of their tokens for several, which takes a tenth of the time: policies are
-    told apart by a percent."""
+    """The same in a few loads, to compare policies. Each token of a sequence stands for several,
+    and where all are alike each sequence does, too, which takes a tenth of the time, or half of it:
+    policies are told apart by a percent."""
     if policy.batching == "static":
         return job_loads(workload, policy)
-    caps = _caps(workload, policy)
-    return _few(workload, caps) if workload.lengths else _rough(workload, caps)
+    return _rough(workload, _caps(workload, policy))
 
 
 def _caps(workload: Workload, policy: Policy) -> Caps:
@@ -57,20 +56,9 @@ def _caps(workload: Workload, policy: Policy) -> Caps:
 
 
 @lru_cache(maxsize=256)  # several machines are asked about one job
-def _few(workload: Workload, caps: Caps) -> list[CountedLoad]:
-    return alike(_replayed(workload, caps, most=_MOST_LOADS), FEW_LOADS)
-
-
-@lru_cache(maxsize=64)  # many of the policies that are compared have the same passes
 def _rough(workload: Workload, caps: Caps) -> list[CountedLoad]:
     by = _tokens_for_one(workload, caps)
-    places = max(1, caps.sequences // _ROUGH_PLACES)
-    total = workload.num_sequences
-    fewer = Workload.uniform(
-        prompt_tokens=round(workload.mean_own_tokens / by),
-        new_tokens=round(workload.mean_new_tokens / by),
-        num_sequences=total and max(1, total // places),
-    )
+    places = 1 if workload.lengths else max(1, caps.sequences // _ROUGH_PLACES)
     smaller = replace(
         caps,
         sequences=ceil(caps.sequences / places),
@@ -80,13 +68,35 @@ def _rough(workload: Workload, caps: Caps) -> list[CountedLoad]:
         prompt_rows=caps.prompt_rows // by,
         most_cached=ceil(caps.most_cached / by),
     )
-    few = alike(_replayed(fewer, smaller, most=_MOST_LOADS), FEW_LOADS)
+    few = alike(_replayed(_fewer(workload, by, places), smaller, most=_MOST_LOADS), FEW_LOADS)
     return [(count * by, _magnified(load, by, places)) for count, load in few]
 
 
+@lru_cache(maxsize=16)
+def _fewer(workload: Workload, by: int, places: int) -> Workload:
+    """A job in which each sequence stands for so many, and each of its tokens."""
+    total = workload.num_sequences
+    return replace(
+        workload,
+        num_sequences=total and max(1, total // places),
+        mean_prompt_tokens=workload.mean_prompt_tokens / by,
+        mean_new_tokens=workload.mean_new_tokens / by,
+        mean_shared_tokens=workload.mean_shared_tokens / by,
+        lengths=tuple(_shorter(length, by) for length in workload.lengths),
+    )
+
+
+def _shorter(length: Length, by: int) -> Length:
+    prompt, new, shared = (round(tokens / by) for tokens in length)
+    return Length(max(prompt, shared + 1), max(new, 1), shared)
+
+
 def _tokens_for_one(workload: Workload, caps: Caps) -> int:
-    """How many tokens of a sequence one stands for."""
+    """How many tokens of a sequence one stands for. Where lengths differ, half of the sequences are
+    shorter than the mean, and all policies are replayed alike, so that they compare."""
     shortest = min(workload.mean_own_tokens, workload.mean_new_tokens)
+    if workload.lengths:
+        return next((b for b in _ROUGH if shortest >= 2 * b * _FEWEST_TOKENS), 1)
     waves = max(1.0, num_replayed(workload, caps.sequences) / caps.sequences)
     passes = waves * workload.mean_new_tokens
     return next(

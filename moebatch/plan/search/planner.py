@@ -1,10 +1,9 @@
 """The way from a problem to a policy."""
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
-from moebatch.errors import DoesNotFit
 from moebatch.layout.division import comes_in_pages
 from moebatch.layout.footprint import slot_bytes
 from moebatch.plan.problem import Problem
@@ -34,9 +33,6 @@ _ROUNDING_LOSS = 1.01
 """Rounding that costs no more than this is not worth another candidate."""
 _ROUNDING = 1 + 1e-9
 """That far two ways to add up the same may be apart."""
-_MUCH_FASTER = 2.0
-"""A policy has to be, by its prediction, for keys and values to go to disk where there is room for
-them elsewhere: a part of that is lost, since many small reads and writes wait behind large ones."""
 NEAR = 1.25
 """A candidate that cannot come nearer to the best one than this is not looked at again."""
 
@@ -68,29 +64,6 @@ def best_policy(problem: Problem, known: Known | None = None) -> Planned:
     already. Raises DoesNotFit, and ConfigError for a schedule that the model does not go with."""
     require_schedule(problem)
     known = known or Known(problem)
-    try:
-        planned = _searched(replace(problem, kv_on_disk=False), known)
-    except DoesNotFit:
-        if not problem.keeps_kv_on_disk:
-            raise
-        return _searched(problem, known)
-    if not _may_gain_by_disk(problem, planned):
-        return planned
-    other = _searched(problem, known)
-    return other if other.token_s * _MUCH_FASTER <= planned.token_s else planned
-
-
-def _may_gain_by_disk(problem: Problem, planned: Planned) -> bool:
-    """Whether the solver would find a policy that is so much faster with keys and values on disk
-    that they go there."""
-    if not problem.keeps_kv_on_disk:
-        return False
-    enough_s = planned.solution.seconds_per_sequence / _MUCH_FASTER
-    ranked = ranked_among(planned.known, candidates(problem, slots=STREAMING_SLOTS))
-    return best_seconds(screen(problem, ranked, planned.known, best_s=enough_s, near=1)) <= enough_s
-
-
-def _searched(problem: Problem, known: Known) -> Planned:
     ranked = ranked_among(known, candidates(problem, slots=STREAMING_SLOTS))
     screened = screen(problem, ranked, known)
     if not screened or _slots_are_dear(problem):
