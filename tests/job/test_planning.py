@@ -213,7 +213,7 @@ def test_keys_and_values_of_a_job_go_to_disk_as_far_as_it_may_fill_it(
     disk_bytes: int, is_on_disk: bool, job: Job
 ) -> None:
     machine, files = cpu_machine(8, disk=6e9), open_model(job.model.path, job.model.dtype)
-    rows = Workload.uniform(prompt_tokens=2_000, new_tokens=20, num_sequences=40)
+    rows = Workload.uniform(prompt_tokens=300, new_tokens=200, num_sequences=1000)
     small = job_problem(job, files, rows, machine).with_capacity("dram", 8 * 2**30)
     limited = small.with_capacity("disk", disk_bytes)
     asked = replace(limited, shape=SHAPE, dtypes=problem().dtypes)

@@ -9,10 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.errors import ConfigError, DoesNotFit, ExitCode
+from moebatch.plan.options import PlanOptions
 from moebatch.plan.problem import Problem
+from moebatch.plan.question import stated_question
 from moebatch.plan.search.milp import violations
 from moebatch.plan.search.planner import best_policy
 from moebatch.spec.machine.hardware import Hardware, Processor
+from moebatch.spec.machine.profile import load_profile
 from moebatch.spec.model.models import load_model
 from moebatch.spec.model.shape import ModelShape
 from moebatch.spec.policy.policy import PAGE_TOKENS, Policy
@@ -275,3 +278,14 @@ def test_keys_and_values_go_to_disk_where_that_is_faster(dram_gib: float, is_on_
         assert chosen.token_s < within.token_s
     else:
         assert chosen.token_s == pytest.approx(within.token_s, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("machine", "model"), [("t4", "qwen3-30b-a3b"), ("rtx4090", "qwen3-next-80b-a3b")]
+)
+def test_a_disk_for_keys_and_values_never_makes_a_plan_slower(machine: str, model: str) -> None:
+    """Also where the solver's picture says that they belong there, and replays that they do not."""
+    options = PlanOptions(hw=machine, model=model, prompt_len=512, gen_len=256, requests=2000)
+    asked = stated_question(load_profile(machine), options).problem
+    within, chosen = best_policy(replace(asked, kv_on_disk=False)), best_policy(asked)
+    assert chosen.token_s <= 1.01 * within.token_s

@@ -106,11 +106,11 @@ def _rounded(problem: Problem, solution: Solution, screened: Sequence[Screened])
 
 
 def _rivals(problem: Problem, policy: Policy, screened: Sequence[Screened]) -> Iterator[Policy]:
-    """The most promising policy of every other way to compute: what busy times say of one way, and
-    of another, is not equally near to a job."""
-    seen = {_way(policy)}
+    """The most promising policy of every other way to compute, or to keep keys and values: what
+    busy times say of one way, and of another, is not equally near to a job."""
+    seen = {_way(policy, keeps_on_disk=policy.kv_cache.disk > 0)}
     for item, limits in screened:
-        way = _way(item.candidate.policy)
+        way = _way(item.candidate.policy, keeps_on_disk="disk" in item.candidate.kv_levels)
         if way not in seen:
             seen.add(way)
             other = whole_policy(problem, item.candidate, limits.shares)
@@ -118,8 +118,8 @@ def _rivals(problem: Problem, policy: Policy, screened: Sequence[Screened]) -> I
                 yield other
 
 
-def _way(policy: Policy) -> tuple[str, bool, bool]:
-    return policy.schedule, policy.attention_on_gpu, policy.ffn_on_gpu
+def _way(policy: Policy, *, keeps_on_disk: bool) -> tuple[str, bool, bool, bool]:
+    return policy.schedule, policy.attention_on_gpu, policy.ffn_on_gpu, keeps_on_disk
 
 
 def best_seconds(screened: Sequence[Screened]) -> float:

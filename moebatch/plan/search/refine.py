@@ -34,6 +34,9 @@ _ROUND_LESS = 1.15
 """The same of a policy with a round less: replays took from 0.88 of what mean lengths say."""
 _NEAR = 1.3
 """A rival that takes longer than this by mean lengths is not replayed."""
+_ABREAST = 1.03
+"""A climb begins at every rival that takes no longer than this when replayed: which of them leads
+higher does not show from below."""
 _FEWEST_LOADS = 8
 _BEHIND = 1.02
 """A policy that takes longer than this in so few loads is not the best one in more."""
@@ -67,11 +70,20 @@ def refined(
     for."""
     near_s = known.mean_s(policy) * _NEAR
     near = [one for one in (policy, *rivals) if known.mean_s(one) <= near_s]
-    climbed = [_climbed(problem, known, one) for one in near]
-    best = _fastest(known, climbed[1:], (known.replayed_s(climbed[0]), climbed[0]))
+    climbed = _each_once(*(_climbed(problem, known, one) for one in near))
+    timed = [(known.replayed_s(one), one) for one in climbed]
+    near_s = min(seconds for seconds, _ in timed) * _ABREAST
+    ends = [_climbed_by_replays(problem, known, one) for one in timed if one[0] <= near_s]
+    return min(ends, key=lambda pair: pair[0])
+
+
+def _climbed_by_replays(
+    problem: Problem, known: Known, best: tuple[float, Policy]
+) -> tuple[float, Policy]:
+    """Where a climb by replays ends, and its seconds per token."""
     if best[1].batching == "static":
         return best
-    num_left = _num_replays(problem, policy)
+    num_left = _num_replays(problem, best[1])
     looks = _neighbours if problem.ladder.top == "vram" else _far_away
     while num_left > 0:
         others = _promising(problem, known, best[1], looks(problem, best[1]))[:num_left]
