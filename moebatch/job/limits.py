@@ -38,6 +38,17 @@ def disk_to_spare(job: Job) -> int:
     return int(free_on_disk(job).amount * SAFE_SHARE)
 
 
+def fills_disk_of_model(job: Job) -> bool:
+    """Whether what the job fills on disk lies on the file system of its model, or on one that the
+    job names a budget for."""
+    if job.resources.disk is not None:
+        return True
+    try:
+        return job.output.path.parent.stat().st_dev == job.model.path.stat().st_dev
+    except OSError:
+        return True  # `require_writable` says what is wrong with it
+
+
 def require_within_machine(job: Job, machine: Machine | None = None) -> None:
     """Raises DoesNotFit, with the real limit, for main memory, threads and room on disk that a run
     on this machine would not get."""

@@ -7,7 +7,13 @@ import torch
 
 from moebatch.checkpoint.model_files import COMPUTE_DTYPES, ModelFiles
 from moebatch.errors import ConfigError, DoesNotFit, Fault
-from moebatch.job.limits import disk_to_spare, dram_bytes, num_threads, require_within_levels
+from moebatch.job.limits import (
+    disk_to_spare,
+    dram_bytes,
+    fills_disk_of_model,
+    num_threads,
+    require_within_levels,
+)
 from moebatch.job.machine import JobMachine, NotedProfile, has_unmeasured_gpu, job_machine
 from moebatch.layout.ladder import stages_pages
 from moebatch.measure.machine import measure_machine
@@ -150,6 +156,7 @@ def job_problem(
         hardware=hardware.without("vram") if kind == "cpu" else hardware,
         workload=files.shape.cached(workload),
         program_bytes=_program_bytes(kind, num_threads(job)),
+        kv_beside_weights=fills_disk_of_model(job),
         stages=stages_pages(hardware, kind),
         # That of the kernels here, which another machine's profile does not know.
         instruction_set=kernels.instruction_set if kernels else "",

@@ -39,6 +39,9 @@ class Problem:
     """What the process holds before any weight; empty is what is usual."""
     kv_on_disk: bool = True
     """Whether keys and values may live on disk."""
+    kv_beside_weights: bool = True
+    """Whether that is the disk of the weights, whose rates are known; on another one they live only
+    where there is no room for them elsewhere."""
     stages: bool = False
     """Whether pages of weights are copied into pinned buffers on their way up."""
     schedule: str | None = None

@@ -15,6 +15,7 @@ from moebatch.engine.statistics import EngineStatistics
 from moebatch.errors import ConfigError, DoesNotFit
 from moebatch.folder.shard import ALL
 from moebatch.job.check import check_job
+from moebatch.job.limits import fills_disk_of_model
 from moebatch.job.machine import JobMachine
 from moebatch.job.options import RunOptions
 from moebatch.job.planning import (
@@ -227,6 +228,17 @@ def test_a_job_that_says_nothing_of_the_disk_leaves_some_of_it_free(job: Job) ->
     asked = job_problem(job, files, Workload.uniform(prompt_tokens=8, new_tokens=8), machine)
     status = os.statvfs(job.output.path.parent)
     assert asked.capacity_bytes("disk") <= 0.95 * status.f_bavail * status.f_frsize
+
+
+@pytest.mark.parametrize(("disk", "is_known"), [(None, False), (2**30, True)])
+def test_a_disk_other_than_that_of_the_model_is_known_where_a_job_says_so(
+    disk: int | None, is_known: bool, job: Job
+) -> None:
+    elsewhere = job.output.model_copy(update={"path": Path("/dev/shm/answers.jsonl")})
+    limits = job.resources.model_copy(update={"disk": disk})
+    there = job.model_copy(update={"output": elsewhere, "resources": limits})
+    assert fills_disk_of_model(job)
+    assert fills_disk_of_model(there) == is_known
 
 
 def test_a_policy_is_checked_with_the_schedule_that_it_is_run_with() -> None:

@@ -280,6 +280,15 @@ def test_keys_and_values_go_to_disk_where_that_is_faster(dram_gib: float, is_on_
         assert chosen.token_s == pytest.approx(within.token_s, rel=0.01)
 
 
+@pytest.mark.parametrize(("prompt_tokens", "is_on_disk"), [(77, False), (100_000, True)])
+def test_keys_and_values_go_to_a_disk_of_unknown_rate_where_nothing_else_fits(
+    prompt_tokens: int, is_on_disk: bool
+) -> None:
+    workload = Workload.uniform(prompt_tokens=prompt_tokens, new_tokens=128, num_sequences=500)
+    asked = replace(problem(cpu_machine(14), workload=workload), kv_beside_weights=False)
+    assert (policy_of(asked).kv_cache.disk > 0) == is_on_disk
+
+
 @pytest.mark.parametrize(
     ("machine", "model"), [("t4", "qwen3-30b-a3b"), ("rtx4090", "qwen3-next-80b-a3b")]
 )

@@ -1,9 +1,11 @@
 """The way from a problem to a policy."""
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from math import inf
 
+from moebatch.errors import DoesNotFit
 from moebatch.layout.division import comes_in_pages
 from moebatch.layout.footprint import slot_bytes
 from moebatch.plan.problem import Problem
@@ -64,6 +66,13 @@ def best_policy(problem: Problem, known: Known | None = None) -> Planned:
     already. Raises DoesNotFit, and ConfigError for a schedule that the model does not go with."""
     require_schedule(problem)
     known = known or Known(problem)
+    if problem.keeps_kv_on_disk and not problem.kv_beside_weights:
+        with suppress(DoesNotFit):
+            return _searched(replace(problem, kv_on_disk=False), known)
+    return _searched(problem, known)
+
+
+def _searched(problem: Problem, known: Known) -> Planned:
     ranked = ranked_among(known, candidates(problem, slots=STREAMING_SLOTS))
     screened = screen(problem, ranked, known)
     if not screened or _slots_are_dear(problem):
