@@ -234,7 +234,7 @@ def test_a_job_that_says_nothing_of_the_disk_leaves_some_of_it_free(job: Job) ->
 def test_a_disk_other_than_that_of_the_model_is_known_where_a_job_says_so(
     disk: int | None, is_known: bool, job: Job
 ) -> None:
-    elsewhere = job.output.model_copy(update={"path": Path("/dev/shm/answers.jsonl")})
+    elsewhere = job.output.model_copy(update={"path": Path("/proc/answers.jsonl")})
     limits = job.resources.model_copy(update={"disk": disk})
     there = job.model_copy(update={"output": elsewhere, "resources": limits})
     assert fills_disk_of_model(job)
