@@ -55,7 +55,7 @@ def multiplied(kernels: Kernels, *tensors: Tensor | None, num_threads: int = 1) 
 @given(
     num_rows=st.one_of(st.integers(1, 40), st.sampled_from([127, 128, 129, 200, 385])),
     num_outputs=st.sampled_from([1, 3, 4, 5, 6, 7, 31, 32, 100, 505]),
-    num_inputs=st.sampled_from([1, 7, 15, 16, 17, 32, 33, 63, 96, 1024, 1025, 1100]),
+    num_inputs=st.sampled_from([1, 7, 15, 16, 17, 32, 33, 63, 96, 1024, 1025, 2100, 9000]),
     dtype=st.sampled_from(DTYPES),
     weight_dtype=st.sampled_from(DTYPES),
     has_bias=st.booleans(),
