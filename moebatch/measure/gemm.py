@@ -24,6 +24,8 @@ from moebatch.model.routing.tokens import ExpertTokens
 
 _ALIGNMENT = 64
 _FEW_ROWS = 4
+_FALL = 0.9
+"""A rate does not fall with the rows: one that is lower than this was disturbed."""
 Points = tuple[tuple[int, float], ...]
 """(rows, FLOP/s), ascending in rows."""
 
@@ -43,7 +45,8 @@ def gemm_curve(
     FLOP are 2 * rows * parameters. `experts` gives the bytes (uint8) of one after the other, for
     ever, on the timer's device; how long it takes to give one does not count. They are `stored` so,
     if another way than they are computed in. Points that would take longer than
-    `longest_s` each are left out, but never the first.
+    `longest_s` each are left out, but never the first. One that is clearly lower than the one
+    before is measured twice.
     """
     limits = Limits(pass_tokens=1, micro_batch_tokens=1, context_tokens=1, expert_rows=max(rows))
     layer = synthetic_layer(sizes, limits, dtype, timer.device, stored=stored)
@@ -52,7 +55,7 @@ def gemm_curve(
     for count in sorted(rows):
         together = MOST_TOGETHER if is_grouped(count) and timer.device.type == "cuda" else 1
         flop = 2 * count * layer.shape.expert_params * together
-        # A rate does not fall with the rows: the last one bounds the time from above.
+        # The last rate bounds the time from above.
         if points and flop / points[-1][1] > longest_s:
             break
         routing = _routing(layer, count, together)
@@ -61,7 +64,10 @@ def gemm_curve(
             layer.decoder.run_experts(0, routing, following.parts)
 
         prepare = partial(following.take, together)
-        points.append((count, flop / timer.seconds(run, prepare=prepare)))
+        rate = flop / timer.seconds(run, prepare=prepare)
+        if points and rate < _FALL * points[-1][1]:
+            rate = max(rate, flop / timer.seconds(run, prepare=prepare))
+        points.append((count, rate))
     return tuple(points)
 
 

@@ -46,6 +46,20 @@ def test_points_that_take_too_long_are_left_out_but_never_the_first() -> None:
     assert curve((1, 8, 24), longest_s=0.0) == [1]
 
 
+def test_a_rate_that_falls_with_the_rows_is_measured_again() -> None:
+    seconds = iter([1.0, 8.0, 4.0, 12.0, 9.0])
+
+    class Disturbed(Timer):
+        def seconds(self, *_: object, **__: object) -> float:
+            return next(seconds)
+
+    timer = Disturbed(device=TIMER.device, budget_s=0.0)
+    experts = experts_in(Arena(2**18).bytes, TINY.model, torch.float32)
+    points = gemm_curve(TINY.model, (1, 4, 8), torch.float32, experts, timer, longest_s=60.0)
+    rates = {rows: rate / points[0][1] for rows, rate in points}
+    assert rates == pytest.approx({1: 1.0, 4: 1.0, 8: 8 / 9})
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_every_dtype_can_be_measured(dtype: torch.dtype) -> None:
     rates = attention_rates(TINY, dtype, TIMER, cache_bytes=2**20, allocate=allocate)
