@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class MixedFormat(WeightFormat):
-    """What stands for all of them where room is made and time is planned: room as for the one that
+    """What stands for all of them where room is made and time is planned: scratch as for the one that
     takes most bytes, time as for each by its share."""
 
     widest: WeightFormat

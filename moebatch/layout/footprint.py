@@ -27,6 +27,9 @@ class Dtypes:
     compute: Dtype
     mean_share: float = 1.0
     """Bytes of an expert in the mean, as a share of those of an expert in `stored`."""
+    spared_bytes: int = 0
+    """By how much the largest expert is smaller than one in `stored`: of a mix, some of the weights
+    of each expert may have other formats."""
     extra_bias_bytes: int = 0
     """Of an expert's biases, where they take more than in the type that the model declares."""
 
@@ -50,7 +53,7 @@ class Dtypes:
 
     def largest_expert_bytes(self, shape: ModelShape) -> int:
         """The same of the largest."""
-        return shape.expert_bytes(self.stored) + self.extra_bias_bytes
+        return shape.expert_bytes(self.stored) + self.extra_bias_bytes - self.spared_bytes
 
     def num_expert_tensors(self, shape: ModelShape) -> int:
         """Most tensors in which an expert lies in its file."""

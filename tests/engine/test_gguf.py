@@ -88,6 +88,7 @@ def test_formats_differ_from_weight_to_weight(written: Callable[..., Path]) -> N
     records = files.expert_records().values()
     stored = [sum(place.num_bytes for place in record.places) for record in records]
     assert files.dtypes.expert_bytes(files.shape) == pytest.approx(sum(stored) / len(stored), abs=1)
+    assert files.dtypes.largest_expert_bytes(files.shape) == max(stored)
     assert max(record.num_bytes for record in records) <= slot_bytes(files.shape, files.dtypes)
     assert not files.warnings
 

@@ -180,12 +180,13 @@ class StoredExperts:
         return replace(self, format=widest, others=others, shares=tuple(shares))
 
     @property
-    def spared_bytes(self) -> int:
-        """By how much all experts together are smaller than if all had the widest format."""
-        return sum(
-            self.format.num_bytes(weight.stored_size) - stored.num_bytes(weight.stored_size)
-            for formats in self.others.values()
-            for weight, stored in zip(self.weights, formats, strict=True)
+    def spared_bytes(self) -> tuple[int, ...]:
+        """By how much those experts that have other formats are smaller than in the widest."""
+        sizes = [weight.stored_size for weight in self.weights]
+        widest = sum(map(self.format.num_bytes, sizes))
+        return tuple(
+            widest - sum(stored.num_bytes(size) for stored, size in zip(each, sizes, strict=True))
+            for each in self.others.values()
         )
 
     @property
