@@ -51,4 +51,4 @@ class MixedFormat(WeightFormat):
         return self.widest.coded(parts, shape)
 
     def __str__(self) -> str:
-        return str(self.widest)
+        return " and ".join(str(stored) for stored, _ in self.mix)

@@ -103,8 +103,11 @@ def _products(plan: JobPlan) -> str:
     peak = f"up to {format_flops(cpu.gemm_for(dtypes.compute).peak)}"
     said = f"{dtypes.compute} by {used}, {peak}"
     if dtypes.converts:
-        rate = format_rate(cpu.decoding_rate(dtypes.stored))
-        said = f"{said}, experts decoded from {dtypes.stored} at {rate}"
+        rates = (
+            f"{stored} at {format_rate(cpu.decoding_rate(stored))}"
+            for stored, _ in dtypes.stored.shares
+        )
+        said = f"{said}, experts decoded from {' and '.join(rates)}"
     return f"{said} as the profile says"
 
 
