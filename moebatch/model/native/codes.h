@@ -452,18 +452,23 @@ INLINE Floats picked(const float *numbers, const int32_t *places, int64_t num) {
 INLINE void decode_bytes(char *to, int64_t step, const char *codes, const Steps *s, int64_t i,
                          int numbers, int rounds_to, int is_pairs) {
     Floats halves[2];
+    float size = 0, zero = 0;
 #pragma GCC unroll 2
     for (int half = 0; half < 2; half++, i += LANES) {
         Floats number = numbers_at(codes + half * LANES, numbers);
+        if (numbers != GROUPED_CODE && (half == 0 || LOT > STEP_INPUTS)) {
+            size = s->steps[i >> s->shift];
+            zero = s->zeros[i >> s->shift];
+        }
         if (numbers == UINT8_CODE)
-            number -= s->zeros[i >> s->shift];
+            number -= zero;
         if (numbers == GROUPED_CODE)
             number = (number - picked(s->zeros, s->groups + i, s->num_groups)) *
                      picked(s->steps, s->groups + i, s->num_groups);
         else
-            number *= s->steps[i >> s->shift];
+            number *= size;
         if (numbers == OFFSET_CODE) /* of 22 bits, so that it is exact, fused or not */
-            number -= s->zeros[i >> s->shift];
+            number -= zero;
         halves[half] = rounded_to(number, rounds_to);
         if (!is_pairs)
             write_floats((float *)(to + half * step), halves[half]);
@@ -887,23 +892,32 @@ INLINE void look_up_rounded(char *to, int64_t step, const struct coding *c, cons
         look_up_lots(to, step, c, codes, s, num, rounds_to, 0, 0, is_pairs);
 }
 
+INLINE void decode_lot(char *to, int64_t step, const struct coding *c, const char *codes,
+                       const Steps *s, int64_t i, int numbers, int rounds_to, int is_pairs) {
+    if (bits_of(numbers) == 8)
+        decode_bytes(to, step, codes, s, i, numbers, rounds_to, is_pairs);
+    else
+        compute_nibbles(to, step, c, codes, s, i, numbers, rounds_to);
+}
+
 /* A row, vectors `step` bytes apart: two of them a lot, or one of pairs of bfloat16; any numbers
    behind its end, up to a whole lot. */
 INLINE void decode_lots(char *to, int64_t step, const struct coding *c, const char *codes,
                         const Steps *s, int64_t num, int numbers, int rounds_to, int is_pairs) {
     const int64_t lot_bytes = LOT * bits_of(numbers) / 8;
     const int64_t lot_step = is_pairs ? step : 2 * step;
-    char room[LOT] = {0};
-    for (int64_t i = 0; i < num; i += LOT, codes += lot_bytes, to += lot_step) {
-        if (i + LOT > num)
-            codes = memcpy(room, codes, ((num - i) * bits_of(numbers) + 7) / 8);
+    int64_t i = 0;
+#pragma GCC unroll 2
+    for (; i + LOT <= num; i += LOT, codes += lot_bytes, to += lot_step) {
         if (numbers < SPREAD_CODE)
             fetch_codes(codes);
-        if (bits_of(numbers) == 8)
-            decode_bytes(to, step, codes, s, i, numbers, rounds_to, is_pairs);
-        else
-            compute_nibbles(to, step, c, codes, s, i, numbers, rounds_to);
+        decode_lot(to, step, c, codes, s, i, numbers, rounds_to, is_pairs);
     }
+    if (i == num)
+        return;
+    char room[LOT] = {0};
+    memcpy(room, codes, ((num - i) * bits_of(numbers) + 7) / 8);
+    decode_lot(to, step, c, room, s, i, numbers, rounds_to, is_pairs);
 }
 
 /* Whether any of these e4m3 is. */
