@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class MixedFormat(WeightFormat):
-    """What stands for all of them where room is made and time is planned: scratch as for the one that
-    takes most bytes, time as for each by its share."""
+    """What stands for all of them where scratch is allocated, as for the one that takes most bytes,
+    and where time is planned, as for each by its share."""
 
     widest: WeightFormat
     mix: tuple[tuple[WeightFormat, float], ...]

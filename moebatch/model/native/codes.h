@@ -892,6 +892,7 @@ INLINE void look_up_rounded(char *to, int64_t step, const struct coding *c, cons
         look_up_lots(to, step, c, codes, s, num, rounds_to, 0, 0, is_pairs);
 }
 
+/* A lot, of codes that are not looked up in tables. */
 INLINE void decode_lot(char *to, int64_t step, const struct coding *c, const char *codes,
                        const Steps *s, int64_t i, int numbers, int rounds_to, int is_pairs) {
     if (bits_of(numbers) == 8)
