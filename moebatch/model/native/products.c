@@ -113,6 +113,7 @@ typedef struct {
     int64_t block_rows, num_blocks;
     int64_t item_outputs, num_items; /* of a block */
     int64_t block_inputs;
+    int64_t kept_blocks; /* of inputs, whose packed rows are kept: all, or one */
 } Division;
 
 /* Scratch of a thread. */
@@ -274,7 +275,7 @@ INLINE void multiply_tile(const Patch *patch, const char *tile, int64_t row, int
         parts[i] = (Floats){0};
     /* Vectors are even in number but for pairs. Where another program runs in the other half of a
        core, instructions bind, so counting is shared (Zen 3, two such cores, bfloat16, 72 to 444
-       rows: 4 to 8 % faster; by itself no slower). */
+       rows: 4 to 8 % faster in the median, 0 to 11 % in the fastest tenth of the calls). */
 #pragma GCC unroll 2
     for (int64_t v = 0; v < patch->num_vectors; v++) {
         Floats xs[ROW_GROUP];
@@ -524,15 +525,9 @@ INLINE void multiply_matrix(const struct product_work *w, const struct matrix *m
     }
 }
 
-/* From the packed inputs of a block to the next ones. */
+/* Of a block of rows and a block of inputs. */
 INLINE int64_t packed_bytes(Division division) {
     return division.block_rows * division.block_inputs * 4; /* half of it for pairs */
-}
-
-/* Whether there is room for all inputs of a block of rows. */
-INLINE int keeps_rows(const struct product_work *w, Division division) {
-    const int64_t num_blocks = parts_of(w->num_inputs, division.block_inputs);
-    return num_blocks == 1 || num_blocks * packed_bytes(division) <= KEPT_BYTES;
 }
 
 INLINE void multiply_item(const struct product_work *w, Division division, int64_t item,
@@ -542,7 +537,8 @@ INLINE void multiply_item(const struct product_work *w, Division division, int64
     const int64_t num_outputs = smaller(division.item_outputs, w->num_outputs - output);
     const int64_t beside = division.block_rows * division.item_outputs;
     const int order = weight_dtype == CODED ? order_of(&w->matrix.coding) : weight_dtype;
-    const int64_t step = keeps_rows(w, division) ? packed_bytes(division) : 0;
+    const int keeps_all = division.kept_blocks * division.block_inputs >= w->num_inputs;
+    const int64_t step = keeps_all ? packed_bytes(division) : 0;
     char *rows = room->rows;
     Patch patch = {.num_rows = smaller(division.block_rows, w->num_rows - row),
                    .sums_row = division.item_outputs};
@@ -561,7 +557,7 @@ INLINE void multiply_item(const struct product_work *w, Division division, int64
                             weight_dtype, is_pairs);
         }
     }
-    room->packed = step ? block : -1;
+    room->packed = keeps_all ? block : -1;
     patch.sums = room->sums;
     put_sums(w, row, output, patch, num_outputs, beside);
 }
@@ -603,6 +599,8 @@ INLINE Division divided(const struct product_work *w, int is_pairs) {
     const int64_t unit =
         w->weight_dtype == CODED ? decoded_unit(w->matrix.coding.numbers) : STEP_INPUTS;
     division.block_inputs = up_to(inputs, larger(LOT, unit));
+    const int64_t num_blocks = parts_of(w->num_inputs, division.block_inputs);
+    division.kept_blocks = num_blocks * packed_bytes(division) <= KEPT_BYTES ? num_blocks : 1;
     /* Several items for a thread, since threads are not equally fast, unless they would be small;
        of a size, too. */
     const int64_t all = w->num_outputs * division.num_blocks;
@@ -616,9 +614,8 @@ INLINE Division divided(const struct product_work *w, int is_pairs) {
 INLINE int64_t divide_room(const struct product_work *w, Division division, ProductRoom *room,
                            char *memory) {
     int64_t offset = 0, row_bytes = division.block_inputs * 4; /* half of it for pairs */
-    int64_t num_kept = keeps_rows(w, division) ? parts_of(w->num_inputs, division.block_inputs) : 1;
     int64_t num_sums = num_matrices(w) * division.block_rows * division.item_outputs;
-    room->rows = taken(memory, &offset, num_kept * packed_bytes(division));
+    room->rows = taken(memory, &offset, division.kept_blocks * packed_bytes(division));
     room->tile = taken(memory, &offset, OUTPUT_GROUP * row_bytes);
     if (lies_across(w))
         room->codes = taken(memory, &offset,
