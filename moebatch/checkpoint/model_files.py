@@ -59,14 +59,15 @@ class ModelFiles:
         compute = next(name for name, dtype in COMPUTE_DTYPES.items() if dtype == self.dtype)
         experts = self.experts
         count = len(self.shape.moe_layers) * self.shape.num_experts
-        spared = experts.spared_bytes
+        of_others = experts.spared_bytes
+        spared = (*of_others, *[0] * (count - len(of_others)))
         mean = 1 - sum(spared) / count / self.shape.expert_bytes(experts.format)
         declared = self.shape.expert_bias_params * self.shape.dtype_bytes
         return Dtypes(
             stored=experts.taken_as,
             compute=compute,
             mean_share=mean,
-            spared_bytes=min(spared) if len(spared) == count else 0,
+            spared_bytes=min(spared),
             extra_bias_bytes=max(0, experts.bias_bytes - declared),
             num_runs=len(runs_of([Record.of(self._expert_extents(self.shape.moe_layers[0], 0))])),
         )
