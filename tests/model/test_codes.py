@@ -1,6 +1,8 @@
 """Weights of codes: the compiled decoder gives the numbers of the reference in torch, bit for bit,
 and products are the exact ones within rounding."""
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -260,16 +262,46 @@ def test_scales_of_another_matrix_are_not_met_behind_the_end(
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_a_row_does_not_depend_on_those_beside_it(name: InstructionSet) -> None:
-    matrix = stored_matrix(FORMATS["mxfp4"], (33, 1056))
-    coded = matrix.format.coded(matrix.parts, matrix.shape)
-    assert coded is not None
-    x, out = noise(1, 70, 1056), torch.empty(70, 33)
-    kernels_of(name).multiply(product_work(x, coded, None, out, num_threads=1))
-    for rows in (slice(0, 1), slice(5, 9), slice(3, 60)):
-        some = torch.empty(len(x[rows]), 33)
-        kernels_of(name).multiply(product_work(x[rows], coded, None, some, num_threads=1))
-        assert torch.equal(out[rows], some)
+@pytest.mark.parametrize("numbers", [*get_args(Numbers), *get_args(BlockNumbers)])
+def test_a_row_does_not_depend_on_those_beside_it(
+    name: InstructionSet, numbers: Numbers | BlockNumbers
+) -> None:
+    """Not by a bit: few rows are multiplied by code of their own."""
+
+    def product(of: Tensor, by: CodedMatrix) -> Tensor:
+        made = torch.empty(len(of), by.shape[0], dtype=of.dtype)
+        kernels_of(name).multiply(product_work(of, by, None, made, num_threads=1))
+        return made
+
+    for matrix, dtype in itertools.product(codes_of(numbers), DTYPES):
+        x = noise(1, 70, matrix.shape[1]).to(dtype)
+        whole = product(x, matrix)
+        for rows in (slice(0, 1), slice(7, 9), slice(4, 7), slice(5, 9), slice(3, 60)):
+            assert torch.equal(whole[rows], product(x[rows], matrix))
+
+
+def codes_of(numbers: Numbers | BlockNumbers) -> Iterator[CodedMatrix]:
+    """Matrices of any codes and tame scales, of several tiles, with an odd number of outputs."""
+    if numbers in GGML_BLOCKS:
+        stored = next(each for each in GGML if each.type == numbers.upper())
+        blocks = stored_matrix(stored, (33, 1280))
+        coded = stored.coded(blocks.parts, blocks.shape)
+        assert coded is not None
+        yield coded
+        return
+    bits = 4 if numbers in FOUR_BITS else 8
+    for width, rounds_to in itertools.product((16, 64), (None, torch.bfloat16, torch.float16)):
+        yield tame(
+            CodedMatrix(
+                numbers=numbers,
+                codes=random_bytes(33, 1280 * bits // 8, seed=1),
+                scales=torch.empty(33, 1280 // width),
+                block=(1, width),
+                shape=(33, 1280),
+                values=noise(2, 16) if numbers == "codebook" else None,
+                rounds_to=rounds_to,
+            )
+        )
 
 
 def stored_matrix(stored: WeightFormat, shape: tuple[int, int]) -> StoredMatrix:

@@ -70,6 +70,44 @@ typedef struct {
     int shift;
 } Steps;
 
+/* Rows that are decoded side by side, at most. */
+#define MOST_BESIDE 2
+/* Rows with which they may be multiplied then. */
+#define MOST_ROWS_BESIDE 4
+
+/* Where vectors of a row go, one after the other: into memory, or to the sums of rows by which they
+   are multiplied where they are, in a register. */
+typedef struct {
+    char *to;       /* the next place, others `step` bytes apart */
+    int64_t step;
+    const float *x; /* the same inputs of these rows, side by side; then x_step numbers on */
+    int64_t x_step;
+    int num_rows;   /* 0: into memory */
+    Floats sums[MOST_ROWS_BESIDE]; /* of num_rows */
+} Sink;
+
+INLINE void multiply_vector(Sink *sink, int row, Floats vector, int is_pairs) {
+    if (row >= sink->num_rows)
+        return;
+    const Floats x = read_floats(sink->x + row * LANES), sum = sink->sums[row];
+    sink->sums[row] = (is_pairs ? add_pairs : add_product_of)(sum, x, vector);
+}
+
+/* A vector of floats, or of pairs. */
+INLINE void put(Sink *sink, Floats vector, int is_pairs) {
+    if (!sink->num_rows) {
+        memcpy(sink->to, &vector, sizeof vector);
+        sink->to += sink->step;
+        return;
+    }
+    /* No loop: compilers would leave the sums of one in memory. */
+    multiply_vector(sink, 0, vector, is_pairs);
+    multiply_vector(sink, 1, vector, is_pairs);
+    multiply_vector(sink, 2, vector, is_pairs);
+    multiply_vector(sink, 3, vector, is_pairs);
+    sink->x += sink->x_step;
+}
+
 INLINE int bits_of(int numbers) {
     return numbers == NIBBLE_CODE || numbers == INT4_CODE || numbers == E2M1_CODE ? 4 : 8;
 }
@@ -90,6 +128,11 @@ INLINE int64_t code_bytes(int numbers, int64_t num) {
     if (block_inputs(numbers))
         return num / block_inputs(numbers) * block_bytes(numbers);
     return (num * bits_of(numbers) + 7) / 8;
+}
+
+/* Those of a row from an input on. */
+INLINE const char *codes_at(const struct coding *c, int64_t row, int64_t first) {
+    return c->codes + row * c->code_row + code_bytes(c->numbers, first);
 }
 
 /* Inputs that are decoded together start at a multiple of it. */
@@ -348,8 +391,8 @@ INLINE Tables tables_of(const struct coding *c, const Steps *s, int64_t i, int r
 }
 
 /* A lot, of one step or of two. */
-INLINE void decode_nibbles(char *to, int64_t step, const char *codes, const Tables *tables,
-                           int has_two_steps, int is_high_first, int is_pairs) {
+INLINE void decode_nibbles(Sink *sink, const char *codes, const Tables *tables, int has_two_steps,
+                           int is_high_first, int is_pairs) {
     Words bytes = bytes_at(codes);
     if (is_high_first)
         bytes = bytes >> 4 | (bytes & 15) << 4;
@@ -362,7 +405,7 @@ INLINE void decode_nibbles(char *to, int64_t step, const char *codes, const Tabl
         if (has_two_steps)
             places |= upper;
         Words pairs = (Words)_mm512_permutexvar_epi16((__m512i)places, (__m512i)tables->pairs);
-        memcpy(to, &pairs, sizeof pairs);
+        put(sink, (Floats)pairs, 1);
         return;
     }
 #endif
@@ -375,8 +418,8 @@ INLINE void decode_nibbles(char *to, int64_t step, const char *codes, const Tabl
         odd = (Floats)_mm512_mask_blend_ps(0xff00, (__m512)odd, (__m512)later_odd);
     }
 #endif
-    write_floats((float *)to, even);
-    write_floats((float *)(to + step), odd);
+    put(sink, even, 0);
+    put(sink, odd, 0);
 }
 
 /* sizes[word & 7], with a sign. */
@@ -388,8 +431,8 @@ INLINE Floats with_sign(Floats sizes, Words words, Words signs) {
 }
 
 /* A lot, all of one step, of codes that are looked up otherwise: INT4_CODE, or E2M1_CODE. */
-INLINE void compute_nibbles(char *to, int64_t step, const struct coding *c, const char *codes,
-                            const Steps *s, int64_t i, int numbers, int rounds_to) {
+INLINE void compute_nibbles(Sink *sink, const struct coding *c, const char *codes, const Steps *s,
+                            int64_t i, int numbers, int rounds_to) {
     const float size = s->steps[i >> s->shift], zero = s->zeros[i >> s->shift];
     Words bytes = bytes_at(codes);
     if (c->is_high_first)
@@ -403,8 +446,8 @@ INLINE void compute_nibbles(char *to, int64_t step, const struct coding *c, cons
         even = with_sign(sizes, bytes, bytes << 28);
         odd = with_sign(sizes, bytes >> 4, bytes << 24);
     }
-    write_floats((float *)to, even);
-    write_floats((float *)(to + step), odd);
+    put(sink, even, 0);
+    put(sink, odd, 0);
 }
 
 /* --- codes of eight bits -----------------------------------------------------------------------*/
@@ -449,8 +492,8 @@ INLINE Floats picked(const float *numbers, const int32_t *places, int64_t num) {
 }
 
 /* A lot, the first of them the i-th of those that have these steps. */
-INLINE void decode_bytes(char *to, int64_t step, const char *codes, const Steps *s, int64_t i,
-                         int numbers, int rounds_to, int is_pairs) {
+INLINE void decode_bytes(Sink *sink, const char *codes, const Steps *s, int64_t i, int numbers,
+                         int rounds_to, int is_pairs) {
     Floats halves[2];
     float size = 0, zero = 0;
 #pragma GCC unroll 2
@@ -467,16 +510,14 @@ INLINE void decode_bytes(char *to, int64_t step, const char *codes, const Steps 
                      picked(s->steps, s->groups + i, s->num_groups);
         else
             number *= size;
-        if (numbers == OFFSET_CODE) /* of 22 bits, so that it is exact, fused or not */
-            number -= zero;
         halves[half] = rounded_to(number, rounds_to);
         if (!is_pairs)
-            write_floats((float *)(to + half * step), halves[half]);
+            put(sink, halves[half], 0);
     }
 #if HAS_PAIRS
     if (is_pairs) {
         __m512bh pairs = _mm512_cvtne2ps_pbh((__m512)halves[1], (__m512)halves[0]);
-        memcpy(to, &pairs, sizeof pairs);
+        put(sink, (Floats)pairs, 1);
     }
 #endif
 }
@@ -838,12 +879,103 @@ INLINE int has_offsets(int numbers) {
            numbers == Q4_K_CODE || numbers == Q5_K_CODE;
 }
 
-/* Inputs that share a step, as a power of two. */
-INLINE int step_shift(int numbers) {
-    const int in_sixteens = numbers == Q2_K_CODE || numbers == Q3_K_CODE ||
-                            numbers == Q6_K_CODE || numbers == IQ2_S_CODE ||
-                            numbers == IQ2_XS_CODE || numbers == IQ1_M_CODE;
-    return in_sixteens ? 4 : 5;
+/* Whether inputs share a step in sixteens; in others 32 do. */
+INLINE int has_short_steps(int numbers) {
+    return numbers == Q2_K_CODE || numbers == Q3_K_CODE || numbers == Q6_K_CODE ||
+           numbers == IQ2_S_CODE || numbers == IQ2_XS_CODE || numbers == IQ1_M_CODE;
+}
+
+/* Codes of blocks in a row, a byte each, and their steps. Every type once: what is done with the
+   bytes differs by no more than has_offsets and has_short_steps. */
+static __attribute__((noinline)) void spread_blocks(uint8_t *codes, Steps *s, const char *blocks,
+                                                    const struct coding *c, int64_t num) {
+    switch (c->numbers) {
+#define SPREAD(numbers)                                                                           \
+    case numbers:                                                                                 \
+        for (int64_t i = 0, found = 0; i < num; i += block_inputs(numbers)) {                     \
+            for (int64_t line = 0; LANES == 16 && line < block_bytes(numbers); line += 64)        \
+                __builtin_prefetch(blocks + line + FETCHED_AHEAD, 0, 2);                          \
+            spread_block(codes + i, blocks, c->values, numbers);                                  \
+            found += find_block_steps(s->steps + found, s->zeros + found, blocks, numbers);       \
+            blocks += block_bytes(numbers);                                                       \
+        }                                                                                         \
+        return;
+        SPREAD(Q8_0_CODE)
+        SPREAD(Q4_0_CODE)
+        SPREAD(Q4_1_CODE)
+        SPREAD(Q5_0_CODE)
+        SPREAD(Q5_1_CODE)
+        SPREAD(IQ4_NL_CODE)
+        SPREAD(MXFP4_CODE)
+        SPREAD(Q2_K_CODE)
+        SPREAD(Q3_K_CODE)
+        SPREAD(Q4_K_CODE)
+        SPREAD(Q5_K_CODE)
+        SPREAD(Q6_K_CODE)
+        SPREAD(IQ4_XS_CODE)
+        SPREAD(IQ3_S_CODE)
+        SPREAD(IQ3_XXS_CODE)
+        SPREAD(IQ2_S_CODE)
+        SPREAD(IQ2_XS_CODE)
+        SPREAD(IQ2_XXS_CODE)
+        SPREAD(IQ1_M_CODE)
+        SPREAD(IQ1_S_CODE)
+#undef SPREAD
+    }
+}
+
+/* Every block has a multiple of so many inputs. */
+#define CHUNK 32
+
+/* A vector of such bytes. */
+INLINE Floats decoded(const char *codes, float step, float zero, int has_offsets) {
+    const Floats numbers = numbers_at(codes, has_offsets ? OFFSET_CODE : SPREAD_CODE) * step;
+    /* Of 22 bits, so that it is exact, fused or not. */
+    return has_offsets ? numbers - zero : numbers;
+}
+
+/* Rows of them that are decoded side by side. Vectors take turns, as each finds its inputs in
+   registers then. */
+INLINE void decode_chunks(Sink *sinks, int count, uint8_t (*codes)[MOST_CODES], const Steps *s,
+                          int64_t num, int has_offsets, int has_short_steps, int is_pairs) {
+    for (int64_t chunk = 0; chunk < num / CHUNK; chunk++) {
+        const int64_t first = has_short_steps ? 2 * chunk : chunk;
+#pragma GCC unroll 8
+        for (int v = 0; v < CHUNK / LANES; v += 1 + is_pairs)
+#pragma GCC unroll 2
+            for (int o = 0; o < count; o++) {
+                const char *bytes = (const char *)codes[o] + chunk * CHUNK + v * LANES;
+                const int64_t step = first + has_short_steps * (v * LANES / STEP_INPUTS);
+                Floats vector = decoded(bytes, s[o].steps[step], s[o].zeros[step], has_offsets);
+#if HAS_PAIRS
+                if (is_pairs) {
+                    const int64_t next = first + has_short_steps * ((v + 1) * LANES / STEP_INPUTS);
+                    const Floats other = decoded(bytes + LANES, s[o].steps[next], s[o].zeros[next],
+                                                 has_offsets);
+                    vector = (Floats)_mm512_cvtne2ps_pbh((__m512)other, (__m512)vector);
+                }
+#endif
+                put(sinks + o, vector, is_pairs);
+            }
+    }
+}
+
+/* The same of blocks as `decode_beside` of any codes. */
+INLINE void decode_blocks(Sink *sinks, int count, const struct coding *c, const int64_t *rows,
+                          int64_t first, int64_t num, int is_pairs) {
+    uint8_t codes[MOST_BESIDE][MOST_CODES];
+    Steps s[MOST_BESIDE];
+    for (int o = 0; o < count; o++)
+        spread_blocks(codes[o], s + o, codes_at(c, rows[o], first), c, num);
+    const int is_short = has_short_steps(c->numbers);
+    if (has_offsets(c->numbers) && is_short)
+        decode_chunks(sinks, count, codes, s, num, 1, 1, is_pairs);
+    else if (has_offsets(c->numbers))
+        decode_chunks(sinks, count, codes, s, num, 1, 0, is_pairs);
+    else if (is_short)
+        decode_chunks(sinks, count, codes, s, num, 0, 1, is_pairs);
+    else
+        decode_chunks(sinks, count, codes, s, num, 0, 0, is_pairs);
 }
 
 /* --- rows --------------------------------------------------------------------------------------*/
@@ -855,70 +987,76 @@ INLINE void fetch_codes(const char *codes) {
         __builtin_prefetch(codes + FETCHED_AHEAD, 0, 2);
 }
 
-/* A row of codes that are looked up, as `decode_lots` leaves them. What is the same for all of a row
+/* Rows of codes that are looked up, as `decode_lots` leaves them. What is the same for all of a row
    is said when compiling: with it, it takes half as many instructions. */
-INLINE void look_up_lots(char *to, int64_t step, const struct coding *c, const char *codes,
+INLINE void look_up_lots(Sink *sinks, int count, const struct coding *c, const char **codes,
                          const Steps *s, int64_t num, int rounds_to, int has_two_steps,
                          int is_high_first, int is_pairs) {
-    const int64_t lot_step = is_pairs ? step : 2 * step;
-    Tables tables;
+    Tables tables[MOST_BESIDE];
     int64_t i = 0, tabled = -1; /* the step that they are of */
-    for (; i + LOT <= num; i += LOT, codes += LOT / 2, to += lot_step) {
-        if (i % 128 == 0)
-            fetch_codes(codes);
-        if (has_two_steps || i >> s->shift != tabled)
-            tables = tables_of(c, s, i, rounds_to, has_two_steps);
+    for (; i + LOT <= num; i += LOT) {
+        const int is_next = has_two_steps || i >> s->shift != tabled;
         tabled = i >> s->shift;
-        decode_nibbles(to, step, codes, &tables, has_two_steps, is_high_first, is_pairs);
+#pragma GCC unroll 2
+        for (int o = 0; o < count; o++) {
+            if (i % 128 == 0)
+                fetch_codes(codes[o] + i / 2);
+            if (is_next)
+                tables[o] = tables_of(c, s + o, i, rounds_to, has_two_steps);
+            decode_nibbles(sinks + o, codes[o] + i / 2, tables + o, has_two_steps, is_high_first,
+                           is_pairs);
+        }
     }
-    if (i == num)
-        return;
-    char room[LOT] = {0};
-    memcpy(room, codes, (num - i + 1) / 2);
-    tables = tables_of(c, s, i, rounds_to, has_two_steps);
-    decode_nibbles(to, step, room, &tables, has_two_steps, is_high_first, is_pairs);
+    for (int o = 0; i < num && o < count; o++) {
+        char room[LOT] = {0};
+        memcpy(room, codes[o] + i / 2, (num - i + 1) / 2);
+        tables[o] = tables_of(c, s + o, i, rounds_to, has_two_steps);
+        decode_nibbles(sinks + o, room, tables + o, has_two_steps, is_high_first, is_pairs);
+    }
 }
 
-INLINE void look_up_rounded(char *to, int64_t step, const struct coding *c, const char *codes,
+INLINE void look_up_rounded(Sink *sinks, int count, const struct coding *c, const char **codes,
                             const Steps *s, int64_t num, int rounds_to, int is_pairs) {
     if (LOT > STEP_INPUTS && s->shift == 4) {
         if (c->is_high_first)
-            look_up_lots(to, step, c, codes, s, num, rounds_to, 1, 1, is_pairs);
+            look_up_lots(sinks, count, c, codes, s, num, rounds_to, 1, 1, is_pairs);
         else
-            look_up_lots(to, step, c, codes, s, num, rounds_to, 1, 0, is_pairs);
+            look_up_lots(sinks, count, c, codes, s, num, rounds_to, 1, 0, is_pairs);
     } else if (c->is_high_first)
-        look_up_lots(to, step, c, codes, s, num, rounds_to, 0, 1, is_pairs);
+        look_up_lots(sinks, count, c, codes, s, num, rounds_to, 0, 1, is_pairs);
     else
-        look_up_lots(to, step, c, codes, s, num, rounds_to, 0, 0, is_pairs);
+        look_up_lots(sinks, count, c, codes, s, num, rounds_to, 0, 0, is_pairs);
 }
 
 /* A lot, of codes that are not looked up in tables. */
-INLINE void decode_lot(char *to, int64_t step, const struct coding *c, const char *codes,
-                       const Steps *s, int64_t i, int numbers, int rounds_to, int is_pairs) {
+INLINE void decode_lot(Sink *sink, const struct coding *c, const char *codes, const Steps *s,
+                       int64_t i, int numbers, int rounds_to, int is_pairs) {
     if (bits_of(numbers) == 8)
-        decode_bytes(to, step, codes, s, i, numbers, rounds_to, is_pairs);
+        decode_bytes(sink, codes, s, i, numbers, rounds_to, is_pairs);
     else
-        compute_nibbles(to, step, c, codes, s, i, numbers, rounds_to);
+        compute_nibbles(sink, c, codes, s, i, numbers, rounds_to);
 }
 
-/* A row, vectors `step` bytes apart: two of them a lot, or one of pairs of bfloat16; any numbers
-   behind its end, up to a whole lot. */
-INLINE void decode_lots(char *to, int64_t step, const struct coding *c, const char *codes,
+/* Rows side by side: two vectors a lot, or one of pairs of bfloat16; any numbers behind their ends,
+   up to a whole lot. */
+INLINE void decode_lots(Sink *sinks, int count, const struct coding *c, const char **codes,
                         const Steps *s, int64_t num, int numbers, int rounds_to, int is_pairs) {
-    const int64_t lot_bytes = LOT * bits_of(numbers) / 8;
-    const int64_t lot_step = is_pairs ? step : 2 * step;
+    const int bits = bits_of(numbers);
     int64_t i = 0;
 #pragma GCC unroll 2
-    for (; i + LOT <= num; i += LOT, codes += lot_bytes, to += lot_step) {
-        if (numbers < SPREAD_CODE)
-            fetch_codes(codes);
-        decode_lot(to, step, c, codes, s, i, numbers, rounds_to, is_pairs);
+    for (; i + LOT <= num; i += LOT)
+#pragma GCC unroll 2
+        for (int o = 0; o < count; o++) {
+            if (numbers != GROUPED_CODE)
+                fetch_codes(codes[o] + i * bits / 8);
+            decode_lot(sinks + o, c, codes[o] + i * bits / 8, s + o, i, numbers, rounds_to,
+                       is_pairs);
+        }
+    for (int o = 0; i < num && o < count; o++) {
+        char room[LOT] = {0};
+        memcpy(room, codes[o] + i * bits / 8, ((num - i) * bits + 7) / 8);
+        decode_lot(sinks + o, c, room, s + o, i, numbers, rounds_to, is_pairs);
     }
-    if (i == num)
-        return;
-    char room[LOT] = {0};
-    memcpy(room, codes, ((num - i) * bits_of(numbers) + 7) / 8);
-    decode_lot(to, step, c, room, s, i, numbers, rounds_to, is_pairs);
 }
 
 /* Whether any of these e4m3 is. */
@@ -930,145 +1068,127 @@ INLINE int has_nan(const char *codes, int64_t num) {
 }
 
 /* Rounding to bfloat16 by code of its own: what else is decided lot by lot takes as long. */
-INLINE void decode_rounded(char *to, int64_t step, const struct coding *c, const char *codes,
+INLINE void decode_rounded(Sink *sinks, int count, const struct coding *c, const char **codes,
                            const Steps *s, int64_t num, int numbers, int rounds_to, int is_pairs) {
     if (rounds_to == BFLOAT16)
-        decode_lots(to, step, c, codes, s, num, numbers, BFLOAT16, is_pairs);
+        decode_lots(sinks, count, c, codes, s, num, numbers, BFLOAT16, is_pairs);
     else
-        decode_lots(to, step, c, codes, s, num, numbers, rounds_to, is_pairs);
+        decode_lots(sinks, count, c, codes, s, num, numbers, rounds_to, is_pairs);
 }
 
-/* Blocks of a row. */
-INLINE void decode_blocks(char *to, int64_t step, const char *blocks, const int8_t *values,
-                          int64_t num, int numbers, int is_pairs) {
-    uint8_t codes[MOST_CODES];
-    Steps s;
-    s.shift = step_shift(numbers);
-    const int computed = has_offsets(numbers) ? OFFSET_CODE : SPREAD_CODE;
-    int64_t found = 0;
-    for (int64_t i = 0; i < num; i += block_inputs(numbers), blocks += block_bytes(numbers)) {
-        for (int64_t line = 0; LANES == 16 && line < block_bytes(numbers); line += 64)
-            __builtin_prefetch(blocks + line + FETCHED_AHEAD, 0, 2);
-        spread_block(codes + i, blocks, values, numbers);
-        found += find_block_steps(s.steps + found, s.zeros + found, blocks, numbers);
-    }
-    decode_lots(to, step, NULL, (const char *)codes, &s, num, computed, FLOAT32, is_pairs);
-}
-
-/* Inputs of a row that name their groups. */
-INLINE void decode_groups(char *to, int64_t step, const struct coding *c, const char *codes,
-                          int64_t row, int64_t first, int64_t num, int rounds_to, int is_pairs) {
-    char spread[MOST_CODES];
-    Steps s;
+/* Inputs of rows that name their groups. */
+INLINE void decode_groups(Sink *sinks, int count, const struct coding *c, const int64_t *rows,
+                          const char **codes, int64_t first, int64_t num, int rounds_to,
+                          int is_pairs) {
+    char room[MOST_BESIDE][MOST_CODES];
+    const char *spread[MOST_BESIDE];
+    Steps s[MOST_BESIDE];
     int32_t padded[MOST_CODES];
-    s.groups = c->groups + first;
-    s.num_groups = c->num_groups;
+    const int32_t *groups = c->groups + first;
     if (num % LOT) {
-        memcpy(padded, s.groups, num * sizeof *padded);
+        memcpy(padded, groups, num * sizeof *padded);
         for (int64_t i = num; i < up_to(num, LOT); i++)
             padded[i] = padded[num - 1]; /* of which NaN is met anyhow */
-        s.groups = padded;
+        groups = padded;
     }
-    find_block_numbers(c, row, 0, c->num_groups, s.steps, s.zeros);
-    if (bits_of(c->numbers) == 4) {
+    for (int o = 0; o < count; o++) {
+        s[o].groups = groups;
+        s[o].num_groups = c->num_groups;
+        find_block_numbers(c, rows[o], 0, c->num_groups, s[o].steps, s[o].zeros);
+        spread[o] = codes[o];
+        if (bits_of(c->numbers) == 8)
+            continue;
         const int first_place = c->is_high_first ? 4 : 0;
         for (int64_t i = 0; i < (num + 1) / 2; i++) {
-            spread[2 * i] = (uint8_t)codes[i] >> first_place & 15;
-            spread[2 * i + 1] = (uint8_t)codes[i] >> (4 - first_place) & 15;
+            room[o][2 * i] = (uint8_t)codes[o][i] >> first_place & 15;
+            room[o][2 * i + 1] = (uint8_t)codes[o][i] >> (4 - first_place) & 15;
         }
-        codes = spread;
+        spread[o] = room[o];
     }
-    decode_rounded(to, step, c, codes, &s, num, GROUPED_CODE, rounds_to, is_pairs);
+    decode_rounded(sinks, count, c, spread, s, num, GROUPED_CODE, rounds_to, is_pairs);
 }
 
-/* Up to MOST_CODES inputs of a row, of which the first is a multiple of their unit. */
-INLINE void decode_row(char *to, int64_t step, const struct coding *c, int64_t row, int64_t first,
-                       int64_t num, int is_pairs) {
+/* Bytes with a sign and an exponent. */
+INLINE void decode_e4m3(Sink *sinks, int count, const struct coding *c, const char **codes,
+                        Steps *s, int64_t num, int rounds_to, int is_pairs) {
+    const int64_t num_steps = ((num - 1) >> s->shift) + 1;
+    int are_usual = 1;
+    for (int o = 0; o < count; o++)
+        are_usual &= are_small(s + o, num_steps) && !has_nan(codes[o], num);
+    if (!are_usual) {
+        decode_lots(sinks, count, c, codes, s, num, E4M3_CODE, rounds_to, is_pairs);
+        return;
+    }
+    for (int o = 0; o < count; o++)
+        for (int64_t i = 0; i < num_steps; i++)
+            s[o].steps[i] *= 0x1p120f;
+    decode_rounded(sinks, count, c, codes, s, num, E4M3_SHIFTED_CODE, rounds_to, is_pairs);
+}
+
+/* Up to MOST_CODES inputs of rows, side by side, of which the first is a multiple of their unit. */
+INLINE void decode_beside(Sink *sinks, int count, const struct coding *c, const int64_t *rows,
+                          int64_t first, int64_t num, int is_pairs) {
     /* Rounding to pairs, which comes next, is rounding to bfloat16. */
     const int is_rounded = is_pairs && c->rounds_to == BFLOAT16;
     const int rounds_to = is_rounded ? FLOAT32 : c->rounds_to;
-    const char *codes = c->codes + row * c->code_row + code_bytes(c->numbers, first);
+    const char *codes[MOST_BESIDE];
+    for (int o = 0; o < count; o++)
+        codes[o] = codes_at(c, rows[o], first);
+    if (block_inputs(c->numbers)) {
+        decode_blocks(sinks, count, c, rows, first, num, is_pairs);
+        return;
+    }
     if (c->groups) {
-        decode_groups(to, step, c, codes, row, first, num, rounds_to, is_pairs);
+        decode_groups(sinks, count, c, rows, codes, first, num, rounds_to, is_pairs);
         return;
     }
-    switch (c->numbers) {
-#define BLOCKS_OF(numbers)                                                                        \
-    case numbers:                                                                                 \
-        decode_blocks(to, step, codes, c->values, num, numbers, is_pairs);                        \
-        return;
-        BLOCKS_OF(Q8_0_CODE)
-        BLOCKS_OF(Q4_0_CODE)
-        BLOCKS_OF(Q4_1_CODE)
-        BLOCKS_OF(Q5_0_CODE)
-        BLOCKS_OF(Q5_1_CODE)
-        BLOCKS_OF(IQ4_NL_CODE)
-        BLOCKS_OF(MXFP4_CODE)
-        BLOCKS_OF(Q2_K_CODE)
-        BLOCKS_OF(Q3_K_CODE)
-        BLOCKS_OF(Q4_K_CODE)
-        BLOCKS_OF(Q5_K_CODE)
-        BLOCKS_OF(Q6_K_CODE)
-        BLOCKS_OF(IQ4_XS_CODE)
-        BLOCKS_OF(IQ3_S_CODE)
-        BLOCKS_OF(IQ3_XXS_CODE)
-        BLOCKS_OF(IQ2_S_CODE)
-        BLOCKS_OF(IQ2_XS_CODE)
-        BLOCKS_OF(IQ2_XXS_CODE)
-        BLOCKS_OF(IQ1_M_CODE)
-        BLOCKS_OF(IQ1_S_CODE)
-#undef BLOCKS_OF
-    }
-    Steps s;
-    find_steps(c, row, first, num, &s);
-    const int64_t num_steps = ((num - 1) >> s.shift) + 1;
+    Steps s[MOST_BESIDE];
+    for (int o = 0; o < count; o++)
+        find_steps(c, rows[o], first, num, s + o);
     switch (c->numbers) {
 #if LANES < 16
     case INT4_CODE:
         if (rounds_to != FLOAT32)
-            look_up_rounded(to, step, c, codes, &s, num, rounds_to, is_pairs);
+            look_up_rounded(sinks, count, c, codes, s, num, rounds_to, is_pairs);
         else
-            decode_lots(to, step, c, codes, &s, num, INT4_CODE, FLOAT32, is_pairs);
+            decode_lots(sinks, count, c, codes, s, num, INT4_CODE, FLOAT32, is_pairs);
         break;
 #endif
 #if defined(__AVX2__) && LANES == 8
     case E2M1_CODE:
-        decode_lots(to, step, c, codes, &s, num, E2M1_CODE, rounds_to, is_pairs);
+        decode_lots(sinks, count, c, codes, s, num, E2M1_CODE, rounds_to, is_pairs);
         break;
 #endif
     default:
         if (rounds_to == FLOAT32)
-            look_up_rounded(to, step, c, codes, &s, num, FLOAT32, is_pairs);
+            look_up_rounded(sinks, count, c, codes, s, num, FLOAT32, is_pairs);
         else
-            look_up_rounded(to, step, c, codes, &s, num, rounds_to, is_pairs);
+            look_up_rounded(sinks, count, c, codes, s, num, rounds_to, is_pairs);
         break;
     case INT8_CODE:
-        decode_rounded(to, step, c, codes, &s, num, INT8_CODE, rounds_to, is_pairs);
+        decode_rounded(sinks, count, c, codes, s, num, INT8_CODE, rounds_to, is_pairs);
         break;
     case UINT8_CODE:
-        decode_rounded(to, step, c, codes, &s, num, UINT8_CODE, rounds_to, is_pairs);
+        decode_rounded(sinks, count, c, codes, s, num, UINT8_CODE, rounds_to, is_pairs);
         break;
     case E4M3_CODE:
-        if (!are_small(&s, num_steps) || has_nan(codes, num)) {
-            decode_lots(to, step, c, codes, &s, num, E4M3_CODE, rounds_to, is_pairs);
-            break;
-        }
-        for (int64_t i = 0; i < num_steps; i++)
-            s.steps[i] *= 0x1p120f;
-        decode_rounded(to, step, c, codes, &s, num, E4M3_SHIFTED_CODE, rounds_to, is_pairs);
+        decode_e4m3(sinks, count, c, codes, s, num, rounds_to, is_pairs);
         break;
     }
 }
 
-static __attribute__((noinline)) void decode_floats(char *to, int64_t step, const struct coding *c, int64_t row,
-                          int64_t first, int64_t num) {
-    decode_row(to, step, c, row, first, num, 0);
+/* A row, its vectors `step` bytes apart. */
+static __attribute__((noinline)) void decode_floats(char *to, int64_t step, const struct coding *c,
+                                                    int64_t row, int64_t first, int64_t num) {
+    Sink sink = {.to = to, .step = step};
+    decode_beside(&sink, 1, c, &row, first, num, 0);
 }
 
 #if HAS_PAIRS
-static __attribute__((noinline)) void decode_pairs(char *to, int64_t step, const struct coding *c, int64_t row,
-                         int64_t first, int64_t num) {
-    decode_row(to, step, c, row, first, num, 1);
+static __attribute__((noinline)) void decode_pairs(char *to, int64_t step, const struct coding *c,
+                                                   int64_t row, int64_t first, int64_t num) {
+    Sink sink = {.to = to, .step = step};
+    decode_beside(&sink, 1, c, &row, first, num, 1);
 }
 #else
 #define decode_pairs decode_floats

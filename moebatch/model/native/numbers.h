@@ -18,6 +18,8 @@
 
 #if defined(__AVX__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 #if defined(__AVX512F__)
 #define LANES 16
@@ -96,6 +98,29 @@ INLINE Floats read_floats(const float *p) {
 }
 
 INLINE void write_floats(float *p, Floats x) { memcpy(p, &x, sizeof x); }
+
+/* sum + x * y, rounded once where processors do: what a compiler makes of the plain expression
+   depends on what it stands among. */
+INLINE Floats add_product_of(Floats sum, Floats x, Floats y) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)sum);
+#elif defined(__AVX__) && defined(__FMA__)
+    return (Floats)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)sum);
+#elif defined(__aarch64__)
+    return (Floats)vfmaq_f32((float32x4_t)sum, (float32x4_t)x, (float32x4_t)y);
+#else
+    return sum + x * y;
+#endif
+}
+
+/* The same of both numbers of pairs. */
+INLINE Floats add_pairs(Floats sum, Floats x, Floats y) {
+#if HAS_PAIRS
+    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)y);
+#else
+    return sum;
+#endif
+}
 
 INLINE Lot load(const char *p, int dtype) {
     Lot lot;
