@@ -1,6 +1,7 @@
 """How much there is to do: number and lengths of the sequences of a job."""
 
 from dataclasses import dataclass, field, replace
+from math import ceil
 from typing import NamedTuple
 
 from moebatch.spec.model.cache_layout import UNLIMITED
@@ -113,6 +114,14 @@ class Workload:
         """Tokens that a pass has to have room for: those of the longest sequence, where prompts are
         not cut."""
         return self.max_total_tokens if self.is_encoded else 1
+
+    @property
+    def most_pass_tokens(self) -> int:
+        """Tokens that a pass may have at most: all prompts, and one more of each sequence."""
+        if self.num_sequences is None:
+            return UNLIMITED
+        own = ceil(self.num_sequences * (self.mean_own_tokens + 1))
+        return max(own, self.fewest_pass_tokens)
 
     @property
     def unshared(self) -> "Workload":

@@ -124,6 +124,12 @@ def test_few_rows_leave_the_memory_to_experts() -> None:
     assert few.weights.dram > many.weights.dram
 
 
+@pytest.mark.parametrize("machine", [cpu_machine(120), cpu_machine(16), gpu_machine()])
+def test_a_pass_has_no_more_room_than_the_whole_job_fills(machine: Hardware) -> None:
+    few = Workload.uniform(prompt_tokens=30, new_tokens=100, num_sequences=8)
+    assert policy_of(problem(machine, workload=few)).tokens_per_pass <= 8 * (30 + 1)
+
+
 def test_long_prompts_get_passes_in_which_arithmetic_covers_the_reading() -> None:
     short = Workload.uniform(prompt_tokens=4, new_tokens=256, num_sequences=64)
     long = Workload.uniform(prompt_tokens=1500, new_tokens=32, num_sequences=256)

@@ -162,7 +162,8 @@ def batch_sizes(problem: Problem) -> tuple[int, ...]:
 def _cpu_tokens(problem: Problem, batch_size: int) -> Sequence[int]:
     """All that have room for the batch, and for the longest prompt where it is not cut."""
     least = max(batch_size, problem.workload.fewest_pass_tokens)
-    return [tokens for tokens in _PASS_TOKENS if tokens >= least] or [least]
+    enough = [tokens for tokens in _PASS_TOKENS if tokens >= least] or [least]
+    return _used(problem, enough)
 
 
 def _gpu_tokens(problem: Problem, batch_size: int) -> Sequence[int]:
@@ -171,7 +172,13 @@ def _gpu_tokens(problem: Problem, batch_size: int) -> Sequence[int]:
     steady = batch_size * (1 + workload.mean_own_tokens / max(1.0, workload.mean_new_tokens))
     least = max(batch_size, workload.fewest_pass_tokens)
     enough = [tokens for tokens in _GPU_PASS_TOKENS if tokens >= max(steady, least)]
-    return enough[:2] or [max(least, _GPU_PASS_TOKENS[-1])]
+    return _used(problem, enough[:2] or [max(least, _GPU_PASS_TOKENS[-1])])
+
+
+def _used(problem: Problem, sizes: Sequence[int]) -> Sequence[int]:
+    """The same, but none with more tokens than the job has for a pass."""
+    most = problem.workload.most_pass_tokens
+    return [*dict.fromkeys(min(tokens, most) for tokens in sizes)]
 
 
 def _policy(

@@ -247,7 +247,7 @@ def _with_batch(policy: Policy, batch_size: int) -> Policy:
 
 
 def _with_tokens(problem: Problem, policy: Policy, tokens: int) -> Policy:
-    most = max(_MOST_TOKENS, policy.tokens_per_pass)
+    most = min(max(_MOST_TOKENS, policy.tokens_per_pass), problem.workload.most_pass_tokens)
     least = max(policy.batch_size, problem.workload.fewest_pass_tokens)
     return replace(policy, tokens_per_pass=max(least, min(tokens, most)))
 
