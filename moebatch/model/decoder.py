@@ -40,6 +40,7 @@ from moebatch.model.scratch import Frame, Scratch
 from moebatch.spec.model.blocks import Mlp
 from moebatch.spec.model.shape import ModelShape
 from moebatch.spec.model.stored_experts import StoredExperts
+from moebatch.store.experts.dram import StayingTensors
 
 
 class Decoder:
@@ -256,9 +257,9 @@ class Decoder:
         together: list[GroupedExpert] = []
         for expert, parts in experts.items():
             try:
-                matrices = self._experts.matrices(parts, layer, expert)
+                matrices, taken = self._prepared(parts, layer, expert)
                 tokens = routing.tokens[expert]
-                if taken := self._grouped_with(len(tokens.rows_M), matrices):
+                if self._is_grouped(taken, len(tokens.rows_M)):
                     together.append(GroupedExpert(tokens, taken))
                 else:
                     self._compute_expert(routing, expert, matrices)
@@ -268,11 +269,26 @@ class Decoder:
             room = self._limits.expert_rows
             self._grouped.run(self.scratch.frame(), together, routing, most_rows=room)
 
-    def _grouped_with(self, num_rows: int, matrices: Mapping[str, Matrix]) -> Any:
-        """The matrices of an expert that is computed together with others; None of others."""
-        if self._grouped is None:
-            return None
-        return self._grouped.taken(matrices, self.dtype, num_rows)
+    def _prepared(
+        self, parts: Sequence[Tensor], layer: int, expert: int
+    ) -> tuple[Mapping[str, Matrix], Any]:
+        """The matrices of an expert, and what the kernels take of them that compute experts
+        together; once of an expert that stays."""
+        if isinstance(parts, StayingTensors) and parts.prepared is not None:
+            matrices, taken = parts.prepared
+            return matrices, taken
+        matrices, taken = self._experts.matrices(parts, layer, expert), None
+        if self._grouped is not None:
+            taken = self._grouped.taken(matrices, self.dtype)
+        if isinstance(parts, StayingTensors):
+            parts.prepared = matrices, taken
+        return matrices, taken
+
+    def _is_grouped(self, taken: Any, num_rows: int) -> bool:
+        """Whether an expert of which this was taken is computed together with others."""
+        if taken is None or self._grouped is None:
+            return False
+        return self._grouped.suits(taken, num_rows)
 
     def _compute_expert(
         self, routing: Routing, expert: int, matrices: Mapping[str, Matrix]

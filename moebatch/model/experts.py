@@ -17,7 +17,12 @@ from moebatch.layout.fused import groups_experts, portions
 from moebatch.model.families.usual import bias_of, computed_bias
 from moebatch.model.gpu.loader import grouped_experts
 from moebatch.model.grouped import ExpertKernels, GroupedExpert
-from moebatch.model.native.products import ProductWork, set_matrix, work_between
+from moebatch.model.native.products import (
+    MatrixWork,
+    ProductWork,
+    matrix_work,
+    work_between,
+)
 from moebatch.model.native.rows import ROW_DTYPES
 from moebatch.model.products import Products, num_threads_for
 from moebatch.model.routing.router import Routing
@@ -35,7 +40,10 @@ class Taken(NamedTuple):
     """An expert as the kernel reads it."""
 
     weights: tuple[Tensor | CodedMatrix, ...]
-    """Of gate, up and down."""
+    """Of gate, up and down, to which `works` point."""
+    works: tuple[MatrixWork, ...]
+    kind: tuple[object, ...]
+    """What works say of them once."""
     biases: tuple[Tensor | None, ...]
     """The same, as they are stored until the expert is computed."""
 
@@ -56,17 +64,26 @@ class CompiledExperts:
         self._products = products
         self._clamped = clamped
 
-    def taken(
-        self, matrices: Mapping[str, Matrix], dtype: torch.dtype, num_rows: int
-    ) -> Taken | None:
-        """The same matrices, if the kernel computes an expert that has them over so many rows of
-        `dtype`: one whose gate and up are stored alike."""
+    def taken(self, matrices: Mapping[str, Matrix], dtype: torch.dtype) -> Taken | None:
+        """The same matrices, if the kernel computes an expert that has them over rows of `dtype`:
+        one whose gate and up are stored alike."""
         if dtype not in ROW_DTYPES:
             return None
-        gate, up, down = (self._products.taken(matrices[role], num_rows) for role in _ROLES)
+        gate, up, down = (self._products.taken(matrices[role]) for role in _ROLES)
         if gate is None or up is None or down is None or _kind(gate) != _kind(up):
             return None
-        return Taken((gate, up, down), tuple(bias_of(matrices, role) for role in _ROLES))
+        weights = gate, up, down
+        return Taken(
+            weights=weights,
+            works=tuple(map(matrix_work, weights)),
+            kind=(*_kind(gate), *_kind(down)),
+            biases=tuple(bias_of(matrices, role) for role in _ROLES),
+        )
+
+    def suits(self, taken: Taken, num_rows: int) -> bool:
+        """Whether the kernel multiplies so many rows with what is stored so."""
+        are_plain = all(isinstance(weight_OI, Tensor) for weight_OI in taken.weights)
+        return are_plain or self._products.multiplies_codes(num_rows)
 
     def run(
         self, frame: Frame, experts: Sequence[GroupedExpert], routing: Routing, *, most_rows: int
@@ -85,12 +102,12 @@ class CompiledExperts:
         works, inner = (ProductWork * (2 * len(pieces)))(), inner_MF.data_ptr()
         like: dict[tuple[object, ...], tuple[ProductWork, ProductWork]] = {}
         for number, (piece, num_rows) in enumerate(zip(pieces, counts, strict=True)):
-            (gate, up, down), biases = piece.matrices
-            kind = (*_kind(gate), *_kind(down))
-            if kind not in like:
-                like[kind] = self._works_like(gate, down, inner_MF, routing, num_threads)
+            taken = piece.matrices
+            if taken.kind not in like:
+                gate, _, down = taken.weights
+                like[taken.kind] = self._works_like(gate, down, inner_MF, routing, num_threads)
             first, second = _places(number, len(pieces))
-            works[first], works[second] = like[kind]
+            works[first], works[second] = like[taken.kind]
             gated, placed = works[first], works[second]
             rows, choices = piece.tokens
             gated.x_rows = placed.out_rows = rows.data_ptr()
@@ -98,9 +115,11 @@ class CompiledExperts:
             gated.out = placed.x = inner
             gated.num_rows = placed.num_rows = num_rows
             placed.after = second - first
-            of_each = (gated.matrix, gate), (gated.up, up), (placed.matrix, down)
-            for (matrix, weight_OI), bias_O in zip(of_each, biases, strict=True):
-                set_matrix(matrix, weight_OI, bias_O)
+            gated.matrix, gated.up, placed.matrix = taken.works
+            of_each = gated.matrix, gated.up, placed.matrix
+            for matrix, bias_O in zip(of_each, taken.biases, strict=True):
+                if bias_O is not None:
+                    matrix.bias = bias_O.data_ptr()
             inner += num_rows * width * inner_MF.itemsize
         works[0].num_products = len(works)
         self._products.run(works, works[0])
@@ -129,8 +148,12 @@ class CompiledExperts:
 def _pieces(frame: Frame, expert: GroupedExpert, most_rows: int) -> Iterator[GroupedExpert]:
     """An expert over no more rows than that at a time, its biases in the frame as the kernel reads
     them."""
-    (rows_M, choices_M), (weights, stored) = expert
-    taken = Taken(weights, tuple(computed_bias(frame, bias_O) for bias_O in stored))
+    (rows_M, choices_M), stored = expert
+    biases = tuple(computed_bias(frame, bias_O) for bias_O in stored.biases)
+    taken = stored._replace(biases=biases)
+    if len(rows_M) <= most_rows:
+        yield GroupedExpert(expert.tokens, taken)
+        return
     for first in range(0, len(rows_M), most_rows):
         some = slice(first, first + most_rows)
         yield GroupedExpert(ExpertTokens(rows_M[some], choices_M[some]), taken)

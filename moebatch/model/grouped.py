@@ -22,9 +22,12 @@ class GroupedExpert(NamedTuple):
 class ExpertKernels(Protocol):
     """Kernels that compute experts together."""
 
-    def taken(self, matrices: Mapping[str, Matrix], dtype: torch.dtype, num_rows: int) -> Any:
-        """The matrices of an expert, if it can be one of a group over so many rows of `dtype`; None
-        of others."""
+    def taken(self, matrices: Mapping[str, Matrix], dtype: torch.dtype) -> Any:
+        """The matrices of an expert, if it can be one of a group over rows of `dtype`; None of
+        others."""
+
+    def suits(self, taken: Any, num_rows: int) -> bool:
+        """Whether an expert of which this was taken is one of a group over so many rows."""
 
     def run(
         self, frame: Frame, experts: Sequence[GroupedExpert], routing: Routing, *, most_rows: int

@@ -104,12 +104,11 @@ class Products:
         if first.has_failed:
             raise MemoryError("no memory for the scratch of products")
 
-    def taken(self, weight_OI: Matrix, num_rows: int) -> Tensor | CodedMatrix | None:
-        """The weights as the kernel multiplies so many rows with them where they are; None of
-        others."""
+    def taken(self, weight_OI: Matrix) -> Tensor | CodedMatrix | None:
+        """The weights as the kernel multiplies rows with them where they are, codes as many rows as
+        `multiplies_codes` says; None of others."""
         if isinstance(weight_OI, StoredMatrix):
-            coded = self._coded(weight_OI)
-            return coded if coded is not None and self._multiplies_codes(num_rows) else None
+            return self._coded(weight_OI)
         return weight_OI if self._is_ours(weight_OI.dtype) and lies_whole(weight_OI) else None
 
     def by_head(self, x_NHI: Tensor, weights_HIO: Tensor, out_NHO: Tensor) -> None:
@@ -156,7 +155,7 @@ class Products:
             room = self._room(weight_OI.shape)
             weight_OI.format.decode(weight_OI.parts, room)
             return room
-        return coded if self._multiplies_codes(num_rows) else self._decoded(coded)
+        return coded if self.multiplies_codes(num_rows) else self._decoded(coded)
 
     def _coded(self, weight_OI: StoredMatrix) -> CodedMatrix | None:
         """The weights as codes that the kernels know; None where there are no such."""
@@ -165,7 +164,7 @@ class Products:
         coded = weight_OI.format.coded(weight_OI.parts, weight_OI.shape)
         return coded if coded is not None and is_compiled(coded) else None
 
-    def _multiplies_codes(self, num_rows: int) -> bool:
+    def multiplies_codes(self, num_rows: int) -> bool:
         """Whether the kernel multiplies so many rows with codes."""
         return self._is_forced or kernel_multiplies_codes(
             num_rows, self._name, self.instruction_set

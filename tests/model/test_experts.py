@@ -90,7 +90,7 @@ def together(
     dtype = routing.normed_TD.dtype
     grouped, found = CompiledExperts(Products(CPU, dtype, kernels=kernels), clamped), []
     for number, tokens in routing.tokens.items():
-        taken = grouped.taken(experts[number], dtype, len(tokens.rows_M))
+        taken = grouped.taken(experts[number], dtype)
         assert taken is not None, "the kernels know it"
         found.append(GroupedExpert(tokens, taken))
     frame = frame or Frame(torch.empty(ROOM, dtype=dtype))
@@ -202,8 +202,8 @@ def test_other_experts_are_left_to_steps(others: Mapping[str, Tensor], dtype: to
     """Numbers that rows are not gated in, gates stored otherwise, and matrices across."""
     grouped = CompiledExperts(Products(CPU, dtype, kernels=forced(HERE[0])))
     known = plain(1, 16, 8, torch.float32)[0]
-    assert grouped.taken(known, torch.float32, 3) is not None
-    assert grouped.taken(MappingProxyType({**known, **others}), dtype, 3) is None
+    assert grouped.taken(known, torch.float32) is not None
+    assert grouped.taken(MappingProxyType({**known, **others}), dtype) is None
 
 
 @pytest.mark.parametrize("kernels", [None, "amx"])
@@ -218,4 +218,4 @@ def test_experts_are_left_to_the_library_where_it_multiplies(
         monkeypatch.setattr(products._kernels, "is_forced", False)
         monkeypatch.setattr(products._kernels, "instruction_set", kernels)
     known = plain(1, 16, 8, torch.bfloat16)[0]
-    assert CompiledExperts(products).taken(known, torch.bfloat16, 3) is None
+    assert CompiledExperts(products).taken(known, torch.bfloat16) is None

@@ -400,11 +400,11 @@ def test_tokens_attend_to_rows_anywhere_in_the_cache(
 )
 def test_experts_that_do_not_suit_are_left_to_torch(spoil: Callable[[Tensor], Tensor]) -> None:
     good = expert(1, torch.float32, 48, 32)
-    assert GroupedExperts.taken(good, torch.float32, 1) is not None
-    assert GroupedExperts.taken(good, torch.bfloat16, 1) is None
+    assert GroupedExperts.taken(good, torch.float32) is not None
+    assert GroupedExperts.taken(good, torch.bfloat16) is None
     bad = {**good, "up": spoil(good["up"])}
-    assert GroupedExperts.taken(bad, torch.float32, 1) is None
-    assert GroupedExperts.taken({**good, "up_bias": good["up"][:, 0]}, torch.float32, 1) is None
+    assert GroupedExperts.taken(bad, torch.float32) is None
+    assert GroupedExperts.taken({**good, "up_bias": good["up"][:, 0]}, torch.float32) is None
 
 
 @pytest.mark.parametrize(
@@ -430,10 +430,10 @@ def test_codes_that_do_not_suit_are_left_to_torch(
     spoil: Callable[[CodedMatrix], CodedMatrix],
 ) -> None:
     good = expert(1, torch.float32, 96, 32, check.CODES[0])
-    assert GroupedExperts.taken(good, torch.bfloat16, 1) is not None
+    assert GroupedExperts.taken(good, torch.bfloat16) is not None
     assert isinstance(good["up"], CodedMatrix)
     bad = {**good, "up": spoil(good["up"])}
-    assert GroupedExperts.taken(bad, torch.bfloat16, 1) is None
+    assert GroupedExperts.taken(bad, torch.bfloat16) is None
 
 
 def test_what_does_not_suit_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -618,7 +618,7 @@ def grouped(
 ) -> list[GroupedExpert]:
     found = []
     for number, chosen in tokens.items():
-        taken = kernels.taken(matrices[number], dtype, len(chosen.rows_M))
+        taken = kernels.taken(matrices[number], dtype)
         assert taken is not None, "it suits"
         found.append(GroupedExpert(chosen, taken))
     return found

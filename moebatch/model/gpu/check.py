@@ -277,7 +277,7 @@ def _experts(
     kernels, group, theirs = GroupedExperts(clamped), [], _unwritten(routing.outputs_TKD)
     experts = {number: expert() for number in routing.tokens}
     for number, tokens in routing.tokens.items():
-        taken = kernels.taken(experts[number], dtype, len(tokens.rows_M))
+        taken = kernels.taken(experts[number], dtype)
         assert taken is not None, "they are made to suit"
         group.append(GroupedExpert(tokens, taken))
         _compute_by_torch(tokens, experts[number], routing, clamped, theirs)

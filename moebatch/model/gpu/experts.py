@@ -50,12 +50,15 @@ class GroupedExperts:
         self._clamped = clamped
 
     @staticmethod
-    def taken(
-        matrices: Mapping[str, Stored], dtype: torch.dtype, num_rows: int
-    ) -> GroupedMatrices | None:
-        """The same matrices, if an expert that has them over so many rows is one of a group
-        computed in `dtype`."""
-        return grouped_matrices(matrices, dtype) if is_grouped(num_rows) else None
+    def taken(matrices: Mapping[str, Stored], dtype: torch.dtype) -> GroupedMatrices | None:
+        """The same matrices, if an expert that has them can be one of a group computed in
+        `dtype`."""
+        return grouped_matrices(matrices, dtype)
+
+    @staticmethod
+    def suits(taken: GroupedMatrices, num_rows: int) -> bool:
+        """Whether an expert over so many rows is one of a group."""
+        return is_grouped(num_rows)
 
     def run(
         self,

@@ -109,7 +109,8 @@ def product_work(
         work.out_row, work.out_part_row, _ = out_NO.stride()
         work.out_part = out_NO.shape[2]
     work.num_rows = num_rows
-    set_matrix(work.matrix, weight_OI, bias_O)
+    work.matrix = matrix_work(weight_OI)
+    work.matrix.bias = None if bias_O is None else bias_O.data_ptr()
     return work
 
 
@@ -138,14 +139,11 @@ def work_between(
     )
 
 
-def set_matrix(matrix: MatrixWork, weight_OI: Tensor | CodedMatrix, bias_O: Tensor | None) -> None:
-    """Makes `matrix`, a part of a work, that of weights of its type and of a bias in the type of
-    the rows."""
-    matrix.bias = None if bias_O is None else bias_O.data_ptr()
+def matrix_work(weight_OI: Tensor | CodedMatrix) -> MatrixWork:
+    """The part of a work that is its weights, of the type of the work, without a bias."""
     if isinstance(weight_OI, CodedMatrix):
-        matrix.coding = coding(weight_OI)
-    else:
-        matrix.weights = weight_OI.data_ptr()
+        return MatrixWork(coding=coding(weight_OI))
+    return MatrixWork(weights=weight_OI.data_ptr())
 
 
 @functools.cache

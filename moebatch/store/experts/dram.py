@@ -1,6 +1,7 @@
 """Experts in main memory, and the reads that bring them there."""
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -10,6 +11,14 @@ from moebatch.schedule.slots.expert_load import Chunk, ExpertKey
 from moebatch.schedule.slots.slots import SlotQueue
 from moebatch.store.memory import Arena
 from moebatch.store.monitor import Monitor
+
+
+class StayingTensors(tuple[Tensor, ...]):
+    """The tensors of an expert that stays where it is: the same object for as long, so that what is
+    made of them can be kept beside them."""
+
+    prepared: Any = None
+    """Of whoever computes with them."""
 
 
 class ExpertStore:
@@ -49,7 +58,9 @@ class ExpertStore:
         """Memory of a slot."""
         self.num_grown = 0
         """Experts that became resident on the way, or will when they are next computed."""
-        self._resident = tuple(resident)
+        self._resident = frozenset(resident)
+        self._staying: dict[int, tuple[ExpertKey, StayingTensors]] = {}
+        """By slot, of residents."""
         self._num_first_slots = self.slots.num_slots
         self._arena = Arena(self._num_first_slots * self.slot_bytes, pinned=pinned)
         self.is_pinned = self._arena.is_pinned
@@ -111,8 +122,17 @@ class ExpertStore:
         return self.records[key].pieces[number].num_bytes
 
     def tensors(self, key: ExpertKey) -> tuple[Tensor, ...]:
-        """The tensors of an expert that is there, valid as long as it is in use; no copies."""
-        return self.records[key].tensors(*self._place(self._slot(key)))
+        """The tensors of an expert that is there, valid as long as it is in use; no copies. Those
+        of residents are the same object each time."""
+        slot = self._slot(key)
+        owner, staying = self._staying.get(slot, (None, None))
+        if staying is not None and owner == key:
+            return staying
+        tensors = self.records[key].tensors(*self._place(slot))
+        if key not in self._resident:
+            return tensors
+        self._staying[slot] = key, StayingTensors(tensors)
+        return self._staying[slot][1]
 
     def tensor_bytes(self, key: ExpertKey) -> tuple[Tensor, ...]:
         """The same as bytes, as `Record.tensor_bytes` has them."""
