@@ -4,7 +4,7 @@ import errno
 import os
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -101,6 +101,25 @@ def test_everything_resident_needs_no_slot_and_is_read_once(
         for layer in range(LAYERS):
             take(ahead, layer, list(range(EXPERTS)))
     assert ahead.statistics.num_bytes == sum(record.num_bytes for record in records.values())
+
+
+def test_tensors_of_residents_are_the_same_object_each_time(
+    reading: Callable[..., ReadAhead],
+) -> None:
+    """Of others they are made anew: another expert may have had their slot in between."""
+    ahead = reading(num_slots=1, resident=KEYS[:EXPERTS])
+    first, second = (
+        {key: tensors for key in KEYS[: 2 * EXPERTS] for _, tensors in _required(ahead, key)}
+        for _ in range(2)
+    )
+    for key in first:
+        assert (first[key] is second[key]) == (key in KEYS[:EXPERTS])
+    take(ahead, 0, list(range(EXPERTS)))
+    take(ahead, 1, list(range(EXPERTS)))
+
+
+def _required(ahead: ReadAhead, key: ExpertKey) -> Iterator[tuple[int, Sequence[torch.Tensor]]]:
+    return ahead.require(key.layer, [key.expert])
 
 
 @pytest.mark.parametrize("num_slots", [1, 3])
