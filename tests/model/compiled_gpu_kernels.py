@@ -107,7 +107,7 @@ def _run_experts(
     if codes:
         matrices |= {f"{role}_bias": x.new_empty(size[0]) for role, size in sizes.items()}
     kernels = GroupedExperts(ClampedGate(limit=7.0, alpha=1.7) if codes else None)
-    taken = kernels.taken(matrices, x.dtype, len(tokens.rows_M))
+    taken = kernels.taken(matrices, x.dtype)
     assert taken is not None, "they suit"
     frame = Frame(x.new_empty(_TOKENS * _WIDTH))
     kernels.run(frame, [GroupedExpert(tokens, taken)], routing, most_rows=_TOKENS)
