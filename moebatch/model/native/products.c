@@ -7,7 +7,7 @@
    the second-level cache with their vectors taking turns; meanwhile the weights of the next outputs
    are fetched. Weights are widened in registers, where they are stored, or become a tile in the
    first-level cache first: once a block, their vectors taking turns, too. Few rows wait for memory,
-   so nothing is made for them; codes are multiplied by one to three rows where they are decoded.
+   so nothing is made for them; codes that few rows meet are multiplied where they are decoded.
 
    What is multiplied is float32; or pairs of bfloat16, if all is bfloat16 and the processor adds
    products of pairs. Sums are float32 always. Which numbers are summed together depends neither on
@@ -376,6 +376,12 @@ typedef struct {
     int64_t num_outputs;
 } NextTile;
 
+INLINE NextTile next_tile(Patch patch) {
+    return (NextTile){.output = patch.weights + OUTPUT_GROUP * patch.row_bytes,
+                      .num_lines = parts_of(patch.input_bytes, 64),
+                      .num_outputs = OUTPUT_GROUP};
+}
+
 /* Into the second-level cache. */
 INLINE void fetch_lines(NextTile *next, int64_t num, int64_t row_bytes) {
     for (int64_t i = 0; i < num && next->num_outputs; i++) {
@@ -391,9 +397,7 @@ INLINE void fetch_lines(NextTile *next, int64_t num, int64_t row_bytes) {
 /* Each group of rows fetches its share of what the next tile is made of: all at once would be
    waited for. */
 INLINE void multiply_by_tile(Patch patch, char *tile, int dtype, int is_pairs) {
-    NextTile next = {.output = patch.weights + OUTPUT_GROUP * patch.row_bytes,
-                     .num_lines = parts_of(patch.input_bytes, 64),
-                     .num_outputs = OUTPUT_GROUP};
+    NextTile next = next_tile(patch);
     const int64_t share =
         parts_of(OUTPUT_GROUP * next.num_lines, parts_of(patch.num_rows, ROW_GROUP));
     make_tile(patch, tile, dtype, is_pairs);
@@ -417,9 +421,7 @@ INLINE int decodes_in_registers(const struct product_work *w) {
 
 /* Two outputs fetch their share of the codes of the next ones. */
 INLINE void multiply_coded(Patch patch, int is_pairs) {
-    NextTile next = {.output = patch.weights + OUTPUT_GROUP * patch.row_bytes,
-                     .num_lines = parts_of(patch.input_bytes, 64),
-                     .num_outputs = OUTPUT_GROUP};
+    NextTile next = next_tile(patch);
     Floats parts[SUMS] = {{0}};
     for (int64_t o = 0; o < patch.num_outputs; o += 2) {
         fetch_lines(&next, 2 * next.num_lines, patch.row_bytes);

@@ -18,7 +18,7 @@ class StayingTensors(tuple[Tensor, ...]):
     made of them can be kept beside them."""
 
     prepared: Any = None
-    """Of whoever computes with them."""
+    """What the decoder has made of them, once it has computed the expert."""
 
 
 class ExpertStore:
@@ -131,8 +131,9 @@ class ExpertStore:
         tensors = self.records[key].tensors(*self._place(slot))
         if key not in self._resident:
             return tensors
-        self._staying[slot] = key, StayingTensors(tensors)
-        return self._staying[slot][1]
+        staying = StayingTensors(tensors)
+        self._staying[slot] = key, staying
+        return staying
 
     def tensor_bytes(self, key: ExpertKey) -> tuple[Tensor, ...]:
         """The same as bytes, as `Record.tensor_bytes` has them."""
