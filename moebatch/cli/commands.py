@@ -118,7 +118,7 @@ def check(
 
 
 def profile(output: Profile = None, read: Read = None, quiet: Quiet = False) -> None:
-    """Measure this machine, which takes about two minutes. That is arithmetic, memory, links, and
+    """Measure this machine, which takes about three minutes. That is arithmetic, memory, links, and
     the disk of the current folder or of --read."""
     let_threads_sleep()
     from moebatch.measure.machine import measure_machine

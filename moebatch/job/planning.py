@@ -99,7 +99,7 @@ def _own_profile(job: Job, files: ModelFiles, log: Callable[[str], None]) -> Not
         profile, notes = machine_profile()
         return profile, (*notes, *([_UNMEASURED_GPU] if has_gpu else []))
     note = f"this machine was measured for some seconds, since {reason}; `moebatch profile` "
-    return measured, (f"{note}takes two minutes and is kept",)
+    return measured, (f"{note}takes three minutes and is kept",)
 
 
 def in_fastest_dtype(

@@ -6,6 +6,7 @@ Shape letters: T tokens, M tokens of the expert, D hidden, K experts per token.
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -23,11 +24,12 @@ from moebatch.model.routing.router import Routing
 from moebatch.model.routing.tokens import ExpertTokens
 
 _ALIGNMENT = 64
-_FEW_ROWS = 4
+_FEW_ROWS = (1, 4)
+"""Kernels decode in registers for fewer than the latter, and into a tile from there on."""
 _FALL = 0.9
 """A rate does not fall with the rows: one that is lower than this was disturbed."""
 Points = tuple[tuple[int, float], ...]
-"""(rows, FLOP/s), ascending in rows."""
+"""(rows, rate), ascending in rows."""
 
 
 def gemm_curve(
@@ -71,7 +73,7 @@ def gemm_curve(
     return tuple(points)
 
 
-def decoding_bandwidth(
+def decoding_points(
     sizes: ModelSizes,
     plain: Points,
     dtype: torch.dtype,
@@ -79,32 +81,37 @@ def decoding_bandwidth(
     decoded_rows: int,
     memory: Tensor,
     timer: Timer,
-) -> float:
-    """Bytes per second of `stored` weights that are computed in `dtype`, each decoded once for so
-    many rows, from the time that an expert takes beyond that of one of such numbers, which has the
-    rates `plain`. Overwrites `memory` (uint8).
+) -> Points:
+    """Bytes per second, by rows, of `stored` weights that are computed in `dtype`, each decoded
+    once for `decoded_rows` rows, from the time that an expert takes beyond that of one of such
+    numbers, which has the rates `plain`. Overwrites `memory` (uint8).
 
     Where a kernel decodes on the way, that is the time beyond arithmetic at the highest of these
     rates, of so few rows that decoding is nearly all of it: of many, the difference of two large
     figures would be mostly noise. Else it is the time of many rows, whatever decodes for few.
     A hundredth of that time is the least that can be told.
     """
-    is_whole = decoded_rows > KERNEL_BLOCK_ROWS
-    least = KERNEL_BLOCK_ROWS if is_whole else _FEW_ROWS
-    count, rate = next((point for point in plain if point[0] >= least), plain[-1])
-    if not is_whole:
-        rate = max(rate for _, rate in plain)
     size = _expert_parts_bytes(sizes, stored)
     whole = memory[: len(memory) // size * size].view(-1, size)
     for expert in whole:
         _fill(expert, sizes, stored)
-    experts = itertools.cycle(whole)
-    ((_, decoded_rate),) = gemm_curve(
-        sizes, (count,), dtype, experts, timer, longest_s=math.inf, stored=stored
+    counts: Sequence[int] = _FEW_ROWS
+    plain_rate = max(rate for _, rate in plain)
+    if decoded_rows > KERNEL_BLOCK_ROWS:
+        enough = (point for point in plain if point[0] >= KERNEL_BLOCK_ROWS)
+        many, plain_rate = next(enough, plain[-1])
+        counts = (many,)
+    timer = replace(timer, budget_s=timer.budget_s / len(counts))  # there are many formats
+    measured = gemm_curve(
+        sizes, counts, dtype, itertools.cycle(whole), timer, longest_s=math.inf, stored=stored
     )
-    flop = 2 * count * 3 * sizes.hidden_size * sizes.expert_width
-    extra_s = flop / decoded_rate - flop / rate
-    return math.ceil(count / decoded_rows) * size / max(extra_s, flop / rate / 100)
+    points = []
+    for first, (count, rate) in zip(_FEW_ROWS, measured, strict=False):
+        flop = 2 * count * 3 * sizes.hidden_size * sizes.expert_width
+        plain_s = flop / plain_rate
+        decoding_s = max(flop / rate - plain_s, plain_s / 100)
+        points.append((first, math.ceil(count / decoded_rows) * size / decoding_s))
+    return tuple(points)
 
 
 def expert_bytes(sizes: ModelSizes, dtype: torch.dtype) -> int:

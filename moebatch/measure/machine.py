@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -40,6 +41,7 @@ from moebatch.spec.machine.values import DURATION, CurveFigure, Figure
 from moebatch.store.memory import Arena, resident_bytes, return_freed_memory
 from moebatch.units import format_bytes, format_rate
 
+Name = TypeVar("Name", bound=str)
 _SOURCE = "measured"
 
 
@@ -72,7 +74,7 @@ def measure_machine(
     formats: tuple[WeightFormat, ...] = (),
     sizes: Sizes | None = None,
 ) -> HardwareProfile:
-    """Measures this machine: about two minutes, or a few seconds if `quick`.
+    """Measures this machine: about three minutes, or a few seconds if `quick`.
 
     Args:
         folder: on the disk that is meant; a file of 1 GiB is written there and removed.
@@ -279,7 +281,7 @@ def _level(name: LevelName, capacity_bytes: int, rates: Processor | None) -> Lev
         attention_bandwidth=_figure(rates.attention_bandwidth),
         attention_flops=_figure(rates.attention_flops),
         elementwise_bandwidth=_figure(rates.elementwise_bandwidth),
-        decoding={name: _figure(rate) for name, rate in rates.decoding.items()},
+        decoding=_curves(rates.decoding),
         sequence_time=_duration(rates.sequence_s),
         launch_time=_duration(rates.launch_s),
         task_time=_duration(rates.task_s),
@@ -289,8 +291,8 @@ def _level(name: LevelName, capacity_bytes: int, rates: Processor | None) -> Lev
     )
 
 
-def _curves(curves: Mapping[Dtype, RateCurve]) -> dict[Dtype, CurveFigure]:
-    return {d: CurveFigure(achieved=curve, source=_SOURCE) for d, curve in curves.items()}
+def _curves(curves: Mapping[Name, RateCurve]) -> dict[Name, CurveFigure]:
+    return {name: CurveFigure(achieved=curve, source=_SOURCE) for name, curve in curves.items()}
 
 
 def _link(

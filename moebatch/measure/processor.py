@@ -16,7 +16,7 @@ from moebatch.measure.attention import attention_rates
 from moebatch.measure.between import between_passes
 from moebatch.measure.contention import Patience
 from moebatch.measure.elementwise import elementwise_bandwidth
-from moebatch.measure.gemm import decoding_bandwidth, expert_bytes, experts_in, gemm_curve
+from moebatch.measure.gemm import Points, decoding_points, expert_bytes, experts_in, gemm_curve
 from moebatch.measure.launching import launch_s, task_s
 from moebatch.measure.sizes import Sizes
 from moebatch.measure.timer import Allocate, Timer
@@ -59,7 +59,7 @@ def processor_rates(
     if device.type == "cpu" and instruction_set:
         decoding = _decoding_rates(sizes, gemm, instruction_set, memory, timer, patience)
     if decoding:
-        rates = ", ".join(f"{name} {format_rate(rate)}" for name, rate in decoding.items())
+        rates = ", ".join(f"{name} {format_rate(each.peak)}" for name, each in decoding.items())
         log(f"weights decoded: {rates}")
     between = patience.calmest(partial(between_passes, device, memory))
     log(
@@ -128,26 +128,21 @@ def _decoding_rates(
     memory: Tensor,
     timer: Timer,
     patience: Patience,
-) -> dict[str, float]:
-    """Of every format: plain numbers become float32, codes become
-    numbers of the type that attention has."""
+) -> dict[str, RateCurve]:
+    """Of every format, by rows: plain numbers become float32, codes become numbers of the type that
+    attention has."""
     usual = next(dtype for dtype in (sizes.attention_dtype, *gemm) if dtype in gemm)
     into: list[tuple[WeightFormat, Dtype]] = [
         (stored, "float32" if stored.is_tiled else usual) for stored in sizes.formats
     ]
+
+    def points(stored: WeightFormat, dtype: Dtype) -> Points:
+        decoded_rows = rows_decoded_at_once(stored, dtype, instruction_set)
+        plain, computed = gemm[dtype].points, COMPUTE_DTYPES[dtype]
+        return decoding_points(sizes.model, plain, computed, stored, decoded_rows, memory, timer)
+
     return {
-        stored.measured_as: patience.calmest(
-            partial(
-                decoding_bandwidth,
-                sizes.model,
-                gemm[dtype].points,
-                COMPUTE_DTYPES[dtype],
-                stored,
-                rows_decoded_at_once(stored, dtype, instruction_set),
-                memory,
-                timer,
-            )
-        )
+        stored.measured_as: RateCurve(patience.calmest(partial(points, stored, dtype)))
         for stored, dtype in into
         if dtype in gemm and not stored.is_computed_in(dtype)
     }

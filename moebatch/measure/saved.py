@@ -12,7 +12,7 @@ from moebatch.spec.machine.profile import HardwareProfile, load_profile
 UNKNOWN_MACHINE = "generic-cpu"
 NO_PROFILE = (
     "no profile of this machine yet: planned with rough figures; "
-    "`moebatch profile` measures it in two minutes"
+    "`moebatch profile` measures it in three minutes"
 )
 
 

@@ -41,7 +41,7 @@ class DiskSizes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sizes:
-    """Everything that bounds a measurement. The defaults take about two minutes on two cores."""
+    """Everything that bounds a measurement. The defaults take about three minutes on two cores."""
 
     model: ModelSizes = ModelSizes()
     dtypes: tuple[Dtype, ...] = ("bfloat16", "float16", "float32")

@@ -211,7 +211,7 @@ def checkpoint(folder: Path) -> Path:
 
 
 def measured(files: ModelFiles, folder: Path) -> HardwareProfile:
-    """This machine as `moebatch profile` measures it, with one thread: about two minutes."""
+    """This machine as `moebatch profile` measures it, with one thread: about three minutes."""
     profile = measure_machine(
         folder, read=folder / "checkpoint", num_threads=1, log=lambda line: None
     )

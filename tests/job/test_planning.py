@@ -39,7 +39,6 @@ from moebatch.spec.machine.values import (
     MEMORY_RATE,
     SPEED,
     CurveFigure,
-    Figure,
     level_curve,
 )
 from moebatch.spec.model.models import load_model
@@ -122,8 +121,8 @@ def machine_of(bfloat16: str, widening: str) -> JobMachine:
         "float32": CurveFigure(achieved=level_curve(2e11), source="test"),
         "bfloat16": CurveFigure(achieved=level_curve(SPEED.read(bfloat16)), source="test"),
     }
-    rate = Figure(achieved=MEMORY_RATE.read(widening), source="test")
-    dram = replace(dram, gemm=gemm, gemm_streamed={}, decoding={"bfloat16": rate})
+    decoding = CurveFigure(achieved=level_curve(MEMORY_RATE.read(widening)), source="test")
+    dram = replace(dram, gemm=gemm, gemm_streamed={}, decoding={"bfloat16": decoding})
     profile = replace(profile, levels={**profile.levels, "dram": dram})
     return JobMachine(kind="cpu", profile=profile)
 

@@ -27,12 +27,14 @@ def numbers(quantity: Quantity) -> st.SearchStrategy[float]:
     return spread.map(lambda number: min(max(number, low), high)) | st.sampled_from([low, high])
 
 
+def curves(quantity: Quantity) -> st.SearchStrategy[RateCurve]:
+    tables = st.dictionaries(st.integers(1, 2**20), numbers(quantity), min_size=1, max_size=4)
+    return tables.map(lambda points: RateCurve(points=tuple(sorted(points.items()))))
+
+
 ROOM = st.integers(0, 2**63 - 1)
 """What kernels say, from a full disk to file systems that have no idea."""
-CURVES = st.dictionaries(st.integers(1, 2**20), numbers(SPEED), min_size=1, max_size=4).map(
-    lambda points: RateCurve(points=tuple(sorted(points.items())))
-)
-BY_DTYPE = st.fixed_dictionaries({"float32": CURVES}, optional={"bfloat16": CURVES})
+BY_DTYPE = st.fixed_dictionaries({"float32": curves(SPEED)}, optional={"bfloat16": curves(SPEED)})
 PROCESSORS = st.builds(
     Processor,
     bandwidth=numbers(MEMORY_RATE),
@@ -41,7 +43,7 @@ PROCESSORS = st.builds(
     attention_flops=numbers(SPEED),
     sequence_s=st.floats(0.0, DURATION.least) | numbers(DURATION),
     elementwise_bandwidth=numbers(MEMORY_RATE),
-    decoding=st.dictionaries(st.sampled_from(list(FORMATS)), numbers(MEMORY_RATE)),
+    decoding=st.dictionaries(st.sampled_from(list(FORMATS)), curves(MEMORY_RATE)),
     launch_s=st.floats(0.0, DURATION.least) | numbers(DURATION),
     task_s=st.floats(0.0, DURATION.least) | numbers(DURATION),
     pass_s=st.floats(0.0, DURATION.least) | numbers(DURATION),
@@ -102,7 +104,7 @@ def plain() -> HardwareProfile:
         attention_flops=1e9,
         sequence_s=1e-6,
         elementwise_bandwidth=1e9,
-        decoding={"bfloat16": 1e9, "packed int4": 1e9},
+        decoding={"bfloat16": RateCurve(((1, 2e9), (4, 1e9)))},
         launch_s=1e-6,
         task_s=1e-5,
         pass_s=1e-5,

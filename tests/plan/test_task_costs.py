@@ -23,6 +23,7 @@ from moebatch.schedule.task import Kind, page
 from moebatch.schedule.timeline.statistics import Statistics
 from moebatch.schedule.timeline.timeline import Timeline
 from moebatch.spec.machine.hardware import RateCurve
+from moebatch.spec.machine.values import level_curve
 from moebatch.spec.model.blocks import Mlp
 from moebatch.spec.policy.policy import Placement, Policy
 from tests.plan.problems import GB, SHAPE, cpu_machine, gpu_machine, launching, problem
@@ -291,7 +292,10 @@ def test_a_gpu_decodes_the_codes_of_few_rows_beside_reading_them() -> None:
     before, and so are codes that lie across."""
     machine = gpu_machine()
     assert machine.vram is not None and machine.vram.processor is not None
-    gpu = replace(machine.vram.processor, decoding={"packed int4": 1e9, "gptq int4": 1e9})
+    gpu = replace(
+        machine.vram.processor,
+        decoding=dict.fromkeys(("packed int4", "gptq int4"), level_curve(1e9)),
+    )
     machine = replace(
         machine, levels={**machine.levels, "vram": replace(machine.vram, processor=gpu)}
     )
@@ -336,7 +340,7 @@ def test_decoding_costs_what_the_profile_says_of_the_format() -> None:
     machine = cpu_machine()
     unmeasured = machine.dram.processor
     assert unmeasured is not None
-    measured = replace(unmeasured, decoding={"packed int4": 1e9})
+    measured = replace(unmeasured, decoding={"packed int4": level_curve(1e9)})
     dtypes = Dtypes(stored=FORMATS["packed int4"], compute="bfloat16")
     prices = Prices(shape=SHAPE, dtypes=dtypes, hardware=machine, ladder=Ladder.of(machine))
     stored_bytes = dtypes.expert_bytes(SHAPE)
@@ -356,7 +360,7 @@ def test_a_kernel_decodes_for_each_block_of_rows_beside_arithmetic_at_its_peak(s
         machine.dram.processor,
         gemm={"bfloat16": curve},
         gemm_streamed={},
-        decoding={stored: 1e9},
+        decoding={stored: level_curve(1e9)},
         instruction_set="avx512bf16",
     )
     dtypes = Dtypes(stored=FORMATS[stored], compute="bfloat16")
@@ -368,6 +372,25 @@ def test_a_kernel_decodes_for_each_block_of_rows_beside_arithmetic_at_its_peak(s
     assert prices.cpu_expert_s(processor, 1, fresh=0) == pytest.approx(2 * params / 1e9)
 
 
+@pytest.mark.parametrize(("rows", "rate"), [(1, 2e9), (2, 2**0.5 * 1e9), (4, 1e9), (64, 1e9)])
+def test_decoding_for_few_rows_has_a_rate_of_its_own(rows: int, rate: float) -> None:
+    """Kernels decode in registers for them, and into a tile for more."""
+    machine = cpu_machine()
+    assert machine.dram.processor is not None
+    stored = FORMATS["packed int4"]
+    processor = replace(
+        machine.dram.processor,
+        gemm={"bfloat16": RateCurve(((1, 1e12),))},
+        gemm_streamed={},
+        decoding={"packed int4": RateCurve(((1, 2e9), (4, 1e9)))},
+        instruction_set="avx512bf16",
+    )
+    dtypes = Dtypes(stored=stored, compute="bfloat16")
+    prices = Prices(shape=SHAPE, dtypes=dtypes, hardware=machine, ladder=Ladder.of(machine))
+    wanted_s = dtypes.expert_bytes(SHAPE) / rate + 2 * rows * SHAPE.expert_params / 1e12
+    assert prices.cpu_expert_s(processor, rows, fresh=0) == pytest.approx(wanted_s)
+
+
 def test_each_of_several_formats_costs_its_share() -> None:
     """One is decoded by the kernel for each block of rows, the other before the product."""
     machine = cpu_machine()
@@ -377,7 +400,7 @@ def test_each_of_several_formats_costs_its_share() -> None:
         machine.dram.processor,
         gemm={"bfloat16": RateCurve(((1, 1e12), (256, 1e12)))},
         gemm_streamed={},
-        decoding={tiled.name: 3e9, whole.name: 1e9},
+        decoding={tiled.name: level_curve(3e9), whole.name: level_curve(1e9)},
         instruction_set="avx512bf16",
     )
     mixed = MixedFormat(widest=tiled, mix=((tiled, 0.75), (whole, 0.25)))

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.errors import ConfigError, Fault
+from moebatch.formats.registry import FORMATS
 from moebatch.spec.files.library import names
 from moebatch.spec.machine.hardware import Basis, Hardware, Processor, RateCurve
 from moebatch.spec.machine.levels import LevelFigures, LinkFigures, beside_rate
@@ -221,7 +222,7 @@ SPEEDS = (
 )
 TIMES = "must be a duration such as 45us, from 1ns to 60s (units: ns, us, ms, s), got "
 EXAMPLE = "must be a mapping such as {achieved: 12.9GB/s, source: measured}, got "
-ASCENDING = "a table needs whole numbers of rows that ascend: {16: 0.25TFLOP/s, …}"
+ASCENDING = "a table needs whole numbers of rows that ascend: {16: 65TFLOP/s, …}"
 WRONG = [
     ("disk->dram: {achieved: 2GB/s}", "disk->dram: {achieved: 2}", ".achieved", LINK + "2"),
     ("{achieved: 2GB/s}", "{achieved: 2GB}", ".achieved", LINK + "'2GB'"),
@@ -511,21 +512,25 @@ def figures(quantity: Quantity) -> st.SearchStrategy[Figure]:
     return st.builds(build, numbers(quantity), bases, TEXTS)
 
 
-def curve(speeds: dict[int, float]) -> CurveFigure:
-    points = tuple(sorted(speeds.items()))
+def curve(rates: dict[int, float]) -> CurveFigure:
+    points = tuple(sorted(rates.items()))
     return CurveFigure(achieved=RateCurve(points=points), source="measured")
 
 
 TEXTS = st.sampled_from(["1e5", "null", "yes", "7", "2026-11-21"]) | st.text(
     string.ascii_letters + string.digits + "#:{}'\"-,é…", min_size=1, max_size=20
 )
-CURVES = st.dictionaries(st.integers(1, 4096), numbers(SPEED), min_size=1, max_size=4).map(curve)
+CURVES, RATE_CURVES = (
+    st.dictionaries(st.integers(1, 4096), numbers(quantity), min_size=1, max_size=4).map(curve)
+    for quantity in (SPEED, MEMORY_RATE)
+)
 DRAM = st.builds(
     LevelFigures,
     name=st.just("dram"),
     capacity=figures(DRAM_SIZE),
     bandwidth=figures(MEMORY_RATE),
     gemm=st.fixed_dictionaries({"float32": CURVES}, optional={"bfloat16": CURVES}),
+    decoding=st.dictionaries(st.sampled_from(list(FORMATS)), RATE_CURVES),
     attention_bandwidth=st.none() | figures(MEMORY_RATE),
     attention_flops=st.none() | figures(SPEED),
     elementwise_bandwidth=st.none() | figures(MEMORY_RATE),

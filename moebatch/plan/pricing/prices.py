@@ -217,7 +217,7 @@ class Prices:
             """If all weights were stored so."""
             decoded_rows = rows_decoded_at_once(stored, computed, processor.instruction_set)
             num_decodings = ceil(rows / min(at_once, decoded_rows))
-            decoding_s = num_decodings * stored_bytes / processor.decoding_rate(stored)
+            decoding_s = num_decodings * stored_bytes / processor.decoding_rate(stored, rows)
             if decoded_rows == MAX_GEMM_ROWS:
                 return decoding_s + product_s
             return max(product_s, decoding_s + 2 * rows * params / peak)

@@ -31,8 +31,6 @@ from moebatch.spec.machine.levels import (
 from moebatch.spec.machine.values import (
     BASES,
     LINK_RATE,
-    MEMORY_RATE,
-    SPEED,
     CurveFigure,
     Figure,
     Quantity,
@@ -79,7 +77,7 @@ def _figure_form(
     quantity: Quantity, *extra: tuple[str, Quantity], has_rows: bool = False
 ) -> type[Form]:
     number = _number(quantity)
-    curve: Any = (Annotated[RateCurve | None, Check(_curve)], None)
+    curve: Any = (Annotated[RateCurve | None, Check(partial(_curve, quantity))], None)
     source: Any = (
         Annotated[str, PlainValidator(_source)],
         Field(default=_FROM_THE_TOP, validate_default=True),
@@ -106,24 +104,25 @@ def _figure(quantity: Quantity) -> Any:
     return Annotated[Figure | None, Built(_figure_form(quantity), Figure)]
 
 
-def _curve(value: object) -> RateCurve:
-    """The same speed for all numbers of rows, or a table."""
+def _curve(quantity: Quantity, value: object) -> RateCurve:
+    """The same rate for all numbers of rows, or a table."""
     if not isinstance(value, Mapping):
-        return level_curve(SPEED.read(value))
+        return level_curve(quantity.read(value))
     rows = [_rows(key) for key in value]
     ascending = all(low < high for low, high in pairwise(rows))
     if not rows or rows[0] < 1 or not ascending:
-        raise ValueError("a table needs whole numbers of rows that ascend: {16: 0.25TFLOP/s, …}")
-    speeds: list[float] = []
+        example = f"{{16: {quantity.example}, …}}"
+        raise ValueError(f"a table needs whole numbers of rows that ascend: {example}")
+    rates: list[float] = []
     wrong: list[tuple[Place, str]] = []
-    for key, speed in value.items():
+    for key, rate in value.items():
         try:
-            speeds.append(SPEED.read(speed))
+            rates.append(quantity.read(rate))
         except ValueError as error:
             wrong.append(((key,), str(error)))
     if wrong:
         raise WrongValues(wrong)
-    return RateCurve(points=tuple(zip(rows, speeds, strict=True)))
+    return RateCurve(points=tuple(zip(rows, rates, strict=True)))
 
 
 def _rows(key: str) -> int:
@@ -146,8 +145,7 @@ def _level(name: LevelName) -> Any:
     }
     if name != "disk":
         entries["instruction_set"] = (Line, None)
-        entries |= {key: (_CURVES, ... if key == "gemm" else None) for key in CURVES}
-        entries["decoding"] = (_DECODING, None)
+        entries |= {key: (_curves(key), ... if key == "gemm" else None) for key in CURVES}
         entries |= {key: (_figure(kind), None) for key, kind in PROCESSOR_FIGURES.items()}
         entries["bandwidth"] = (entries["bandwidth"][0], ...)
     form = create_model("Level", __base__=Form, **entries)
@@ -171,18 +169,20 @@ def _mapping(title: str, kinds: Mapping[Any, Any]) -> type[Form]:
     return create_model(title, __base__=Form, **entries)
 
 
-_CURVE = Annotated[CurveFigure, Built(_figure_form(SPEED, has_rows=True), CurveFigure)]
-_CURVES = Annotated[
-    Mapping[str, CurveFigure], Built(_mapping("Gemm", dict.fromkeys(DTYPES, _CURVE)), _by_dtype)
-]
+@cache
+def _curves(name: str) -> Any:
+    """Of data types, or of formats of weights."""
+    figure = _figure_form(CURVES[name], has_rows=True)
+    curve = Annotated[CurveFigure, Built(figure, CurveFigure)]
+    keys, build = (_DECODED, dict) if name == "decoding" else (DTYPES, _by_dtype)
+    form = _mapping(name.capitalize(), dict.fromkeys(keys, curve))
+    return Annotated[Mapping[str, CurveFigure], Built(form, build)]
+
+
 _DECODED = (
     *(stored.measured_as for stored in measured_formats()),
     *map(format_name, BLOCK_TYPES),
 )
-_DECODING = Annotated[
-    Mapping[str, Figure],
-    Built(_mapping("Decoding", dict.fromkeys(_DECODED, _figure(MEMORY_RATE))), dict),
-]
 _LEVELS = _mapping("Levels", {name: _level(name) for name in LEVELS})
 _LINKS = _mapping("Links", {name: _link(name) for name in LINKS})
 

@@ -33,13 +33,14 @@ _NEAREST: Mapping[Dtype, tuple[Dtype, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class RateCurve:
-    """FLOP/s of a matrix product by its number of rows, its weights read from memory."""
+    """A rate by the number of rows of a matrix product whose weights are read from memory: FLOP/s,
+    or bytes per second of stored weights that are decoded."""
 
     points: tuple[tuple[int, float], ...]
-    """(rows, FLOP/s), ascending in rows."""
+    """(rows, rate), ascending in rows."""
 
     def at(self, rows: float) -> float:
-        """FLOP/s at `rows`: between points by the logarithms, below the first one in proportion
+        """The rate at `rows`: between points by the logarithms, below the first one in proportion
         to the rows (reading the weights takes all the time), above the last one as there."""
         (first, rate), *_ = self.points
         if rows <= first:
@@ -56,7 +57,7 @@ class RateCurve:
 
     @property
     def peak(self) -> float:
-        """The highest FLOP/s of the curve."""
+        """The highest rate of the curve."""
         return max(rate for _, rate in self.points)
 
 
@@ -79,7 +80,7 @@ class Processor:
     """Bytes per second of norms, gathering and adding."""
     sequence_s: float = 0.0
     """Fixed seconds of decode attention per sequence and layer."""
-    decoding: Mapping[str, float] = field(default_factory=dict)
+    decoding: Mapping[str, RateCurve] = field(default_factory=dict)
     """Bytes per second of stored weights that become numbers to be multiplied, by the name of their
     format; of others as many as are read."""
     launch_s: float = 0.0
@@ -99,13 +100,13 @@ class Processor:
         """The same, where nobody waits for the host."""
         return replace(self, launch_s=0.0, task_s=0.0, pass_s=0.0, row_s=0.0)
 
-    def decoding_rate(self, stored: WeightFormat) -> float:
-        """Bytes per second of a format that become numbers to be multiplied."""
-        rates = (
-            (self.decoding.get(each.measured_as, self.bandwidth), share)
-            for each, share in stored.shares
-        )
-        return 1 / sum(share / rate for rate, share in rates)
+    def decoding_rate(self, stored: WeightFormat, rows: float = math.inf) -> float:
+        """Bytes per second of a format that become numbers to be multiplied by so many rows."""
+        seconds = 0.0
+        for each, share in stored.shares:
+            curve = self.decoding.get(each.measured_as)
+            seconds += share / (curve.at(max(1.0, rows)) if curve else self.bandwidth)
+        return 1 / seconds
 
     def gemm_for(self, dtype: Dtype, *, streamed: bool = False) -> RateCurve:
         """The curve of `dtype`; where it has none, of the nearest that the processor can do."""
@@ -125,7 +126,7 @@ class Processor:
             attention_flops=self.attention_flops * factor,
             elementwise_bandwidth=self.elementwise_bandwidth * factor,
             sequence_s=self.sequence_s / factor,
-            decoding={name: rate * factor for name, rate in self.decoding.items()},
+            decoding={name: curve.scaled(factor) for name, curve in self.decoding.items()},
         )
 
 

@@ -41,8 +41,10 @@ PROCESSOR_FIGURES: Mapping[str, Quantity] = MappingProxyType(
 """Figures of a level that computes, beside ``gemm``; only ``bandwidth`` has to be there."""
 
 
-CURVES = ("gemm", "gemm_streamed")
-"""Figures by data type that may be tables by rows."""
+CURVES: Mapping[str, Quantity] = MappingProxyType(
+    {"gemm": SPEED, "gemm_streamed": SPEED, "decoding": MEMORY_RATE}
+)
+"""Figures of data types, or of formats of weights, that may be tables by rows."""
 _GPU_LAUNCH_S, _GPU_TASK_S = 10e-6, 40e-6
 """A GPU whose profile says nothing. Estimates: torch issues an operator in some 10 us, and a copy
 alike; an expert of 11 kernels with its way through the lanes was estimated at 150 us."""
@@ -73,7 +75,7 @@ class LevelFigures:
     """FLOP/s of attention among the tokens of a prompt; None is the highest of gemm."""
     elementwise_bandwidth: Figure | None = None
     """Bytes per second of norms and the like; None is the bandwidth."""
-    decoding: Mapping[str, Figure] = field(default_factory=dict)
+    decoding: Mapping[str, CurveFigure] = field(default_factory=dict)
     """Bytes per second of stored weights that become numbers to be multiplied, by the name of their
     format; where there is none, the bandwidth."""
     sequence_time: Figure | None = None
@@ -128,11 +130,9 @@ class LevelFigures:
     def figures(self) -> Iterator[tuple[str, Quantity, Figure | CurveFigure]]:
         """All that are there, by their dotted names in the profile."""
         yield "capacity", CAPACITIES[self.name], self.capacity
-        for name in CURVES:
-            for dtype, curve in getattr(self, name).items():
-                yield f"{name}.{dtype}", SPEED, curve
-        for name, rate in self.decoding.items():
-            yield f"decoding.{name}", MEMORY_RATE, rate
+        for name, quantity in CURVES.items():
+            for key, curve in getattr(self, name).items():
+                yield f"{name}.{key}", quantity, curve
         for name, quantity in PROCESSOR_FIGURES.items():
             figure = getattr(self, name)
             if figure is not None:
@@ -171,10 +171,7 @@ class LevelFigures:
         }
         for name in CURVES:
             curves = getattr(self, name).items()
-            changed[name] = {dtype: curve.scaled(factor, source) for dtype, curve in curves}
-        changed["decoding"] = {
-            name: figure.scaled(factor, source) for name, figure in self.decoding.items()
-        }
+            changed[name] = {key: curve.scaled(factor, source) for key, curve in curves}
         return replace(self, **changed)
 
 

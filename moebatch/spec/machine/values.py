@@ -187,20 +187,21 @@ class Figure(Figures[float]):
 
 
 class CurveFigure(Figures[RateCurve]):
-    """Speed of matrix products of one data type, FLOP/s; where measured, by the number of rows."""
+    """A rate of matrix products, their FLOP/s in one data type or bytes per second of weights that
+    are decoded for them; where measured, by the number of rows."""
 
     __slots__ = ()
 
     def on(self, basis: Basis) -> RateCurve:
-        """The curve of that basis, or the nearest there is; without a table the same speed for
+        """The curve of that basis, or the nearest there is; without a table the same rate for
         every number of rows."""
         value: RateCurve | float = self._nearest(basis)
         return value if isinstance(value, RateCurve) else level_curve(value)
 
 
-def level_curve(flop_per_s: float) -> RateCurve:
-    """The same speed for every number of rows."""
-    return RateCurve(points=((1, flop_per_s),))
+def level_curve(rate: float) -> RateCurve:
+    """The same rate for every number of rows."""
+    return RateCurve(points=((1, rate),))
 
 
 def supposed(number: float) -> Figure:
@@ -220,4 +221,4 @@ def _plain(value: float | RateCurve, quantity: Quantity) -> object:
         return quantity.write(value)
     if value == level_curve(value.peak):
         return quantity.write(value.peak)
-    return {rows: quantity.write(speed) for rows, speed in value.points}
+    return {rows: quantity.write(rate) for rows, rate in value.points}

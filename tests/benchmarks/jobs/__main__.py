@@ -31,7 +31,7 @@ def main() -> int:
     heading = list(_heading(options))
     _say("\n".join(heading))
     if not options.is_small or not setting.profile.is_file():
-        _say("measuring this machine, about two minutes")
+        _say("measuring this machine, about three minutes")
         setting.measure_machine()
     bench = Bench(setting, _peers(options, setting), options.probe_s, options.with_variants)
     jobs = {**(small_jobs() if options.is_small else full_jobs()), **scale_jobs()}

@@ -38,7 +38,7 @@ class Setting:
         return load_shape(self.checkpoint)
 
     def measure_machine(self) -> None:
-        """Writes the profile anew, by `moebatch profile`: about two minutes."""
+        """Writes the profile anew, by `moebatch profile`: about three minutes."""
         command = [sys.executable, "-m", "moebatch", "profile", "--quiet"]
         command += ["--read", str(self.checkpoint), "-o", str(self.profile)]
         subprocess.run(command, check=True, cwd=self.folder)
