@@ -43,7 +43,7 @@ def plan(
     with importing():
         from moebatch.plan.answers import answer_policy_file, answer_question
         from moebatch.plan.as_json import answer_json
-        from moebatch.report.plan import plan_view
+        from moebatch.report.plan import plan_views
         from moebatch.spec.files.text_file import write_text
 
     given = options.given_policy()
@@ -57,7 +57,8 @@ def plan(
     if as_json:
         print_json(answer_json(answer))
     else:
-        show(output_console(), plan_view(answer))
+        for view in plan_views(answer):
+            show(output_console(), view)
 
 
 def asked_question(job: Path | None, options: PlanOptions) -> "Question":

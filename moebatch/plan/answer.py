@@ -1,6 +1,7 @@
 """A planner's whole answer: the policy, what it will do, what binds, and what would help."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from moebatch.errors import ConfigError, Fault
@@ -17,7 +18,7 @@ from moebatch.spec.policy.policy import Policy
 Method = Literal["milp", "klotski", "paper", "given"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: advice is worked out when it is asked for
 class Answer:
     """A policy for a problem, however it was found."""
 
@@ -31,8 +32,8 @@ class Answer:
     prediction: Prediction
     experts: ExpertChoice | None = None
     """What was chosen among predictors and caches, where that matters."""
-    improvements: tuple[Improvement, ...] = ()
-    """The best first."""
+    planned: Planned | None = None
+    """How a search found the policy; None where a paper's method or the user chose it."""
     only_planned: tuple[str, ...] = ()
     """Why no run does this; empty where one can."""
     notes: tuple[str, ...] = field(default=())
@@ -42,6 +43,11 @@ class Answer:
     def title(self) -> str:
         """``mixtral-8x7b on t4``."""
         return f"{self.model} on {self.problem.hardware.name}"
+
+    @cached_property
+    def improvements(self) -> list[Improvement]:
+        """What would help most, the best first: each line takes as long to find as the policy."""
+        return improvements(self.problem.evenly, self.planned) if self.planned else []
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,9 +83,8 @@ def best_for(
 
 
 def answer_milp(problem: Problem, model: str, wishes: Wishes | None = None) -> Answer:
-    """The best policy by the MILP, with what would help most. Raises what `best_for` does."""
+    """The best policy by the MILP. Raises what `best_for` does."""
     found = best_for(problem, wishes)
-    better = improvements(problem.evenly, found.planned)
     return Answer(
         problem=problem,
         model=model,
@@ -88,7 +93,7 @@ def answer_milp(problem: Problem, model: str, wishes: Wishes | None = None) -> A
         policy=found.policy,
         prediction=predict(problem, found.policy),
         experts=found.experts,
-        improvements=tuple(better),
+        planned=found.planned,
         notes=slot_notes(problem, found.policy),
     )
 

@@ -33,8 +33,18 @@ _ENDLESS = 1e9
 _MOST_EXPERT_CHOICES = 6
 
 
-def plan_view(answer: Answer) -> RenderableType:
-    """Policy, speed, memory, lanes, turning points, and what would help."""
+def plan_views(answer: Answer) -> Iterator[RenderableType]:
+    """First the plan, which is there at once; then what would help, which is worked out only then,
+    and notes."""
+    yield _plan(answer)
+    if answer.improvements:
+        advice = NamedRows(_advice(answer), min_width=NAME_WIDTH)
+        yield Group("", Text("what would help most", style="bold"), advice)
+    yield Group("", *notes_view(answer.notes))
+
+
+def _plan(answer: Answer) -> RenderableType:
+    """Policy, speed, memory, lanes and turning points."""
     policy = NamedRows(_policy(answer), min_width=NAME_WIDTH)
     speed = NamedRows(_speed(answer), min_width=NAME_WIDTH)
     parts: list[RenderableType] = [_title(answer), "", policy, "", speed]
@@ -48,11 +58,6 @@ def plan_view(answer: Answer) -> RenderableType:
     if roofs:
         turning = NamedRows(chain(*map(_turning, roofs)), min_width=NAME_WIDTH)
         parts += ["", Text("turning points of the experts", style="bold"), turning]
-    parts.append("")
-    if answer.improvements:
-        advice = NamedRows(_advice(answer), min_width=NAME_WIDTH)
-        parts += [Text("what would help most", style="bold"), advice]
-    parts += ["", *notes_view(answer.notes)]
     return Group(*parts)
 
 

@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 
-from rich.console import Console
+import pytest
+from rich.console import Console, RenderableType
 
-from moebatch.plan.answer import answer_given
+from moebatch.plan import advice
+from moebatch.plan.answer import answer_given, answer_milp
 from moebatch.plan.expert_choice import Alternative, ExpertChoice
-from moebatch.report.plan import plan_view
+from moebatch.report.plan import plan_views
 from moebatch.spec.policy.policy import Placement, Policy
 from tests.plan.problems import SMALL, problem
 
@@ -25,8 +27,25 @@ def test_experts_that_others_hardly_beat_are_kept_and_the_screen_says_by_how_muc
     other = replace(plainest, policy=replace(POLICY, cache="lru"), seconds=99.0)
     choice = ExpertChoice(chosen=plainest, alternatives=(other, plainest), depth=2)
     answer = answer_given(problem(shape=SMALL), "small", POLICY, source="policy.yaml")
+    shown = "".join(map(text, plan_views(replace(answer, experts=choice))))
+    assert "nothing else gains 2%; experts are prefetched up to 2 layers ahead" in shown
+
+
+def test_a_plan_is_shown_before_what_would_help_is_worked_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    searched: list[object] = []
+    search = advice.best_policy
+    monkeypatch.setattr(advice, "best_policy", lambda *of: [searched.append(of), search(*of)][1])
+    views = plan_views(answer_milp(problem(shape=SMALL), "small"))
+    next(views)
+    assert not searched
+    assert any("what would help most" in text(view) for view in views)
+    assert searched
+
+
+def text(view: RenderableType) -> str:
     console = Console(width=120)
     with console.capture() as shown:
-        console.print(plan_view(replace(answer, experts=choice)))
-    told = "nothing else gains 2%; experts are prefetched up to 2 layers ahead"
-    assert told in shown.get(), shown.get()
+        console.print(view)
+    return shown.get()
