@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from moebatch.checkpoint.model_files import COMPUTE_DTYPES
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.layout.scratch import rows_decoded_at_once
-from moebatch.measure.attention import attention_rates
+from moebatch.measure.attention import AttentionRates, attention_rates
 from moebatch.measure.between import between_passes
 from moebatch.measure.contention import Patience
 from moebatch.measure.elementwise import elementwise_bandwidth
@@ -57,31 +57,17 @@ def processor_rates(
     bandwidth, gemm = _weights_rates(sizes, memory, timer, patience, log)
     decoding = {}
     if device.type == "cpu" and instruction_set:
-        decoding = _decoding_rates(sizes, gemm, instruction_set, memory, timer, patience)
-    if decoding:
-        rates = ", ".join(f"{name} {format_rate(each.peak)}" for name, each in decoding.items())
-        log(f"weights decoded: {rates}")
+        decoding = _decoding_rates(sizes, gemm, instruction_set, memory, timer, patience, log)
     between = patience.calmest(partial(between_passes, device, memory))
     log(
         f"between passes: {between.pass_s * 1e3:.1f} ms and {between.row_s * 1e6:.1f} µs a sequence"
     )
     del memory
-    dtype = COMPUTE_DTYPES[sizes.attention_dtype]
     with beside() if beside else nullcontext():
-        timer = replace(timer, beside_reading=beside is not None)
         # Our own readers hold threads up as well, which is no reason to measure again.
         calmest = patience.calmest if beside is None else _once
-        attention = calmest(
-            lambda: attention_rates(sizes, dtype, timer, cache_bytes=share, allocate=allocate)
-        )
-        elementwise = calmest(lambda: elementwise_bandwidth(sizes, dtype, timer))
-    log(
-        f"attention {sizes.attention_dtype}: {format_rate(attention.decode.bandwidth)} and "
-        f"{attention.decode.sequence_s * 1e6:.1f} µs a sequence in decoding, "
-        f"{format_flops(attention.prompt_flops)} in prompts"
-    )
-    log(f"norms, routing and sums: {format_rate(elementwise)}")
-    timer = replace(timer, beside_reading=False)
+        disturbed = replace(timer, beside_reading=beside is not None)
+        attention, elementwise = _tokens_rates(sizes, disturbed, share, allocate, calmest, log)
     task = patience.calmest(lambda: task_s(timer))
     launch = patience.calmest(lambda: launch_s(timer))
     log(f"{task * 1e6:.1f} µs to hand over a task, {launch * 1e6:.1f} µs to launch an operator")
@@ -103,6 +89,29 @@ def processor_rates(
 
 def _once(step: Callable[[], T]) -> T:
     return step()
+
+
+def _tokens_rates(
+    sizes: Sizes,
+    timer: Timer,
+    cache_bytes: int,
+    allocate: Allocate,
+    calmest: Callable[[Callable[[], Any]], Any],
+    log: Log,
+) -> tuple[AttentionRates, float]:
+    """Of attention, and of what norms, routing and sums move."""
+    dtype = COMPUTE_DTYPES[sizes.attention_dtype]
+    attention: AttentionRates = calmest(
+        lambda: attention_rates(sizes, dtype, timer, cache_bytes=cache_bytes, allocate=allocate)
+    )
+    log(
+        f"attention {sizes.attention_dtype}: {format_rate(attention.decode.bandwidth)} and "
+        f"{attention.decode.sequence_s * 1e6:.1f} µs a sequence in decoding, "
+        f"{format_flops(attention.prompt_flops)} in prompts"
+    )
+    elementwise: float = calmest(lambda: elementwise_bandwidth(sizes, dtype, timer))
+    log(f"norms, routing and sums: {format_rate(elementwise)}")
+    return attention, elementwise
 
 
 def _weights_rates(
@@ -128,6 +137,7 @@ def _decoding_rates(
     memory: Tensor,
     timer: Timer,
     patience: Patience,
+    log: Log,
 ) -> dict[str, RateCurve]:
     """Of every format, by rows: plain numbers become float32, codes become numbers of the type that
     attention has."""
@@ -141,11 +151,15 @@ def _decoding_rates(
         plain, computed = gemm[dtype].points, COMPUTE_DTYPES[dtype]
         return decoding_points(sizes.model, plain, computed, stored, decoded_rows, memory, timer)
 
-    return {
+    curves = {
         stored.measured_as: RateCurve(patience.calmest(partial(points, stored, dtype)))
         for stored, dtype in into
         if dtype in gemm and not stored.is_computed_in(dtype)
     }
+    if curves:
+        rates = ", ".join(f"{name} {format_rate(each.peak)}" for name, each in curves.items())
+        log(f"weights decoded: {rates}")
+    return curves
 
 
 def curve_of(sizes: Sizes, dtype: Dtype, experts: Iterator[Tensor], timer: Timer) -> RateCurve:

@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moebatch.errors import CheckpointError
-from moebatch.formats.weight_format import BadParts, Matrix
+from moebatch.formats.weight_format import Matrix
 from moebatch.layout.scratch import Limits, converted_elements, step_elements
 from moebatch.model import layers
 from moebatch.model.attention.by_torch import Parts, Qkv
@@ -26,21 +25,17 @@ from moebatch.model.attention.stacked import StackedAttention
 from moebatch.model.batch import BatchPlanner, MicroBatch
 from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.elementwise import Elementwise
-from moebatch.model.experts import expert_kernels
 from moebatch.model.families.registry import FAMILIES
-from moebatch.model.families.usual import mlp
-from moebatch.model.grouped import GroupedExpert
 from moebatch.model.products import Products
 from moebatch.model.recurrence.gated_delta import GatedDeltaBlock
+from moebatch.model.routed_experts import RoutedExperts
 from moebatch.model.routing.choices import Choices
 from moebatch.model.routing.gating import AdaptiveGating, GatingCount
 from moebatch.model.routing.router import Routing
-from moebatch.model.routing.tokens import ExpertTokens
-from moebatch.model.scratch import Frame, Scratch
+from moebatch.model.scratch import Frame, Scratch, chunks
 from moebatch.spec.model.blocks import Mlp
 from moebatch.spec.model.shape import ModelShape
 from moebatch.spec.model.stored_experts import StoredExperts
-from moebatch.store.experts.dram import StayingTensors
 
 
 class Decoder:
@@ -70,7 +65,7 @@ class Decoder:
         """
         embedding = weights.globals["embedding"]
         self.shape, self.dtype, self.device = shape, embedding.dtype, embedding.device
-        self._weights, self._limits, self._experts = weights, limits, experts
+        self._weights, self._limits = weights, limits
         self._family = FAMILIES[shape.architecture]
         self._planner = BatchPlanner(
             shape, config, dtype=self.dtype, device=self.device, gather_rows=limits.gather_rows
@@ -113,15 +108,12 @@ class Decoder:
             gating=gating,
             activation_level=activation_level,
         )
-        is_usual = self._family.expert is mlp
-        self._grouped = expert_kernels(shape, products) if is_usual else None
-        choices, room = (limits.pass_tokens, shape.experts_per_token), embedding.new_empty
-        self._normed_TD = room(limits.pass_tokens, shape.hidden_size)
-        self._outputs_TKD = room(*choices, shape.hidden_size)
-        self._ones_TK = (
-            torch.ones(choices, device=self.device) if shape.router.weighs_inputs else None
+        self._routed = RoutedExperts(
+            shape, experts, self._family.expert, products, elementwise, self.scratch, limits
         )
-        """Weights of what experts make, where those of tokens are for what they see."""
+        num_tokens, room = limits.pass_tokens, embedding.new_empty
+        self._normed_TD = room(num_tokens, shape.hidden_size)
+        self._outputs_TKD = room(num_tokens, shape.experts_per_token, shape.hidden_size)
 
     @property
     def sink_scores(self) -> Sequence[Tensor]:
@@ -131,9 +123,10 @@ class Decoder:
     @property
     def scratch_bytes(self) -> int:
         """Bytes that are allocated up front."""
-        own = (self.scratch.buffer, self._normed_TD, self._outputs_TKD, self._ones_TK)
-        parts = self._core.scratch_bytes + self._products.scratch_bytes + self._choices.num_bytes
-        return parts + sum(tensor.nbytes for tensor in own if tensor is not None)
+        parts = self._core.scratch_bytes, self._products.scratch_bytes
+        own = self.scratch.buffer, self._normed_TD, self._outputs_TKD
+        beside = self._choices.num_bytes + self._routed.num_bytes
+        return sum(parts) + beside + sum(tensor.nbytes for tensor in own)
 
     @property
     def gating_count(self) -> GatingCount | None:
@@ -254,56 +247,7 @@ class Decoder:
         Each is given with what was read of it, as `StoredExperts.pieces` names that. Raises
         CheckpointError where it cannot be decoded.
         """
-        together: list[GroupedExpert] = []
-        for expert, parts in experts.items():
-            try:
-                matrices, taken = self._prepared(parts, layer, expert)
-                tokens = routing.tokens[expert]
-                if self._is_grouped(taken, len(tokens.rows_M)):
-                    together.append(GroupedExpert(tokens, taken))
-                else:
-                    self._compute_expert(routing, expert, matrices)
-            except BadParts as error:
-                raise CheckpointError(f"layer {layer}, expert {expert}: {error}") from None
-        if together and self._grouped is not None:
-            room = self._limits.expert_rows
-            self._grouped.run(self.scratch.frame(), together, routing, most_rows=room)
-
-    def _prepared(
-        self, parts: Sequence[Tensor], layer: int, expert: int
-    ) -> tuple[Mapping[str, Matrix], Any]:
-        """The matrices of an expert, and what the kernels take of them that compute experts
-        together; once of an expert that stays."""
-        if isinstance(parts, StayingTensors) and parts.prepared is not None:
-            matrices, taken = parts.prepared
-            return matrices, taken
-        matrices, taken = self._experts.matrices(parts, layer, expert), None
-        if self._grouped is not None:
-            taken = self._grouped.taken(matrices, self.dtype)
-        if isinstance(parts, StayingTensors):
-            parts.prepared = matrices, taken
-        return matrices, taken
-
-    def _is_grouped(self, taken: Any, num_rows: int) -> bool:
-        """Whether an expert of which this was taken is computed together with others."""
-        if taken is None or self._grouped is None:
-            return False
-        return self._grouped.suits(taken, num_rows)
-
-    def _compute_expert(
-        self, routing: Routing, expert: int, matrices: Mapping[str, Matrix]
-    ) -> None:
-        rows_M, choices_M = routing.tokens[expert]
-        for chunk in self._chunks(slice(0, len(rows_M))):
-            tokens = ExpertTokens(rows_M[chunk], choices_M[chunk])
-            frame, num_rows = self.scratch.frame(), tokens.rows_M.shape[0]
-            x_ND = frame.take(self._products.rows(num_rows), self.shape.hidden_size)
-            torch.index_select(routing.normed_TD, 0, tokens.rows_M, out=x_ND[:num_rows])
-            if self._ones_TK is not None:
-                x_ND[:num_rows].mul_(routing.weights_TK[tokens.rows_M, tokens.choices_M][:, None])
-            y_MD = self._mlp(frame, x_ND, num_rows, matrices)
-            weights_TK = routing.weights_TK if self._ones_TK is None else self._ones_TK
-            self._elementwise.place(y_MD, tokens, routing.outputs_TKD, weights_TK)
+        self._routed.run(layer, routing, experts)
 
     def combine(self, layer: int, x_TD: Tensor, routing: Routing) -> None:
         """Adds what the experts, and the shared expert where there is one, have made of the rows
@@ -421,10 +365,7 @@ class Decoder:
 
     def _chunks(self, *rows: slice) -> Iterator[slice]:
         """The rows in portions that the scratch has room for."""
-        step = self._limits.expert_rows
-        for part in rows:
-            for start in range(part.start, part.stop, step):
-                yield slice(start, min(start + step, part.stop))
+        return chunks(self._limits.expert_rows, *rows)
 
 
 def _mlp_weights(weights: Mapping[str, Tensor], prefix: str, mlp: Mlp | None) -> dict[str, Matrix]:

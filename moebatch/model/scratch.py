@@ -1,6 +1,7 @@
 """Room for everything that a decoder computes on the way, allocated once."""
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -49,3 +50,10 @@ class Frame:
         """The same in float32."""
         words = torch.float32.itemsize // self._buffer.dtype.itemsize
         return self.take(math.prod(size) * words).view(torch.float32).view(size)
+
+
+def chunks(most: int, *rows: slice) -> Iterator[slice]:
+    """The rows in portions of so many at the most."""
+    for part in rows:
+        for start in range(part.start, part.stop, most):
+            yield slice(start, min(start + most, part.stop))
