@@ -141,7 +141,11 @@ class Batcher:
                 self._in_work(sequence, self._cache.num_joint_pages(sequence))
                 for sequence in self.running
             ),
-            returned=tuple(self._in_work(s, 0) for s in self._waiting if not s.is_dropped),
+            returned=tuple(
+                self._in_work(sequence, 0)._replace(shared=sequence.num_awaited)
+                for sequence in self._waiting
+                if not sequence.is_dropped
+            ),
             num_taken=self._num_taken,
             batch_size=self._policy.batch_size,
             tokens_per_pass=self._policy.tokens_per_pass,
@@ -186,6 +190,7 @@ class Batcher:
                 break
             prefix = self._cache.find(sequence.request.prompt_tokens)
             if prefix.num_pending_tokens:
+                sequence.num_awaited = prefix.num_tokens + prefix.num_pending_tokens
                 later.append(sequence)
                 num_pending_tokens += prefix.num_pending_tokens
             elif not self._take_in(sequence, prefix, admission):

@@ -17,6 +17,9 @@ class Sequence:
     output_tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     num_cached: int = 0
+    num_awaited: int = 0
+    """Of its beginning, what others had computed, or were about to, when it last had to wait for
+    them."""
     result: Choice | None = None
     is_dropped: bool = False
     """Its request has failed: it need not be computed any more."""

@@ -235,9 +235,18 @@ def test_where_the_job_stands_can_be_told_while_some_share_pages_and_others_wait
         standing = batcher.standing(1)
         assert [one.cached for one in standing.in_work] == [s.num_cached for s in batcher.running]
         assert all(one.shared <= one.cached for one in standing.in_work)
-        assert all(one.shared == one.cached == 0 for one in standing.returned)
+        assert all(one.cached == 0 for one in standing.returned)
         seen |= bool(standing.returned) and any(one.shared for one in standing.in_work)
     assert seen, "both at once"
+
+
+def test_those_that_wait_for_a_beginning_are_told_to_share_it() -> None:
+    """Else what is left of a job is taken for all of their prompts."""
+    work = [Work(70, 4, 4)] * 8
+    batcher = make(work, 100, tokens_per_pass=100, batch_size=8, shares=True)
+    assert run_pass(batcher, work) == [(0, 70)]
+    waiting = batcher.standing(1).returned
+    assert [(one.pending, one.shared) for one in waiting] == [(70, 64)] * 7
 
 
 def test_a_sequence_that_was_sent_back_keeps_what_it_has_generated() -> None:

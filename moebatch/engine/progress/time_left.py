@@ -65,7 +65,7 @@ class Standing:
     in_work: tuple[InWork, ...] = ()
     """In the order of their admission."""
     returned: tuple[InWork, ...] = ()
-    """Those that wait before all others, as they were taken in before."""
+    """Those that wait before all others, since they were taken in before, or looked at."""
     num_taken: int = 0
     """Sequences that have been taken from those that wait."""
     batch_size: int | None = None
@@ -196,7 +196,7 @@ class TimeLeft:
         left, waiting[:, 1] = endings.expected_new(before, waiting[:, 1])
         rows = [(*one.row, new) for one, new in zip(before, left.tolist(), strict=True)]
         num_running = len(standing.in_work)
-        # Those that were sent back have nothing in the cache.
+        # Those that wait have nothing in the cache, but what others hold.
         returned = np.array(rows[num_running:], np.int64).reshape(-1, 4)[:, [0, 3, 2]]
         lengths = np.concatenate([returned, waiting])
         workload = self._problem.workload
