@@ -170,7 +170,9 @@ class LlamaCpp(Peer):
 
     def arguments(self, setting: Setting, rows: Path, scratch: Path) -> list[str]:
         module = f"{_DRIVERS}.llama_driver"
-        return [module, str(self._model(setting)), str(rows), "--seconds", str(self.trial_s)]
+        model = self._model(setting)
+        mapped = ["--mapped"] if model.stat().st_size > setting.cap_bytes else []
+        return [module, str(model), str(rows), "--seconds", str(self.trial_s), *mapped]
 
     @staticmethod
     def _model(setting: Setting) -> Path:

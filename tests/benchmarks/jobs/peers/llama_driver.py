@@ -38,13 +38,15 @@ def main() -> None:
     parser.add_argument("--first-batch", type=int, default=64)
     parser.add_argument("--longest-s", type=float, default=300.0)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--mapped", action="store_true", help="weights are never repacked")
     options = parser.parse_args()
     rows = [json.loads(line) for line in Path(options.rows).read_text().splitlines()]
     lengths = Lengths([len(row["prompt"]) for row in rows], [row["max_tokens"] for row in rows])
     llama_cpp.llama_backend_init()
-    model = llama_cpp.llama_model_load_from_file(
-        options.model.encode(), llama_cpp.llama_model_default_params()
-    )
+    params = llama_cpp.llama_model_default_params()
+    # What it repacks for its kernels it copies, into memory that no file is behind.
+    params.use_extra_bufts = not options.mapped
+    model = llama_cpp.llama_model_load_from_file(options.model.encode(), params)
     assert model, "the model was loaded"
     end = time.perf_counter() + options.longest_s
     most = min(MOST_SEQUENCES, len(rows))
