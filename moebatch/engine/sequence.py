@@ -18,8 +18,8 @@ class Sequence:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     num_cached: int = 0
     num_awaited: int = 0
-    """Of its beginning, what others had computed, or were about to, when it last had to wait for
-    them."""
+    """Tokens of its beginning that others had computed, or were about to, when the batcher last
+    let it wait for them."""
     result: Choice | None = None
     is_dropped: bool = False
     """Its request has failed: it need not be computed any more."""

@@ -24,8 +24,8 @@ from moebatch.model.routing.router import Routing
 from moebatch.model.routing.tokens import ExpertTokens
 
 _ALIGNMENT = 64
-_FEW_ROWS = (1, 4)
-"""Kernels decode in registers for fewer than the latter, and into a tile from there on."""
+_FEW_ROWS = (1, 5)
+"""Kernels may decode in registers for up to four rows; for five all of them make a tile."""
 _FALL = 0.9
 """A rate does not fall with the rows: one that is lower than this was disturbed."""
 Points = tuple[tuple[int, float], ...]
@@ -106,11 +106,12 @@ def decoding_points(
         sizes, counts, dtype, itertools.cycle(whole), timer, longest_s=math.inf, stored=stored
     )
     points = []
-    for first, (count, rate) in zip(_FEW_ROWS, measured, strict=False):
+    # Where all of a matrix is decoded before it is multiplied, the one rate is that of any rows.
+    for rows, (count, rate) in zip(_FEW_ROWS, measured, strict=False):
         flop = 2 * count * 3 * sizes.hidden_size * sizes.expert_width
         plain_s = flop / plain_rate
         decoding_s = max(flop / rate - plain_s, plain_s / 100)
-        points.append((first, math.ceil(count / decoded_rows) * size / decoding_s))
+        points.append((rows, math.ceil(count / decoded_rows) * size / decoding_s))
     return tuple(points)
 
 

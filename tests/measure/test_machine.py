@@ -12,6 +12,7 @@ import yaml
 from moebatch.errors import ConfigError, StorageError
 from moebatch.formats.ggml import decoded_types
 from moebatch.formats.registry import FORMATS, measured_formats
+from moebatch.layout.scratch import needs_matrix
 from moebatch.measure.machine import _cpu_model, _disturbance, measure_machine
 from moebatch.measure.saved import load_saved, save_profile
 from moebatch.measure.sizes import Sizes, quick_sizes
@@ -122,6 +123,13 @@ def test_decoding_is_measured_of_every_format(folder: Path) -> None:
     wanted = measured if loader.kernels() else set()
     assert set(profile.levels["dram"].decoding) == wanted
     assert any("weights decoded: bfloat16 " in line for line in lines) == bool(wanted)
+    dram = profile.levels["dram"]
+    for stored in known:
+        if stored.measured_as in dram.decoding:
+            # Where a matrix is decoded before it is multiplied, one rate is enough.
+            is_whole = needs_matrix(stored, "bfloat16", dram.instruction_set)
+            points = dram.decoding[stored.measured_as].on("achieved").points
+            assert [rows for rows, _ in points] == ([1] if is_whole else [1, 5]), stored
 
 
 def test_quick_writes_nothing_and_measures_one_dtype_at_few_points() -> None:

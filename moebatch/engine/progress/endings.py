@@ -25,7 +25,8 @@ class InWork(NamedTuple):
     """To compute before the next one is chosen; 0 if that is the newest one."""
     cached: int
     shared: int
-    """Of these, at the beginning, held together with others; of one that waits, what will be."""
+    """Of these, at the beginning, held together with others; of one that waits, of all that it
+    will have cached."""
     generated: int
     allowed: int
     """Most that the answer may get."""

@@ -65,7 +65,8 @@ class Standing:
     in_work: tuple[InWork, ...] = ()
     """In the order of their admission."""
     returned: tuple[InWork, ...] = ()
-    """Those that wait before all others, since they were taken in before, or looked at."""
+    """Those that wait before all others: they were in work and were sent back, or another sequence
+    is about to compute how they begin."""
     num_taken: int = 0
     """Sequences that have been taken from those that wait."""
     batch_size: int | None = None

@@ -101,11 +101,15 @@ class Processor:
         return replace(self, launch_s=0.0, task_s=0.0, pass_s=0.0, row_s=0.0)
 
     def decoding_rate(self, stored: WeightFormat, rows: float = math.inf) -> float:
-        """Bytes per second of a format that become numbers to be multiplied by so many rows."""
+        """Bytes per second of a format that become numbers to be multiplied by so many rows; of
+        fewer than were measured as many as of those."""
         seconds = 0.0
         for each, share in stored.shares:
-            curve = self.decoding.get(each.measured_as)
-            seconds += share / (curve.at(max(1.0, rows)) if curve else self.bandwidth)
+            rate, curve = self.bandwidth, self.decoding.get(each.measured_as)
+            if curve is not None:
+                (fewest, _), *_ = curve.points
+                rate = curve.at(max(fewest, rows))
+            seconds += share / rate
         return 1 / seconds
 
     def gemm_for(self, dtype: Dtype, *, streamed: bool = False) -> RateCurve:

@@ -1,0 +1,19 @@
+"""How peers are asked to run."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks.jobs.peer import LlamaCpp
+from tests.benchmarks.jobs.setting import Setting
+
+
+@pytest.mark.parametrize(("model_bytes", "is_mapped"), [(999, False), (1001, True)])
+def test_llama_cpp_makes_no_copy_of_a_file_that_is_larger_than_the_cap(
+    tmp_path: Path, model_bytes: int, is_mapped: bool
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    (tmp_path / "checkpoint.gguf").write_bytes(bytes(model_bytes))
+    setting = Setting(folder=tmp_path, checkpoint=checkpoint, cap_bytes=1000, dram_bytes=900)
+    peer = LlamaCpp(python=Path("python"), longest_s=1.0)
+    assert ("--mapped" in peer.arguments(setting, tmp_path / "rows.jsonl", tmp_path)) == is_mapped
