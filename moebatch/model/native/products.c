@@ -128,11 +128,10 @@ typedef struct {
 typedef struct {
     const char *rows;
     int64_t num_rows, num_vectors;
-    const char *weights; /* stored; so many bytes from one row to the next */
+    const char *weights; /* plain ones; so many bytes from one row to the next */
     int64_t row_bytes, num_inputs;
-    const struct coding *coding; /* of these, from the first output and input on */
+    const struct coding *coding; /* of others */
     int64_t first_output, first_input;
-    int64_t input_bytes; /* stored, of these inputs of an output */
     float *sums;
     int64_t sums_row, num_outputs;
     int is_first; /* inputs of these sums */
@@ -331,30 +330,38 @@ INLINE void make_coded_row(Patch patch, int64_t o, char *to, int64_t step, int i
                                               patch.first_input, patch.num_inputs);
 }
 
-/* Multiplies two outputs of codes with few rows, where they are decoded: sums of one output wait for
-   one another. */
-#define CODED_OF(name, count, decode, is_pairs)                                                   \
+/* Multiplies outputs of codes, as many as are decoded beside one another, with few rows, where they
+   are decoded: sums of one output wait for one another. */
+#define CODED_OF(name, count, beside, decode, is_pairs)                                           \
     static __attribute__((noinline)) void name(const Patch *patch, int64_t o, Floats *parts) {    \
-        /* An output that is not there repeats the one before. */                                 \
-        const int64_t output = patch->first_output + o;                                           \
-        const int64_t outputs[] = {output, output + (o + 1 < patch->num_outputs)};                \
         const float *x = (const float *)patch->rows;                                              \
-        const int64_t x_step = ROW_GROUP * LANES;                                                 \
-        Sink sinks[] = {{.x = x, .x_step = x_step, .num_rows = count},                            \
-                        {.x = x, .x_step = x_step, .num_rows = count}};                           \
-        decode(sinks, 2, patch->coding, outputs, patch->first_input, patch->num_inputs,           \
+        const int64_t last = patch->num_outputs - 1;                                              \
+        int64_t outputs[beside];                                                                  \
+        Sink sinks[beside];                                                                       \
+        _Pragma("GCC unroll 6") for (int i = 0; i < beside; i++) {                                \
+            /* An output that is not there repeats the last one. */                               \
+            outputs[i] = patch->first_output + smaller(o + i, last);                              \
+            sinks[i] = (Sink){.x = x, .x_step = ROW_GROUP * LANES, .num_rows = count};            \
+        }                                                                                         \
+        decode(sinks, beside, patch->coding, outputs, patch->first_input, patch->num_inputs,      \
                is_pairs);                                                                         \
         for (int r = 0; r < count; r++)                                                           \
-            for (int i = 0; i < 2; i++)                                                           \
+            for (int i = 0; i < beside; i++)                                                      \
                 parts[r * OUTPUT_GROUP + o + i] = sinks[i].sums[r];                               \
     }
-CODED_OF(multiply_coded_row, 1, decode_beside, 0)
-CODED_OF(multiply_block_rows, ROW_GROUP, decode_blocks, 0)
+CODED_OF(multiply_coded_row, 1, 2, decode_beside, 0)
+CODED_OF(multiply_block_row, 1, OUTPUT_GROUP, decode_blocks, 0)
+CODED_OF(multiply_two_block_rows, 2, 2, decode_blocks, 0)
+CODED_OF(multiply_block_rows, ROW_GROUP, 2, decode_blocks, 0)
 #if HAS_PAIRS
-CODED_OF(multiply_coded_row_of_pairs, 1, decode_beside, 1)
-CODED_OF(multiply_block_rows_of_pairs, ROW_GROUP, decode_blocks, 1)
+CODED_OF(multiply_coded_row_of_pairs, 1, 2, decode_beside, 1)
+CODED_OF(multiply_block_row_of_pairs, 1, OUTPUT_GROUP, decode_blocks, 1)
+CODED_OF(multiply_two_block_rows_of_pairs, 2, 2, decode_blocks, 1)
+CODED_OF(multiply_block_rows_of_pairs, ROW_GROUP, 2, decode_blocks, 1)
 #else
 #define multiply_coded_row_of_pairs multiply_coded_row
+#define multiply_block_row_of_pairs multiply_block_row
+#define multiply_two_block_rows_of_pairs multiply_two_block_rows
 #define multiply_block_rows_of_pairs multiply_block_rows
 #endif
 
@@ -369,16 +376,19 @@ INLINE void make_tile(Patch patch, char *tile, int dtype, int is_pairs) {
                    is_pairs);
 }
 
-/* Lines of the weights of the next tile that have not been fetched yet. */
+/* Lines of the weights of the next tile that have not been fetched yet; none of codes, which are
+   fetched as others are decoded. */
 typedef struct {
     const char *output;
     int64_t line, num_lines; /* of an output */
     int64_t num_outputs;
 } NextTile;
 
-INLINE NextTile next_tile(Patch patch) {
+INLINE NextTile next_tile(Patch patch, int dtype) {
+    if (dtype == CODED)
+        return (NextTile){.num_outputs = 0};
     return (NextTile){.output = patch.weights + OUTPUT_GROUP * patch.row_bytes,
-                      .num_lines = parts_of(patch.input_bytes, 64),
+                      .num_lines = parts_of(patch.num_inputs * size_of(dtype), 64),
                       .num_outputs = OUTPUT_GROUP};
 }
 
@@ -397,7 +407,7 @@ INLINE void fetch_lines(NextTile *next, int64_t num, int64_t row_bytes) {
 /* Each group of rows fetches its share of what the next tile is made of: all at once would be
    waited for. */
 INLINE void multiply_by_tile(Patch patch, char *tile, int dtype, int is_pairs) {
-    NextTile next = next_tile(patch);
+    NextTile next = next_tile(patch, dtype);
     const int64_t share =
         parts_of(OUTPUT_GROUP * next.num_lines, parts_of(patch.num_rows, ROW_GROUP));
     make_tile(patch, tile, dtype, is_pairs);
@@ -419,14 +429,18 @@ INLINE int decodes_in_registers(const struct product_work *w) {
     return w->num_rows <= (in_blocks ? ROW_GROUP : 1);
 }
 
-/* Two outputs fetch their share of the codes of the next ones. */
 INLINE void multiply_coded(Patch patch, int is_pairs) {
-    NextTile next = next_tile(patch);
     Floats parts[SUMS] = {{0}};
-    for (int64_t o = 0; o < patch.num_outputs; o += 2) {
-        fetch_lines(&next, 2 * next.num_lines, patch.row_bytes);
-        if (patch.num_rows == 1)
+    const int in_blocks = block_inputs(patch.coding->numbers) > 0;
+    const int beside = in_blocks && patch.num_rows == 1 ? OUTPUT_GROUP : 2;
+    for (int64_t o = 0; o < patch.num_outputs; o += beside) {
+        if (!in_blocks)
             (is_pairs ? multiply_coded_row_of_pairs : multiply_coded_row)(&patch, o, parts);
+        else if (patch.num_rows == 1)
+            (is_pairs ? multiply_block_row_of_pairs : multiply_block_row)(&patch, o, parts);
+        else if (patch.num_rows == 2)
+            (is_pairs ? multiply_two_block_rows_of_pairs : multiply_two_block_rows)(&patch, o,
+                                                                                    parts);
         else
             (is_pairs ? multiply_block_rows_of_pairs : multiply_block_rows)(&patch, o, parts);
     }
@@ -537,12 +551,6 @@ INLINE int is_in_place(const struct product_work *w, int weight_dtype, int is_pa
     return weight_dtype != CODED && w->num_rows <= FEW_ROWS;
 }
 
-/* Of so many inputs of an output. */
-INLINE int64_t stored_bytes(const struct product_work *w, int64_t num, int weight_dtype) {
-    return weight_dtype == CODED ? code_bytes(w->matrix.coding.numbers, num)
-                                 : num * size_of(weight_dtype);
-}
-
 INLINE int64_t num_matrices(const struct product_work *w) { return w->puts == PUT ? 1 : 2; }
 
 /* Some outputs of a matrix with rows that have been packed. */
@@ -554,15 +562,15 @@ INLINE void multiply_matrix(const struct product_work *w, const struct matrix *m
     if (is_coded && coding.lies != IN_ROWS)
         coding = with_rows(&matrix->coding, output, num_outputs, patch.first_input,
                            patch.num_inputs, room->codes);
-    const char *weights = is_coded ? coding.codes : matrix->weights;
+    const int64_t begin = patch.first_input * size_of(weight_dtype);
     float *sums = patch.sums;
-    patch.row_bytes = is_coded ? coding.code_row : w->num_inputs * size_of(weight_dtype);
+    patch.row_bytes = w->num_inputs * size_of(weight_dtype);
     patch.coding = &coding;
-    weights += stored_bytes(w, patch.first_input, weight_dtype);
     for (int64_t o = 0; o < num_outputs; o += OUTPUT_GROUP) {
         patch.num_outputs = smaller(OUTPUT_GROUP, num_outputs - o);
         patch.first_output = output + o;
-        patch.weights = weights + patch.first_output * patch.row_bytes;
+        if (!is_coded)
+            patch.weights = matrix->weights + patch.first_output * patch.row_bytes + begin;
         patch.sums = sums + o;
         if (is_in_place(w, weight_dtype, is_pairs))
             multiply_in_place(patch, weight_dtype, is_pairs);
@@ -595,7 +603,6 @@ INLINE void multiply_item(const struct product_work *w, Division division, int64
         patch.is_first = first == 0;
         patch.first_input = first;
         patch.rows = rows;
-        patch.input_bytes = stored_bytes(w, patch.num_inputs, weight_dtype);
         patch.num_vectors = parts_of(patch.num_inputs, LOT) * (is_pairs ? 1 : 2);
         if (room->packed != block)
             pack_rows(w, row, first, patch, rows, order, is_pairs);
