@@ -141,7 +141,7 @@ class Batcher:
                 self._in_work(sequence, self._cache.num_joint_pages(sequence))
                 for sequence in self.running
             ),
-            returned=tuple(
+            waiting_first=tuple(
                 self._in_work(sequence, 0)._replace(shared=sequence.num_awaited)
                 for sequence in self._waiting
                 if not sequence.is_dropped

@@ -235,8 +235,8 @@ def test_where_the_job_stands_can_be_told_while_some_share_pages_and_others_wait
         standing = batcher.standing(1)
         assert [one.cached for one in standing.in_work] == [s.num_cached for s in batcher.running]
         assert all(one.shared <= one.cached for one in standing.in_work)
-        assert all(one.cached == 0 for one in standing.returned)
-        seen |= bool(standing.returned) and any(one.shared for one in standing.in_work)
+        assert all(one.cached == 0 for one in standing.waiting_first)
+        seen |= bool(standing.waiting_first) and any(one.shared for one in standing.in_work)
     assert seen, "both at once"
 
 
@@ -245,7 +245,7 @@ def test_those_that_wait_for_a_beginning_are_told_to_share_it() -> None:
     work = [Work(70, 4, 4)] * 8
     batcher = make(work, 100, tokens_per_pass=100, batch_size=8, shares=True)
     assert run_pass(batcher, work) == [(0, 70)]
-    waiting = batcher.standing(1).returned
+    waiting = batcher.standing(1).waiting_first
     assert [(one.pending, one.shared) for one in waiting] == [(70, 64)] * 7
 
 

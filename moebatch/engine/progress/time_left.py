@@ -64,9 +64,9 @@ class Standing:
     num_passes: int = 0
     in_work: tuple[InWork, ...] = ()
     """In the order of their admission."""
-    returned: tuple[InWork, ...] = ()
-    """Those that wait before all others: they were in work and were sent back, or another sequence
-    is about to compute how they begin."""
+    waiting_first: tuple[InWork, ...] = ()
+    """They were in work and were sent back, or another sequence is about to compute how they
+    begin."""
     num_taken: int = 0
     """Sequences that have been taken from those that wait."""
     batch_size: int | None = None
@@ -193,13 +193,13 @@ class TimeLeft:
     def _replayed(self, standing: Standing, endings: Endings) -> "_Rest":
         policy = standing.limited(self._policy)
         waiting, num_more = self._waiting(standing)
-        before = (*standing.in_work, *standing.returned)
+        before = (*standing.in_work, *standing.waiting_first)
         left, waiting[:, 1] = endings.expected_new(before, waiting[:, 1])
         rows = [(*one.row, new) for one, new in zip(before, left.tolist(), strict=True)]
         num_running = len(standing.in_work)
         # Those that wait have nothing in the cache, but what others hold.
-        returned = np.array(rows[num_running:], np.int64).reshape(-1, 4)[:, [0, 3, 2]]
-        lengths = np.concatenate([returned, waiting])
+        first = np.array(rows[num_running:], np.int64).reshape(-1, 4)[:, [0, 3, 2]]
+        lengths = np.concatenate([first, waiting])
         workload = self._problem.workload
         caps = Caps.of(policy, workload.most_cached, encodes=workload.is_encoded)
         rest = Replay(lengths, caps, fields_of(rows[:num_running]))

@@ -83,9 +83,17 @@ def _peers(options: Options, setting: Setting) -> list[Peer]:
     for name in ("accelerate", "llama.cpp"):
         if name not in names:
             _say(f"{name}: left out; its interpreter is not given, or no peers are wanted")
-    for peer in peers:
+    return [peer for peer in peers if _is_ready(peer, setting)]
+
+
+def _is_ready(peer: Peer, setting: Setting) -> bool:
+    """Whether a peer has what it reads; a shape that it does not know is no reason to stop."""
+    try:
         peer.prepare(setting)
-    return peers
+    except RunFailed as failure:
+        _say(f"{peer.name}: left out; {failure}")
+        return False
+    return True
 
 
 def _say(line: str) -> None:

@@ -48,7 +48,7 @@ class Peer(ABC):
 
     @abstractmethod
     def prepare(self, setting: Setting) -> None:
-        """Makes what the peer needs once."""
+        """Makes what the peer needs once. Raises RunFailed."""
 
     @abstractmethod
     def files(self, setting: Setting) -> Sequence[Path]:
@@ -158,7 +158,9 @@ class LlamaCpp(Peer):
         partial = path.with_name(f"{path.name}.partial")
         command = [sys.executable, "-m", f"{_DRIVERS}.gguf_driver"]
         command += [str(setting.checkpoint), str(partial), str(self.sources)]
-        subprocess.run(command, check=True, cwd=REPOSITORY)
+        if subprocess.run(command, check=False, cwd=REPOSITORY).returncode:
+            partial.unlink(missing_ok=True)
+            raise RunFailed("its converter fails, as it says above")
         partial.rename(path)
 
     def files(self, setting: Setting) -> Sequence[Path]:

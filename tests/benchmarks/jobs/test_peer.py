@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks.jobs.peer import LlamaCpp
+from tests.benchmarks.jobs.run import RunFailed
 from tests.benchmarks.jobs.setting import Setting
 
 
@@ -17,3 +18,12 @@ def test_llama_cpp_makes_no_copy_of_a_file_that_is_larger_than_the_cap(
     setting = Setting(folder=tmp_path, checkpoint=checkpoint, cap_bytes=1000, dram_bytes=900)
     peer = LlamaCpp(python=Path("python"), longest_s=1.0)
     assert ("--mapped" in peer.arguments(setting, tmp_path / "rows.jsonl", tmp_path)) == is_mapped
+
+
+def test_a_converter_that_fails_leaves_no_file_behind(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    setting = Setting(folder=tmp_path, checkpoint=checkpoint, cap_bytes=1000, dram_bytes=900)
+    peer = LlamaCpp(python=Path("python"), longest_s=1.0, sources=tmp_path)
+    with pytest.raises(RunFailed, match="its converter fails"):
+        peer.prepare(setting)
+    assert not [*tmp_path.iterdir()]

@@ -27,6 +27,7 @@ def main() -> None:
         model.gguf_writer.add_vocab_size(hparams["vocab_size"])
 
     convert.set_vocab = set_vocab
+    convert.no_mtp = True  # for families that may predict several tokens; these checkpoints do not
     convert(folder, gguf.LlamaFileType.MOSTLY_BF16, target).write()
 
 
