@@ -61,7 +61,7 @@ struct coding {
 /* Rows from codes that are decoded to those that are fetched: as many as become a tile at the most.
    Each fetches a little, as a processor waits for many lines at once (Zen 3, two cores, codes from
    memory: one row is multiplied by Q4_K 1.25 and by Q8_0 1.2 times as fast as where all lines of the
-   next rows are fetched together, 16 rows by up to 1.06; twice as far ahead makes no difference). */
+   next rows are fetched together, and 16 rows as fast; twice as far ahead makes no difference). */
 #define FETCHED_ROWS 6
 
 /* Of some inputs of a row: (number - zero) * step, of the (i >> shift)-th step. */

@@ -4,15 +4,15 @@ python -m tests.benchmarks.jobs.measured_run SUMMARY.json run JOB.yaml [OPTIONS]
 """
 
 import json
-import os
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from moebatch.cli.process import let_threads_sleep
+
 
 def main() -> None:
-    # As the command does, and before torch is loaded.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    let_threads_sleep()  # as the command does, and before torch is loaded
     from moebatch import cli
     from moebatch.job import run as job_run
     from moebatch.job.status import RunSummary
