@@ -8,6 +8,7 @@ from moebatch.spec.files.yaml_file import read_yaml
 from moebatch.spec.job import Job
 from tests.docs.console import commands, faults_of_page, matches, prepare
 from tests.docs.pages import PAGES, RUNNABLE, Block, anchors, blocks, links
+from tests.native import load_chosen
 
 _WITH_COMMANDS = [
     page
@@ -19,6 +20,7 @@ _WITH_COMMANDS = [
 @pytest.mark.few(2)
 @pytest.mark.parametrize("page", _WITH_COMMANDS, ids=lambda page: page.stem)
 def test_commands_do_what_the_page_says(page: Path, tmp_path: Path) -> None:
+    load_chosen()  # commands that have to compile say so
     prepare(tmp_path)
     faults = list(faults_of_page(blocks(page.read_text()), tmp_path))
     assert not faults, "\n".join([*faults, "after a look at each: `make docs` puts outputs in"])
