@@ -331,9 +331,10 @@ INLINE void make_coded_row(Patch patch, int64_t o, char *to, int64_t step, int i
 }
 
 /* Multiplies outputs of codes, as many as are decoded beside one another, with few rows, where they
-   are decoded: sums of one output wait for one another. */
+   are decoded, and returns how many: sums of one output wait for one another. */
+_Static_assert(OUTPUT_GROUP <= MOST_BLOCKS_BESIDE, "all outputs of a tile are decoded beside");
 #define CODED_OF(name, count, beside, decode, is_pairs)                                           \
-    static __attribute__((noinline)) void name(const Patch *patch, int64_t o, Floats *parts) {    \
+    static __attribute__((noinline)) int64_t name(const Patch *patch, int64_t o, Floats *parts) { \
         const float *x = (const float *)patch->rows;                                              \
         const int64_t last = patch->num_outputs - 1;                                              \
         int64_t outputs[beside];                                                                  \
@@ -348,6 +349,7 @@ INLINE void make_coded_row(Patch patch, int64_t o, char *to, int64_t step, int i
         for (int r = 0; r < count; r++)                                                           \
             for (int i = 0; i < beside; i++)                                                      \
                 parts[r * OUTPUT_GROUP + o + i] = sinks[i].sums[r];                               \
+        return beside;                                                                            \
     }
 CODED_OF(multiply_coded_row, 1, 2, decode_beside, 0)
 CODED_OF(multiply_block_row, 1, OUTPUT_GROUP, decode_blocks, 0)
@@ -429,21 +431,24 @@ INLINE int decodes_in_registers(const struct product_work *w) {
     return w->num_rows <= (in_blocks ? ROW_GROUP : 1);
 }
 
+INLINE int64_t multiply_beside(const Patch *patch, int64_t o, Floats *parts, int is_pairs) {
+    if (!block_inputs(patch->coding->numbers))
+        return (is_pairs ? multiply_coded_row_of_pairs : multiply_coded_row)(patch, o, parts);
+    switch (patch->num_rows) {
+    case 1:
+        return (is_pairs ? multiply_block_row_of_pairs : multiply_block_row)(patch, o, parts);
+    case 2:
+        return (is_pairs ? multiply_two_block_rows_of_pairs : multiply_two_block_rows)(patch, o,
+                                                                                       parts);
+    default:
+        return (is_pairs ? multiply_block_rows_of_pairs : multiply_block_rows)(patch, o, parts);
+    }
+}
+
 INLINE void multiply_coded(Patch patch, int is_pairs) {
     Floats parts[SUMS] = {{0}};
-    const int in_blocks = block_inputs(patch.coding->numbers) > 0;
-    const int beside = in_blocks && patch.num_rows == 1 ? OUTPUT_GROUP : 2;
-    for (int64_t o = 0; o < patch.num_outputs; o += beside) {
-        if (!in_blocks)
-            (is_pairs ? multiply_coded_row_of_pairs : multiply_coded_row)(&patch, o, parts);
-        else if (patch.num_rows == 1)
-            (is_pairs ? multiply_block_row_of_pairs : multiply_block_row)(&patch, o, parts);
-        else if (patch.num_rows == 2)
-            (is_pairs ? multiply_two_block_rows_of_pairs : multiply_two_block_rows)(&patch, o,
-                                                                                    parts);
-        else
-            (is_pairs ? multiply_block_rows_of_pairs : multiply_block_rows)(&patch, o, parts);
-    }
+    for (int64_t o = 0; o < patch.num_outputs;)
+        o += multiply_beside(&patch, o, parts, is_pairs);
     keep(patch, 0, parts);
 }
 

@@ -83,10 +83,10 @@ def _peers(options: Options, setting: Setting) -> list[Peer]:
     for name in ("accelerate", "llama.cpp"):
         if name not in names:
             _say(f"{name}: left out; its interpreter is not given, or no peers are wanted")
-    return [peer for peer in peers if _is_ready(peer, setting)]
+    return [peer for peer in peers if is_ready(peer, setting)]
 
 
-def _is_ready(peer: Peer, setting: Setting) -> bool:
+def is_ready(peer: Peer, setting: Setting) -> bool:
     """Whether a peer has what it reads; a shape that it does not know is no reason to stop."""
     try:
         peer.prepare(setting)
