@@ -37,7 +37,7 @@ from moebatch.model.decoder import Decoder
 from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.routing.gating import GatingCount
 from moebatch.schedule.drivers.foresight import Foresight
-from moebatch.schedule.lanes import Lane
+from moebatch.schedule.lanes import READ, WRITE, Lane
 from moebatch.schedule.registry import traits_of
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.slots.cache import Cache
@@ -49,7 +49,7 @@ from moebatch.store.experts.vram import VramExperts
 from moebatch.store.kv.cache import KVCache
 from moebatch.store.kv.layout import KvLayout
 from moebatch.store.monitor import Monitor
-from moebatch.store.statistics import ReadStatistics
+from moebatch.store.statistics import BusyClock, MoveStatistics, ReadStatistics
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +62,8 @@ class BuiltEngine:
     """Of the level that computes."""
     reads: ReadStatistics
     """What has been read from disk since the engine was built."""
+    writes: MoveStatistics = field(default_factory=MoveStatistics)
+    """What has been written there."""
     experts: ExpertStore | None
     """Those in main memory; None where pages are read straight to where they are computed."""
     opened: ExitStack
@@ -162,6 +164,7 @@ class _Assembly:
         decoder, cache = self._decoder(), self._cache()
         weights = self._weights(setup, store, executor)
         reads = ReadStatistics(is_direct=weights.is_direct)
+        writes = MoveStatistics(busy=BusyClock(reads.busy.device))
         context = PassContext(
             decoder=decoder,
             cache=cache,
@@ -176,7 +179,8 @@ class _Assembly:
         )
         pipeline = Pipeline(context, executor)
         self._opened.callback(pipeline.close)
-        self._add_lanes(executor, self._works(pipeline, weights, reads))
+        moved = {READ: reads, WRITE: writes}
+        self._add_lanes(executor, self._works(pipeline, weights, moved))
         executor.sleep(weights.has_residents)
         pipeline.start()
         return BuiltEngine(
@@ -184,6 +188,7 @@ class _Assembly:
             cache=cache,
             memory=self._memory,
             reads=reads,
+            writes=writes,
             experts=store,
             opened=self._opened,
             gating_count=decoder.gating_count,
@@ -339,9 +344,10 @@ class _Assembly:
                 executor.add(ThreadLane(lane, executor, work))
 
     def _works(
-        self, pipeline: Pipeline, weights: WeightStream, reads: ReadStatistics
+        self, pipeline: Pipeline, weights: WeightStream, moved: Mapping[Lane, MoveStatistics]
     ) -> Mapping[Lane, LaneWork]:
-        """What each lane does, and how long it has to take on an emulated device."""
+        """What each lane does, where it counts what it has `moved`, and how long it has to take on
+        an emulated device."""
         movers = weights.movers(lambda: pipeline.driver)
         return {
             lane: LaneWork(
@@ -350,7 +356,7 @@ class _Assembly:
                 mover=movers.get(lane.name),
                 num_bytes=pipeline.num_bytes,
                 rate=self._device.rate(lane),
-                statistics=reads if lane.at == "disk->dram" else None,
+                statistics=moved.get(lane, MoveStatistics()),
             )
             for lane in lanes_of(self._ladder, self._policy)
         }

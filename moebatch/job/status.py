@@ -9,7 +9,7 @@ from moebatch.folder.shard import Shard
 from moebatch.plan.as_json import policy_json, prediction_json
 from moebatch.plan.prediction import Prediction
 from moebatch.schedule.drivers.foresight import LayerForesight
-from moebatch.schedule.lanes import CPU, GPU, PROCESSORS, READ, lane_of_row
+from moebatch.schedule.lanes import CPU, GPU, PROCESSORS, READ, WRITE, lane_of_row
 from moebatch.schedule.task import Kind
 from moebatch.schedule.timeline.statistics import LAUNCH, Statistics, in_order
 from moebatch.spec.policy.policy import Policy
@@ -174,13 +174,16 @@ _EXPERTS_COMING = (Kind.CHUNK, Kind.FETCH, Kind.STAGE, Kind.PAGE, Kind.BLOCK)
 
 
 def lane_times(built: "BuiltEngine", elapsed_s: float) -> tuple[LaneTime, ...]:
-    """Busy seconds of every lane that has done something."""
+    """Busy seconds of every lane that has done something; the time of the disk is divided among
+    what it reads and writes at once."""
     reads, between = built.reads, dict[str, float]()
     if built.recorder is None:
         busy = {CPU.name: max(0.0, elapsed_s - reads.waited_s), READ.name: reads.busy.total_s}
     else:
         lanes = built.recorder.statistics.lanes
         busy = {name: lanes[name].busy_s for name in list(lanes) if lane_of_row(name) != READ.name}
+        if WRITE.name in busy:
+            busy[WRITE.name] = built.writes.busy.total_s
         if _cpu_launches(busy):
             idle_s = list(lanes[CPU.name].idle_s.items())
             waits_s = sum(seconds for kind, seconds in idle_s if kind != LAUNCH)

@@ -2,33 +2,55 @@
 
 from collections.abc import Mapping
 
-from moebatch.schedule.lanes import BLOCK, DOWN, PROCESSORS, UP
+from moebatch.schedule.lanes import BLOCK, DOWN, LANES, PROCESSORS, UP
 from moebatch.schedule.registry import traits_of
 from moebatch.spec.policy.policy import Policy
 
-_SERIAL_LANES = (*PROCESSORS, UP.name, DOWN.name)
 LaneSeconds = Mapping[str, float]
 """Busy seconds by lane, lanes that do nothing left out."""
+Turns = tuple[tuple[str, ...], ...]
+"""Lanes that take turns, so that their seconds add up."""
+
+_SERIAL_LANES = (*PROCESSORS, UP.name, DOWN.name)
+_DEVICES = {
+    device: tuple(lane.name for lane in LANES if lane.device == device)
+    for device in dict.fromkeys(lane.device for lane in LANES)
+}
+_SHARED: Turns = tuple(lanes for lanes in _DEVICES.values() if len(lanes) > 1)
+_NOT_FORESEEN: Turns = tuple(
+    (processor, *lanes)
+    for processor in PROCESSORS
+    for device, lanes in _DEVICES.items()
+    if device not in PROCESSORS
+)
 
 
 def pass_seconds(lanes: LaneSeconds, policy: Policy) -> float:
-    """Seconds of a pass: the busiest lane where lanes run side by side (Eq 12).
+    """Seconds of a pass: the busiest lane where lanes run side by side (Eq 12), or the busiest of
+    those `in_turns`.
 
     Schedules that leave bubbles are priced like that too: how long these are only a simulation
-    shows. Where nothing is loaded before a gate has chosen, the busiest
-    processor and the busiest link take turns (Pre-gated MoE, section 2).
+    shows.
+    """
+    if traits_of(policy).moves == "block":
+        return _block_seconds(lanes, policy)
+    return _longest(lanes, policy)
+
+
+def in_turns(policy: Policy) -> Turns:
+    """Lanes of one device, since a disk that reads and writes at once takes as long as for one
+    after the other. Where nothing is loaded before a gate has chosen, every processor with every
+    link (Pre-gated MoE, section 2). CPU and GPU where they wait for each other; where micro-batches
+    go through FlexGen(c)'s blocks, with the copies between them (MoE-Lightning, Figure 6).
     """
     traits = traits_of(policy)
     if traits.foresees == "nothing":
-        computing = max((lanes.get(lane, 0.0) for lane in PROCESSORS), default=0.0)
-        moving = (time_s for lane, time_s in lanes.items() if lane not in PROCESSORS)
-        return computing + max(moving, default=0.0)
+        return _NOT_FORESEEN
     if takes_turns(policy):
-        computing = sum(lanes.get(lane, 0.0) for lane in PROCESSORS)
-        return max((computing, *lanes.values()))
-    if traits.moves == "block":
-        return _block_seconds(lanes, policy)
-    return max(lanes.values(), default=0.0)
+        return (*_SHARED, tuple(PROCESSORS))
+    if traits.moves == "block" and traits.attention == "cpu":
+        return (*_SHARED, _SERIAL_LANES)
+    return _SHARED
 
 
 def takes_turns(policy: Policy) -> bool:
@@ -43,17 +65,20 @@ def _block_seconds(lanes: LaneSeconds, policy: Policy) -> float:
     up with the first one, so they run beside one micro-batch of M: its cost model gives weights +
     max(the rest), which this is for large M.
 
-    With attention on the GPU, caches of the next micro-batch run beside the arithmetic. With
-    attention on the CPU (FlexGen(c) in MoE-Lightning's Figure 6), each micro-batch goes through
-    GPU, CPU and the copies between them one after the other.
+    With attention on the GPU, caches of the next micro-batch run beside the arithmetic.
     """
-    work = max((time_s for lane, time_s in lanes.items() if lane != BLOCK.name), default=0.0)
-    if traits_of(policy).attention == "cpu":
-        work = max(work, sum(lanes.get(lane, 0.0) for lane in _SERIAL_LANES))
-    each = work / policy.num_micro_batches
-    return max(lanes.get(BLOCK.name, 0.0), each) + work - each
+    work = {lane: time_s for lane, time_s in lanes.items() if lane != BLOCK.name}
+    work_s = _longest(work, policy)
+    each_s = work_s / policy.num_micro_batches
+    return max(lanes.get(BLOCK.name, 0.0), each_s) + work_s - each_s
+
+
+def _longest(lanes: LaneSeconds, policy: Policy) -> float:
+    turns = (sum(lanes.get(lane, 0.0) for lane in group) for group in in_turns(policy))
+    return max((*lanes.values(), *turns), default=0.0)
 
 
 def bottleneck(lanes: LaneSeconds) -> str:
-    """The busiest lane."""
-    return max(lanes, key=lambda lane: lanes[lane])
+    """The busiest lane of the busiest device."""
+    device = max(_DEVICES.values(), key=lambda of: sum(lanes.get(lane, 0.0) for lane in of))
+    return max(device, key=lambda lane: lanes.get(lane, 0.0))

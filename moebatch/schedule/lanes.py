@@ -26,6 +26,12 @@ class Lane(NamedTuple):
     of a link is that of all of them together."""
 
     @property
+    def device(self) -> str:
+        """What does its work, and that of all lanes of the same device at the same time, each more
+        slowly: a disk reads and writes; else every lane has a device of its own."""
+        return "disk" if "disk" in self.at else self.name
+
+    @property
     def computes(self) -> bool:
         """Whether it is a processor."""
         return "->" not in self.at
@@ -92,13 +98,18 @@ def lane_of(kind: Kind, compute: LevelName) -> Lane:
 
 
 def take_next(
-    waiting: deque[Task], can_start: Callable[[Task], bool], next_chunk: Callable[[], Chunk | None]
+    waiting: deque[Task],
+    can_start: Callable[[Task], bool],
+    next_chunk: Callable[[], Chunk | None],
+    *,
+    serves_task: bool,
 ) -> Task | Chunk | None:
     """What an idle lane does next: the task that was launched first, or a chunk where that one
-    cannot start yet."""
+    cannot start yet and the device serves no other task: chunks come ahead of their use, and what
+    is launched is waited for."""
     if waiting and can_start(waiting[0]):
         return waiting.popleft()
-    return next_chunk()
+    return None if serves_task else next_chunk()
 
 
 def rows_of(lane: Lane) -> tuple[str, ...]:

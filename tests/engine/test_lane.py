@@ -1,6 +1,7 @@
 """Lanes of threads: what a wide one does side by side, and what it counts."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -12,7 +13,7 @@ from moebatch.schedule.slots.expert_load import Chunk, ExpertKey
 from moebatch.schedule.slots.slots import SlotQueue
 from moebatch.schedule.task import Kind, Task
 from moebatch.store.monitor import Monitor
-from moebatch.store.statistics import ReadStatistics
+from moebatch.store.statistics import BusyClock, MoveStatistics, ReadStatistics
 from tests.patience import PATIENCE_S
 
 KEYS = [ExpertKey(0, expert) for expert in range(4)]
@@ -94,18 +95,34 @@ def test_launched_tasks_run_one_after_the_other_in_a_wide_lane_too() -> None:
     assert [task for task, _ in board.ends] == tasks
 
 
-def test_chunks_move_beside_a_task_that_takes_long() -> None:
+@pytest.mark.parametrize("is_own", [True, False], ids=["of the lane", "of another lane"])
+def test_chunks_wait_while_the_device_serves_a_task(is_own: bool) -> None:
     board, slots = Kept(), SlotQueue(dict.fromkeys(KEYS, 1), num_slots=4)
-    may_end = threading.Event()
-    mover = chunks(board, slots, lambda chunk: None)
-    work = LaneWork(run=lambda task: may_end.wait(PATIENCE_S) and None, mover=mover)
-    with lane_of(board, work, 2) as lane:
+    has_begun, is_asked = threading.Event(), threading.Event()
+
+    def run(task: Task) -> None:
+        has_begun.set()
+        assert is_asked.wait(PATIENCE_S)
+        time.sleep(0.05)  # for a lane that would not wait
+
+    reads = MoveStatistics()
+    reading = LaneWork(
+        run=run, mover=ChunkMover(slots=slots, move=lambda chunk: None), statistics=reads
+    )
+    writes = MoveStatistics(busy=BusyClock(reads.busy.device))
+    with (
+        lane_of(board, reading, 2) as lane,
+        lane_of(board, LaneWork(run=run, statistics=writes)) as other,
+    ):
         with board.monitor:
-            lane.launch(*launched(0))
+            (lane if is_own else other).launch(*launched(0))
+        assert has_begun.wait(PATIENCE_S)
+        with board.monitor:
+            slots.prefetch(KEYS)
+            board.monitor.changed()
+        is_asked.set()
         board.wait_for(lambda: all(map(slots.is_ready, KEYS)))
-        may_end.set()
-        board.wait_for(lambda: len(board.ends) == 5)
-    assert board.ends[-1][0] == Task(Kind.KV_READ, 0)
+    assert board.ends[0][0] == Task(Kind.KV_READ, 0)
 
 
 @pytest.mark.parametrize("resident", [(), KEYS])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebatch.layout.lanes import pass_seconds
+from moebatch.layout.lanes import bottleneck, pass_seconds
 from moebatch.layout.load import PassLoad
 from moebatch.schedule.registry import SCHEDULES
 from moebatch.spec.policy.policy import PAGE_TOKENS, Batching, Placement, Policy
@@ -63,6 +63,15 @@ def policy(
 @pytest.mark.parametrize("schedule", ["klotski", "cgopipe"])
 def test_lanes_run_side_by_side(schedule: str) -> None:
     assert pass_seconds({"gpu": 3, "cpu": 2, "staging": 5}, policy(schedule)) == 5
+
+
+def test_a_disk_that_reads_and_writes_takes_as_long_as_for_one_after_the_other() -> None:
+    lanes = {"cpu": 5.0, "disk->dram": 4.0, "dram->disk": 3.0}
+    assert pass_seconds(lanes, policy("klotski")) == 7
+    assert bottleneck(lanes) == "disk->dram"
+    assert pass_seconds({**lanes, "cpu": 8.0}, policy("klotski")) == 8
+    assert bottleneck({**lanes, "cpu": 8.0}) == "cpu"
+    assert pass_seconds(lanes, policy("ondemand")) == 5 + 7
 
 
 def test_weights_of_flexgen_run_beside_the_first_micro_batch_only() -> None:

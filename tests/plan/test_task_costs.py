@@ -1,5 +1,6 @@
 """Tasks of a simulated pass together cost what the planner says of the pass."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -18,7 +19,7 @@ from moebatch.plan.problem import Problem
 from moebatch.plan.simulation.passes import Work, decode_load, mean_load, passes_of, split
 from moebatch.plan.simulation.world import SimWorld
 from moebatch.schedule.drivers.simulate import simulate
-from moebatch.schedule.lanes import PROCESSORS
+from moebatch.schedule.lanes import LANES, PROCESSORS, lane_of_row
 from moebatch.schedule.task import Kind, page
 from moebatch.schedule.timeline.statistics import Statistics
 from moebatch.schedule.timeline.timeline import Timeline
@@ -97,9 +98,23 @@ def simulated(of: Problem, under: Policy, work: Work, *, skew: float = 0.0) -> T
     return timeline
 
 
+DEVICES = {lane.name: lane.device for lane in LANES}
+
+
 def of_a_pass(timeline: Timeline) -> dict[str, float]:
-    lanes = Statistics.of(timeline, since_s=timeline.steady_since_s).lanes
+    """Seconds in which devices do anything: a disk that reads and writes at once is slower at
+    both."""
+    spans = (replace(span, lane=DEVICES[lane_of_row(span.lane)]) for span in timeline.spans)
+    of_devices = replace(timeline, spans=tuple(spans))
+    lanes = Statistics.of(of_devices, since_s=timeline.steady_since_s).lanes
     return {name: lane.busy_s / timeline.num_steady_passes for name, lane in lanes.items()}
+
+
+def by_device(lanes: Mapping[str, float]) -> dict[str, float]:
+    seconds: dict[str, float] = {}
+    for lane, lane_s in lanes.items():
+        seconds[DEVICES[lane]] = seconds.get(DEVICES[lane], 0.0) + lane_s
+    return seconds
 
 
 @pytest.mark.few(4)
@@ -111,12 +126,13 @@ def test_lanes_are_as_busy_as_the_planner_says(name: str, work: Work) -> None:
     if work == "decode":
         context = of.workload.mean_prompt_tokens + of.workload.mean_new_tokens / 2
         load = PassLoad(decode_sequences=1024, decode_positions=1024 * context, logits_rows=1024)
-    planned, found = of.cost.of_pass(load, under).lanes, of_a_pass(simulated(of, under, work))
+    planned = by_device(of.cost.of_pass(load, under).lanes)
+    found = of_a_pass(simulated(of, under, work))
     assert set(found) == set(planned)
     # The planner lets the last micro-batch be as cheap by the token as full ones.
     tolerance = 0.03 if work == "decode" else 0.08
-    for lane, seconds in planned.items():
-        assert found[lane] == pytest.approx(seconds, rel=tolerance), lane
+    for device, seconds in planned.items():
+        assert found[device] == pytest.approx(seconds, rel=tolerance), device
 
 
 @pytest.mark.parametrize("name", ["klotski", "cgopipe", "klotski without a GPU"])
@@ -150,6 +166,28 @@ def test_a_simulated_pass_takes_as_long_as_the_planner_says(name: str) -> None:
     of, under = CASES[name]
     planned_s = pass_seconds(of.cost.of_pass(mean_load(of, under), under).lanes, under)
     assert simulated(of, under, "mean").steady_pass_s == pytest.approx(planned_s, rel=0.1)
+
+
+# Not 0.25 or 0.5 of 4 GB/s: there the disk binds in layers whose cache it has, and the CPU in
+# others, which the mean of all layers does not show; such passes are 8 and 15 % longer than priced.
+@pytest.mark.parametrize(
+    ("disk", "share"), [(GB, 0.25), (2 * GB, 0.5), (GB, 1.0), (2 * GB, 1.0), (4 * GB, 1.0)]
+)
+def test_attention_waits_for_a_cache_on_disk_as_long_as_the_planner_says(
+    disk: float, share: float
+) -> None:
+    of = problem(cpu_machine(64, flops=20e12, disk=disk))
+    under = policy(
+        weights=Placement(dram=0.75, disk=0.25),
+        kv_cache=Placement(dram=1 - share, disk=share),
+        attention_on_gpu=False,
+        ffn_on_gpu=False,
+        micro_batch_size=32,
+    )
+    load = decode_load(of, under)
+    cost = of.cost.of_pass(load, under)
+    assert cost.tasks.cache_waits_s
+    assert simulated(of, under, "decode").steady_pass_s == pytest.approx(cost.seconds, rel=0.05)
 
 
 @pytest.mark.few(num_slots=(2, 10))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.schedule.drivers.simulate import Room, simulate
-from moebatch.schedule.lanes import LANES, STAGING
+from moebatch.schedule.lanes import LANES, STAGING, lane_of_row
 from moebatch.schedule.registry import SCHEDULES
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
@@ -130,6 +130,33 @@ def test_no_deadlock_nothing_before_its_loads_and_no_slot_overwritten(
         assert computed or (not encodes and max(setup.moe_layers) < setup.num_encoding)
     slots = {span.slots for span in timeline.spans if span.task.kind is Kind.CHUNK}
     assert len(slots) <= room.num_slots + sum(room.cache_sizes.values())
+
+
+@pytest.mark.parametrize("name", ["klotski", "multi", "simple"])
+@pytest.mark.parametrize("num_chunks", [1, 3])
+def test_a_disk_is_as_fast_for_reads_and_writes_at_once_as_for_one_thing_at_a_time(
+    name: str, num_chunks: int
+) -> None:
+    setup = usual(compute="dram", kv_homes=("disk",) * LAYERS, num_hot=3)
+    world = seeded([Sweep(num_micro_batches=4)] * 2)
+    room = Room(num_slots=EXPERTS, num_chunks=num_chunks)
+    timeline = simulate(name, setup, room, world, num_passes=2)
+    spans = [span for span in timeline.spans if "disk" in span.lane]
+    busy_s, until_s = 0.0, 0.0
+    for span in sorted(spans, key=lambda span: span.start_s):
+        busy_s += max(0.0, span.end_s - max(until_s, span.start_s))
+        until_s = max(until_s, span.end_s)
+    assert {lane_of_row(span.lane) for span in spans} == {"disk->dram", "dram->disk"}
+    assert any(
+        one.start_s < other.end_s and other.start_s < one.end_s
+        for one in spans
+        for other in spans
+        if one.lane == "disk->dram" and other.lane == "dram->disk"
+    )
+    # What is in flight at the end is counted to its end as it would be without more to come.
+    longest_s = max(world.seconds(span.task) for span in spans)
+    alone_s = sum(world.seconds(span.task) for span in spans)
+    assert busy_s == pytest.approx(alone_s, abs=longest_s)
 
 
 def _check_continuing(timeline: Timeline, sweeps: Sequence[Sweep]) -> None:

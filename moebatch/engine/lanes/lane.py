@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from moebatch.schedule.slots.expert_load import Chunk
 from moebatch.schedule.slots.transfer import ChunkStream
 from moebatch.schedule.task import Task
 from moebatch.store.monitor import End, Monitor
-from moebatch.store.statistics import ReadStatistics
+from moebatch.store.statistics import MoveStatistics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +81,8 @@ class LaneWork:
     """What a task or a chunk moves."""
     rate: float = 0.0
     """Bytes per second of a link, roughly; 0 where that is not known."""
-    statistics: ReadStatistics | None = None
-    """Where the lane counts what it moves; None where nothing asks for it."""
+    statistics: MoveStatistics = field(default_factory=MoveStatistics)
+    """Where the lane counts what it moves, and the time that it has of its device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +98,15 @@ class Item:
 class ThreadLane:
     """A lane of its own threads: a link, or a processor beside the one that launches.
 
-    Launched tasks run one after the other, in their order. Where the next one cannot start yet, and
-    beside it where the lane is wide, chunks are moved.
+    Launched tasks run one after the other, in their order. Where the next one cannot start yet,
+    chunks are moved, as many at once as the lane is wide, while the device serves no task.
     """
 
     def __init__(self, lane: Lane, board: Board, work: LaneWork) -> None:
         self.name = lane.name
         self._board = board
         self._work = work
+        self._busy = work.statistics.busy
         self._in_work: dict[str, Item] = {}
         """By row."""
         self._waiting: deque[Task] = deque()
@@ -181,17 +182,21 @@ class ThreadLane:
         item = None if self._board.has_failed else self._next(row)
         if item is not None:
             self._in_work[row] = item
-            if self._work.statistics is not None:
-                self._work.statistics.busy.enter()
+            self._busy.enter(is_task=item.chunk is None)
         return item
 
     def _leave(self, item: Item) -> None:
         """A row has done what it took, or has failed to; called with the lock held."""
-        if self._in_work.pop(item.row, None) is not None and self._work.statistics is not None:
-            self._work.statistics.busy.leave()
+        if self._in_work.pop(item.row, None) is not None:
+            self._busy.leave(is_task=item.chunk is None)
 
     def _next(self, row: str) -> Item | None:
-        found = take_next(self._waiting, self._can_begin, self._next_chunk)
+        found = take_next(
+            self._waiting,
+            self._can_begin,
+            self._next_chunk,
+            serves_task=self._busy.device.num_tasks > 0,
+        )
         if not isinstance(found, Chunk):
             return Item(row, found) if found else None
         assert self._work.mover is not None, "chunks come from a mover"
@@ -227,8 +232,7 @@ class ThreadLane:
     def _end(self, item: Item, start_s: float, end_s: float) -> None:
         """Reports that something is done; called with the lock held."""
         slots: tuple[int, ...] = ()
-        if self._work.statistics is not None:
-            self._work.statistics.num_bytes += self._work.num_bytes(item.task)
+        self._work.statistics.num_bytes += self._work.num_bytes(item.task)
         if item.chunk is not None:
             assert self._work.mover is not None, "chunks come from a mover"
             slots = (item.chunk.slot,)

@@ -22,6 +22,9 @@ from moebatch.plan.pricing.prices import Prices
 from moebatch.schedule.registry import traits_of
 from moebatch.spec.policy.policy import Policy
 
+CACHE_WAITS = "computing, and waiting for the cache"
+"""What is no lane among the limits of a pass."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CostModel:
@@ -59,11 +62,20 @@ class PassCost:
         return {lane: time_s for lane, time_s in seconds.items() if time_s > 0}
 
     @property
+    def limits(self) -> LaneSeconds:
+        """The same, and where attention may wait for keys and values: seconds of computing with
+        these waits, affine in the shares of layers like those of lanes."""
+        waits_s = self.tasks.cache_waits_s
+        if waits_s is None:
+            return self.lanes
+        return {**self.lanes, CACHE_WAITS: sum(self.tasks.computing_s.values()) + waits_s}
+
+    @property
     def seconds(self) -> float:
         """Length of the pass: lanes side by side, and with what they wait for."""
         reading_s = self.lanes.get("disk->dram", 0.0) + self.full_slots_s
         waiting_s = max(self._waiting_s, self._turns_s)
-        return max(pass_seconds(self.lanes, self._policy), reading_s, waiting_s)
+        return max(pass_seconds(self.limits, self._policy), reading_s, waiting_s)
 
     @cached_property
     def loads(self) -> ExpectedLoads | None:

@@ -125,6 +125,38 @@ class PassTasks:
                 yield from self._of_micro_batches(home, share, self._keys_and_values, of_cache=True)
 
     @property
+    def cache_waits_s(self) -> float | None:
+        """Seconds in which attention waits for keys and values, where experts are computed when all
+        micro-batches have attended: two windows hold the caches of two micro-batches, so they move
+        while others attend, and hardly at other times. None where it never waits so."""
+        traits, policy = traits_of(self.policy), self.policy
+        attends_here = self._top == "dram" or policy.attention_on_gpu
+        if traits.is_paged or not traits.shares_weights or not attends_here:
+            return None
+        waits_s = 0.0
+        for home in LEVELS:
+            share = policy.kv_cache.on(home)
+            if not share or home == self._top:
+                continue
+            for number, batch in self._sizes:
+                moving_s = max(self._cache_s(home, batch).values(), default=0.0)
+                attends_s = self._price.of_batch(Kind.ATTEND, batch) or 0.0
+                waits_s += share * number * max(0.0, moving_s - attends_s)
+        return self._shape.num_keeping_layers * waits_s
+
+    def _cache_s(self, home: LevelName, batch: PassLoad) -> dict[str, float]:
+        """Seconds of devices that move keys and values of a micro-batch in a layer."""
+        kinds = _launched(
+            self.policy.schedule, self._top, home, attends_on_cpu=False, of_cache=True
+        )[batch.prompt_tokens > 0]
+        seconds = dict[str, float]()
+        for kind, count in kinds.items():
+            device = lane_of(kind, self._top).device
+            each_s = self._price.of_batch(kind, batch) or 0.0
+            seconds[device] = seconds.get(device, 0.0) + count * each_s
+        return seconds
+
+    @property
     def load_s(self) -> float:
         """Seconds until an expert has come from below, on all the way together."""
         return sum(seconds for _, seconds in self._weights(1.0))

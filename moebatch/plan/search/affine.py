@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from moebatch.layout.division import Division
 from moebatch.layout.footprint import Footprint
+from moebatch.plan.pricing.cost import CACHE_WAITS
 from moebatch.plan.problem import Problem
 from moebatch.plan.search.candidates import Candidate
 from moebatch.spec.machine.hardware import LevelName
@@ -44,7 +45,7 @@ class AffineCandidate:
 
     candidate: Candidate
     lanes: tuple[Mapping[str, Affine], ...]
-    """By phase, then by lane: seconds of a pass."""
+    """By phase, then by lane or what else limits it: seconds of a pass."""
     memory: Mapping[LevelName, Affine]
     """Bytes by level."""
 
@@ -54,7 +55,9 @@ class AffineCandidate:
         return open_variables(self.candidate)
 
     def faster(self, lanes: Collection[str], factor: float) -> "AffineCandidate":
-        """The same where some lanes take that much less time."""
+        """The same where some lanes take that much less time, and with them what waits for the
+        cache: no less than it may take."""
+        lanes = {*lanes, CACHE_WAITS}
         phases = (
             {name: time.over(factor) if name in lanes else time for name, time in phase.items()}
             for phase in self.lanes

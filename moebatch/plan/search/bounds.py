@@ -49,7 +49,7 @@ def least_seconds(known: Known, candidate: Candidate) -> float:
     placement takes less."""
     policy = candidate.policy
     return sum(
-        phase.num_passes * pass_seconds(known.lanes(phase.load, policy), policy)
+        phase.num_passes * pass_seconds(known.limits(phase.load, policy), policy)
         for phase in candidate.phases
     )
 
@@ -63,7 +63,7 @@ def least_with_room(problem: Problem, known: Known, candidate: Candidate) -> flo
         room = problem.capacity_bytes(level) // problem.memory.expert_sizes[level]
         policy = problem.with_residents(policy, room)
     return sum(
-        phase.num_passes * pass_seconds(known.lanes(phase.load, policy), policy)
+        phase.num_passes * pass_seconds(known.limits(phase.load, policy), policy)
         for phase in candidate.phases
     )
 
@@ -72,7 +72,7 @@ def seconds_under(problem: Problem, candidate: Candidate, policy: Policy) -> flo
     """Seconds per sequence when a candidate's shares are those of `policy`."""
     cost = problem.cost
     return sum(
-        phase.num_passes * pass_seconds(cost.of_pass(phase.load, policy).lanes, policy)
+        phase.num_passes * pass_seconds(cost.of_pass(phase.load, policy).limits, policy)
         for phase in candidate.phases
     )
 

@@ -29,7 +29,7 @@ class Known:
         self._problem = problem
         self._cost = problem.cost
         self._arithmetic: Arithmetic = {}
-        self._lanes: dict[tuple[PassLoad, Policy], Mapping[str, float]] = {}
+        self._limits: dict[tuple[PassLoad, Policy], Mapping[str, float]] = {}
         self._memory: dict[Candidate, Mapping[LevelName, Affine]] = {}
         self._items: dict[Candidate, AffineCandidate] = {}
         self._mean_s: dict[Policy, float] = {}
@@ -46,12 +46,12 @@ class Known:
             known._arithmetic = self._arithmetic
         return known
 
-    def lanes(self, load: PassLoad, policy: Policy) -> Mapping[str, float]:
-        """Seconds of every lane during a pass."""
-        found = self._lanes.get((load, policy))
+    def limits(self, load: PassLoad, policy: Policy) -> Mapping[str, float]:
+        """Seconds of every lane during a pass, and what else limits it."""
+        found = self._limits.get((load, policy))
         if found is None:
-            found = self._cost.of_pass(load, policy, self._arithmetic).lanes
-            self._lanes[load, policy] = found
+            found = self._cost.of_pass(load, policy, self._arithmetic).limits
+            self._limits[load, policy] = found
         return found
 
     def affine(self, candidate: Candidate) -> AffineCandidate:
@@ -67,7 +67,7 @@ class Known:
             self._memory[candidate] = probe(corners, partial(self._bytes, candidate))
         return AffineCandidate(
             candidate=candidate,
-            lanes=tuple(probe(corners, partial(self.lanes, p.load)) for p in candidate.phases),
+            lanes=tuple(probe(corners, partial(self.limits, p.load)) for p in candidate.phases),
             memory=self._memory[candidate],
         )
 

@@ -10,7 +10,8 @@ Minimise    sum_c,f n_c,f t_c,f  +  a little for the batch and for shares on low
 Subject to  one_policy    sum_c z_c = 1
             share_*       sum_m w_c,m <= z_c, the same for k
             lane_*        t_c,f >= time of lane l, affine in the shares and z_c
-    turns_*       t_c,f >= time of CPU and GPU together, where they wait for each other
+            turns_*       t_c,f >= time of lanes together that take turns: reads and writes of
+                          the disk; CPU and GPU, where they wait for each other
             memory_*      bytes on level m, affine in the shares and z_c, <= capacity_m z_c
             attention_on_gpu, ffn_on_gpu    A_g = sum of z_c over candidates that do, F_g alike
 
@@ -27,7 +28,7 @@ from math import isclose, isfinite
 import pulp
 
 from moebatch.errors import StorageError
-from moebatch.layout.lanes import takes_turns
+from moebatch.layout.lanes import in_turns
 from moebatch.plan.problem import Problem
 from moebatch.plan.search.affine import (
     Affine,
@@ -37,7 +38,6 @@ from moebatch.plan.search.affine import (
     placement,
 )
 from moebatch.plan.search.bounds import seconds_under
-from moebatch.schedule.lanes import PROCESSORS
 from moebatch.spec.machine.hardware import LevelName
 
 RELATIVE_GAP = 1e-6
@@ -178,13 +178,14 @@ class _Program:
             for lane, formula in lanes.items():
                 name = f"lane_{lane.replace('->', '_to_')}_{index}_{phase}"
                 self.lp += time >= self._expression(index, formula, self._unit_s), name
-            if takes_turns(self._items[index].candidate.policy):
+            for number, group in enumerate(in_turns(self._items[index].candidate.policy)):
                 turns = [
                     self._expression(index, lanes[lane], self._unit_s)
-                    for lane in PROCESSORS
+                    for lane in group
                     if lane in lanes
                 ]
-                self.lp += time >= pulp.lpSum(turns), f"turns_{index}_{phase}"
+                if len(turns) > 1:
+                    self.lp += time >= pulp.lpSum(turns), f"turns_{number}_{index}_{phase}"
 
     def _add_memory(self, index: int) -> None:
         for level, formula in self._items[index].memory.items():

@@ -189,9 +189,7 @@ def _far_away(problem: Problem, policy: Policy) -> Iterator[Policy]:
         return
     most = min(policy.batch_size * 3 // 2, _largest_batch(problem, policy))
     fuller = _with_batch(policy, most)
-    usual = max(phases_of(problem.workload, policy), key=lambda phase: phase.num_passes)
-    enough = problem.cost.of_pass(usual.load, policy).slots_never_full
-    for by, num_slots in product(_FAR_TOKENS, (*_FAR_SLOTS, enough)):
+    for by, num_slots in product(_FAR_TOKENS, (*_FAR_SLOTS, _slots_never_full(problem, policy))):
         tokens = _with_tokens(problem, fuller, round(policy.tokens_per_pass * by)).tokens_per_pass
         other = _with_residents(problem, replace(fuller, num_slots=num_slots), 0)
         if num_slots < problem.num_experts:
@@ -214,6 +212,7 @@ def _neighbours(problem: Problem, policy: Policy) -> Iterator[Policy]:
     changed = _each_once(
         *larger,
         *(_in_one_place(other, level) for other in (policy, *larger) for level in _homes(policy)),
+        *(_with_room_used(problem, policy, level) for level in _homes(policy)),
         # What a larger batch needs for its cache, experts that stay may have.
         *(_filled(problem, other) for other in larger),
         *(_with_residents(problem, policy, num_resident + more) for more in _RESIDENTS),
@@ -267,6 +266,24 @@ def _homes(policy: Policy) -> tuple[LevelName, ...]:
 
 def _in_one_place(policy: Policy, level: LevelName) -> Policy:
     return replace(policy, kv_cache=Placement(**{level: 1.0}))
+
+
+def _with_room_used(problem: Problem, policy: Policy, level: LevelName) -> Policy:
+    """The cache at one level, and what it leaves elsewhere for experts: slots that are never full
+    where a disk fills them, and others that stay."""
+    moved = _in_one_place(policy, level)
+    if not policy.num_slots or problem.ladder.top == "vram":
+        return _filled(problem, moved)
+    num_slots = _slots_never_full(problem, moved)
+    if num_slots >= problem.num_experts:
+        return _filled(problem, moved)
+    return _filled(problem, _with_residents(problem, replace(moved, num_slots=num_slots), 0))
+
+
+def _slots_never_full(problem: Problem, policy: Policy) -> int:
+    """In passes of which there are most."""
+    usual = max(phases_of(problem.workload, policy), key=lambda phase: phase.num_passes)
+    return problem.cost.of_pass(usual.load, policy).slots_never_full
 
 
 def _with_residents(problem: Problem, policy: Policy, num_resident: int) -> Policy:

@@ -1,6 +1,6 @@
 """The simulator: a schedule on lanes with a virtual clock."""
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -79,19 +79,45 @@ class _Running:
         return Span(self.task, self.row, self.start_s, self.end_s, self.slots, self.waited_for)
 
 
+class _Device:
+    """What runs now on all lanes of one device, which share its rate evenly."""
+
+    def __init__(self) -> None:
+        self._running: list[_Running] = []
+
+    @property
+    def serves_task(self) -> bool:
+        return any(one.chunk is None for one in self._running)
+
+    def begin(self, one: _Running) -> None:
+        self._share(one.start_s, [*self._running, one])
+
+    def end(self, one: _Running) -> None:
+        self._share(one.end_s, [other for other in self._running if other is not one])
+
+    def _share(self, now_s: float, running: list[_Running]) -> None:
+        """From now on these run, which changes when each of them ends."""
+        for one in self._running:
+            one.left_s -= (now_s - one.since_s) / len(self._running)
+        self._running = running
+        for one in running:
+            one.since_s, one.end_s = now_s, now_s + one.left_s * len(running)
+
+
 class _Lane:
     """Tasks in the order of their launch, and what runs now."""
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: Lane, device: _Device) -> None:
         self.is_result = lane.has_result
         self.waiting = deque[Task]()
         self.running: list[_Running] = []
-        """As many as the lane is wide; they share its rate evenly."""
+        """As many as the lane is wide."""
         self.num_pending = 0
         """Launched tasks that have not ended."""
         self.free_s = dict.fromkeys(rows_of(lane), 0.0)
         """When each row ended what it did last."""
         self.stream: ChunkStream | None = None
+        self.device = device
 
     @property
     def free_row(self) -> str | None:
@@ -106,19 +132,13 @@ class _Lane:
         return self.stream.next_chunk() if self.stream else None
 
     def begin(self, one: _Running) -> None:
-        self._share(one.start_s, [*self.running, one])
+        self.running.append(one)
+        self.device.begin(one)
 
     def end(self, one: _Running) -> None:
+        self.running.remove(one)
         self.free_s[one.row] = one.end_s
-        self._share(one.end_s, [other for other in self.running if other is not one])
-
-    def _share(self, now_s: float, running: list[_Running]) -> None:
-        """From now on these run, which changes when each of them ends."""
-        for one in self.running:
-            one.left_s -= (now_s - one.since_s) / len(self.running)
-        self.running = running
-        for one in running:
-            one.since_s, one.end_s = now_s, now_s + one.left_s * len(running)
+        self.device.end(one)
 
 
 class Simulator(Lanes):
@@ -127,7 +147,8 @@ class Simulator(Lanes):
     def __init__(self, schedule: Schedule, setup: Setup, room: Room, world: World) -> None:
         self._setup = setup
         self._world = world
-        self._lanes = {lane.name: _Lane(lane) for lane in setup.lanes}
+        devices = defaultdict[str, _Device](_Device)
+        self._lanes = {lane.name: _Lane(lane, devices[lane.device]) for lane in setup.lanes}
         self._now_s = 0.0
         self._pending: dict[Task, float] = {}
         """Launched tasks that have not ended, with when that was."""
@@ -227,6 +248,7 @@ class Simulator(Lanes):
                 lane.waiting,
                 lambda task: lane.can_begin_task() and self._can_start(task),
                 lane.next_chunk,
+                serves_task=lane.device.serves_task,
             )
             if found is None:
                 return
