@@ -59,7 +59,7 @@ def summary_of(attempt: Attempt, begun_s: float) -> RunSummary:
         shard=context.shard,
         load_s=(attempt.first_pass_s or begun_s) - begun_s,
         total_s=time.perf_counter() - begun_s,
-        waited_s=waited_s(built) if built else 0.0,
+        waited_s=waited_s(built) if built else {},
         bytes_read=built.reads.num_bytes if built else 0,
         num_copied=attempt.repeats.num_copied,
         peak_bytes=peak_resident_bytes(),

@@ -103,8 +103,8 @@ class RunSummary(RunStatus):
     load_s: float
     """Until the first pass."""
     total_s: float
-    waited_s: float
-    """Time in which compute waited for experts."""
+    waited_s: Mapping[str, float]
+    """Time in which compute waited, by what for: experts, or keys and values."""
     bytes_read: int
     peak_bytes: int
     """Most physical memory of the process, by the kernel's count."""
@@ -170,7 +170,10 @@ class RunSummary(RunStatus):
         }
 
 
-_EXPERTS_COMING = (Kind.CHUNK, Kind.FETCH, Kind.STAGE, Kind.PAGE, Kind.BLOCK)
+_COMING: Mapping[str, tuple[Kind, ...]] = {
+    "experts": (Kind.CHUNK, Kind.FETCH, Kind.STAGE, Kind.PAGE, Kind.BLOCK),
+    "keys and values": (Kind.KV_READ, Kind.KV_UP),
+}
 
 
 def lane_times(built: "BuiltEngine", elapsed_s: float) -> tuple[LaneTime, ...]:
@@ -199,13 +202,17 @@ def lane_times(built: "BuiltEngine", elapsed_s: float) -> tuple[LaneTime, ...]:
     )
 
 
-def waited_s(built: "BuiltEngine") -> float:
-    """Seconds in which what computes experts waited for them."""
+def waited_s(built: "BuiltEngine") -> dict[str, float]:
+    """Seconds in which what computes experts waited for them, and for keys and values."""
     if built.recorder is None:
-        return built.reads.waited_s
+        return {"experts": built.reads.waited_s}
     lanes = built.recorder.statistics.lanes
     main = next((lanes[name] for name in PROCESSORS if name in lanes), None)
-    return sum(main.idle_s.get(kind, 0.0) for kind in _EXPERTS_COMING) if main else 0.0
+    if main is None:
+        return {}
+    return {
+        what: sum(main.idle_s.get(kind, 0.0) for kind in kinds) for what, kinds in _COMING.items()
+    }
 
 
 def shown_waits(statistics: Statistics) -> Statistics:

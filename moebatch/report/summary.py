@@ -74,8 +74,9 @@ def _took(summary: RunSummary) -> Iterator[tuple[str, str]]:
         yield lane.name, _lane(lane)
     if summary.products:
         yield "products", summary.products
-    if summary.waited_s:
-        yield "waiting", f"compute waited {format_duration(summary.waited_s)} for experts"
+    waits = [f"{format_duration(s)} for {what}" for what, s in summary.waited_s.items() if s]
+    if waits:
+        yield "waiting", f"compute waited {', '.join(waits)}"
     if summary.bytes_read:
         yield "read", _reading(summary)
     if summary.num_copied or summary.engine.shared_tokens:

@@ -315,7 +315,7 @@ SUMMARY = RunSummary(
         LaneTime(name="disk->dram", busy_s=90.0, elapsed_s=100.0),
         LaneTime(name="cpu", busy_s=50.0, elapsed_s=100.0),
     ),
-    waited_s=50.0,
+    waited_s={"experts": 50.0},
     bytes_read=int(180e9),
     peak_bytes=1,
     budget_bytes=2,

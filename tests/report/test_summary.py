@@ -31,7 +31,7 @@ SUMMARY = RunSummary(
         LaneTime(name="cpu", busy_s=50, elapsed_s=50, between_s=5.68),
         LaneTime(name="disk->dram", busy_s=49, elapsed_s=50),
     ),
-    waited_s=30,
+    waited_s={"experts": 30.0, "keys and values": 4.0},
     bytes_read=98 * 10**9,
     peak_bytes=int(2.25 * GIB),
     budget_bytes=int(2.5 * GIB),
@@ -93,7 +93,7 @@ def test_details_name_lanes_bytes_memory_and_policy() -> None:
     for part in (
         "1000 generated, 2000 of prompts",
         "busy 49.0s (98%)",
-        "compute waited 30.0s",
+        "compute waited 30.0s for experts, 4.0s for keys and values",
         "91.3 GiB of experts at 2.00 GB/s",
         "2.25 GiB of 2.50 GiB",
         "experts 25 % dram, 75 % disk, 6 slots",
