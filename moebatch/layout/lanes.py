@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from moebatch.schedule.lanes import BLOCK, DOWN, LANES, PROCESSORS, UP
+from moebatch.schedule.lanes import BLOCK, DEVICES, DOWN, PROCESSORS, UP
 from moebatch.schedule.registry import traits_of
 from moebatch.spec.policy.policy import Policy
 
@@ -13,8 +13,8 @@ Turns = tuple[tuple[str, ...], ...]
 
 _SERIAL_LANES = (*PROCESSORS, UP.name, DOWN.name)
 _DEVICES = {
-    device: tuple(lane.name for lane in LANES if lane.device == device)
-    for device in dict.fromkeys(lane.device for lane in LANES)
+    device: tuple(lane for lane in DEVICES if DEVICES[lane] == device)
+    for device in dict.fromkeys(DEVICES.values())
 }
 _SHARED: Turns = tuple(lanes for lanes in _DEVICES.values() if len(lanes) > 1)
 _NOT_FORESEEN: Turns = tuple(

@@ -19,6 +19,7 @@ from moebatch.report.tables import (
     notes_view,
     titled_columns,
 )
+from moebatch.schedule.lanes import DEVICES
 from moebatch.spec.policy.policy import Placement, Policy, shares_text
 from moebatch.spec.workload import Workload
 from moebatch.units import count_of, format_bytes, format_duration, format_number
@@ -151,7 +152,7 @@ def _lanes(prediction: Prediction) -> RenderableType:
     grid = named_bars()
     grid.add_row("per layer", "", f"[bold]{format_duration(prediction.layer_time_s)}[/]")
     for lane, seconds in sorted(prediction.lanes_s.items(), key=lambda pair: -pair[1]):
-        binds = lane == prediction.bottleneck
+        binds = DEVICES[lane] == DEVICES[prediction.bottleneck]
         name = f"[bold yellow]{lane}[/]" if binds else lane
         share = seconds / prediction.layer_time_s if prediction.layer_time_s else 0.0
         note = " [bold yellow]binds[/]" if binds else ""

@@ -61,6 +61,8 @@ LANES = (GPU, CPU, UP, DOWN, STAGING, BLOCK, READ, WRITE)
 """In the order in which they are shown: processors, then links from the top down."""
 PROCESSORS: Mapping[str, LevelName] = {GPU.name: "vram", CPU.name: "dram"}
 """Lanes that compute, with their levels."""
+DEVICES: Mapping[str, str] = {lane.name: lane.device for lane in LANES}
+"""The device of every lane."""
 RESULT_LANES = frozenset(lane.name for lane in LANES if lane.has_result)
 
 _WITH_VRAM: Mapping[Kind, Lane] = {

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from moebatch.layout.lanes import bottleneck, pass_seconds
 from moebatch.layout.load import PassLoad
+from moebatch.plan.pricing.cost import CACHE_WAITS
 from moebatch.schedule.registry import SCHEDULES
 from moebatch.spec.policy.policy import PAGE_TOKENS, Batching, Placement, Policy
 from tests.few import examples
@@ -147,6 +148,12 @@ def test_new_tokens_go_to_a_disk_in_whole_pages() -> None:
     assert lanes["dram->disk"] == pytest.approx(written_s)
 
 
+def test_computing_waits_for_no_cache_that_is_where_it_computes() -> None:
+    """And says so, lest waits seem to be in proportion to all of computing."""
+    limits = COST.of_pass(DECODE, policy(kv_cache=Placement(vram=1))).limits
+    assert limits[CACHE_WAITS] == limits["gpu"]
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @examples(40)
 @given(load=LOADS, one=SHARES, other=SHARES, share=st.floats(0, 1))
@@ -159,14 +166,15 @@ def test_lanes_are_affine_in_the_shares(
             for level in ("vram", "dram", "disk")
         }
     )
-    first, second, middle = (
-        COST.of_pass(load, replace(policy(schedule), weights=weights)).lanes
-        for weights in (one, other, between)
-    )
-    for lane in {*first, *second, *middle}:
-        mixed = share * first.get(lane, 0) + (1 - share) * second.get(lane, 0)
-        assert middle.get(lane, 0) == pytest.approx(mixed, rel=1e-6, abs=1e-9)
-        assert middle.get(lane, 0) >= 0
+    for name in ("weights", "kv_cache"):
+        first, second, middle = (
+            COST.of_pass(load, policy(schedule, **{name: placed})).limits
+            for placed in (one, other, between)
+        )
+        for lane in {*first, *second, *middle}:
+            mixed = share * first.get(lane, 0) + (1 - share) * second.get(lane, 0)
+            assert middle.get(lane, 0) == pytest.approx(mixed, rel=1e-6, abs=1e-9)
+            assert middle.get(lane, 0) >= 0
 
 
 def test_a_pass_that_computes_nothing_takes_no_time() -> None:

@@ -11,7 +11,7 @@ from moebatch.plan.problem import Problem
 from moebatch.plan.replay.loads import FEW_LOADS, job_loads
 from moebatch.plan.search.known import Known
 from moebatch.plan.search.planner import best_policy
-from moebatch.plan.search.refine import refined
+from moebatch.plan.search.refine import _neighbours, refined
 from moebatch.plan.search.refusal import too_large
 from moebatch.spec.policy.policy import Placement, Policy, pages_of
 from moebatch.spec.workload import Length, Workload
@@ -70,6 +70,16 @@ def grid(of: Problem, start: Policy) -> Iterator[Policy]:
 
 def fits(of: Problem, policy: Policy) -> bool:
     return too_large(of, policy) is None
+
+
+def test_what_a_cache_on_disk_leaves_experts_have_at_once() -> None:
+    def num_held(policy: Policy) -> int:
+        return of.num_resident(policy) + policy.num_slots
+
+    of = job(JOBS["short rows"])
+    shared = replace(START, kv_cache=Placement(dram=0.5, disk=0.5))
+    moved = [one for one in _neighbours(of, shared) if one.kv_cache.disk == 1]
+    assert max(map(num_held, moved)) > num_held(shared)
 
 
 @pytest.mark.exhaustive

@@ -19,7 +19,7 @@ from moebatch.plan.problem import Problem
 from moebatch.plan.simulation.passes import Work, decode_load, mean_load, passes_of, split
 from moebatch.plan.simulation.world import SimWorld
 from moebatch.schedule.drivers.simulate import simulate
-from moebatch.schedule.lanes import LANES, PROCESSORS, lane_of_row
+from moebatch.schedule.lanes import DEVICES, PROCESSORS, lane_of_row
 from moebatch.schedule.task import Kind, page
 from moebatch.schedule.timeline.statistics import Statistics
 from moebatch.schedule.timeline.timeline import Timeline
@@ -96,9 +96,6 @@ def simulated(of: Problem, under: Policy, work: Work, *, skew: float = 0.0) -> T
     timeline = simulate(under.schedule, world.setup, world.room, world, num_passes=3)
     check_timeline(timeline)
     return timeline
-
-
-DEVICES = {lane.name: lane.device for lane in LANES}
 
 
 def of_a_pass(timeline: Timeline) -> dict[str, float]:

@@ -22,8 +22,8 @@ from moebatch.plan.pricing.prices import Prices
 from moebatch.schedule.registry import traits_of
 from moebatch.spec.policy.policy import Policy
 
-CACHE_WAITS = "computing, and waiting for the cache"
-"""What is no lane among the limits of a pass."""
+CACHE_WAITS = "cache_waits"
+"""Among the limits of a pass what is no lane: computing, and waiting for keys and values."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

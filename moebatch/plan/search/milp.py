@@ -9,7 +9,8 @@ Variables   z_c           binary: candidate c is the policy
 Minimise    sum_c,f n_c,f t_c,f  +  a little for the batch and for shares on lower levels
 Subject to  one_policy    sum_c z_c = 1
             share_*       sum_m w_c,m <= z_c, the same for k
-            lane_*        t_c,f >= time of lane l, affine in the shares and z_c
+            lane_*        t_c,f >= time of lane l, or of computing with its waits for keys and
+                          values, affine in the shares and z_c
             turns_*       t_c,f >= time of lanes together that take turns: reads and writes of
                           the disk; CPU and GPU, where they wait for each other
             memory_*      bytes on level m, affine in the shares and z_c, <= capacity_m z_c
