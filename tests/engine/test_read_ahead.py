@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import save_file
 
 from moebatch.checkpoint import record as record_module
-from moebatch.checkpoint.direct import DirectFile
-from moebatch.checkpoint.index import Checkpoint
+from moebatch.checkpoint.direct import PAGE_BYTES, DirectFile
+from moebatch.checkpoint.index import Checkpoint, Extent
 from moebatch.checkpoint.record import Record
 from moebatch.engine.lanes.read_ahead import ReadAhead
 from moebatch.errors import StorageError
@@ -239,3 +239,28 @@ def test_neighbouring_tensors_are_read_in_one_run(tmp_path: Path) -> None:
     apart = Record.of([checkpoint.extent(name) for name in "ac"])
     assert len(together.pieces) == 1
     assert len(apart.pieces) == 2
+
+
+def test_small_reads_are_one_chunk_with_those_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_module, "PIECE_BYTES", 64 * PAGE_BYTES)
+    monkeypatch.setattr(record_module, "SMALL_BYTES", 8 * PAGE_BYTES)
+    pages = [1, 30, 2, 1, 70, 4, 1, 40, 23, 9]  # two matrices with biases and scales, and others
+    starts = [100 * PAGE_BYTES * number for number in range(len(pages))]
+    sizes = [num_pages * PAGE_BYTES for num_pages in pages]
+    record = Record.of(
+        [
+            Extent(path=Path("model"), offset=start, num_bytes=size, dtype="U8", shape=(size,))
+            for start, size in zip(starts, sizes, strict=True)
+        ]
+    )
+    assert [[piece.num_bytes // PAGE_BYTES for piece in chunk] for chunk in record.chunks] == [
+        [1, 30, 2, 1],
+        [64],
+        [6, 4, 1],
+        [40],
+        [23],
+        [9],
+    ]
+    assert [piece.file_offset for piece in record.pieces] == sorted(
+        [*starts, starts[4] + 64 * PAGE_BYTES]
+    )

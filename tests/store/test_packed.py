@@ -34,7 +34,7 @@ def record_of(sizes: list[int]) -> Record:
         )
         for size in sizes
     )
-    return Record(pieces=(), places=places, num_bytes=0)
+    return Record(chunks=(), places=places, num_bytes=0)
 
 
 @given(sizes, st.integers(1, 40).map(lambda count: count * ALIGNMENT_BYTES))

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from moebatch.checkpoint.record import Record, open_files, slot_bytes
+from moebatch.checkpoint.record import Record, num_bytes_of, open_files, slot_bytes
 from moebatch.schedule.slots.cache import Cache
 from moebatch.schedule.slots.expert_load import Chunk, ExpertKey
 from moebatch.schedule.slots.slots import SlotQueue
@@ -24,8 +24,8 @@ class StayingTensors(tuple[Tensor, ...]):
 class ExpertStore:
     """Slots of main memory, and the files of the experts that go there.
 
-    Which expert comes next, and into which slot, is the business of `slots`; a piece of a `Record`
-    is a chunk there. A lane takes the next one, reads it without holding the lock, and reports its
+    Which expert comes next, and into which slot, is the business of `slots`, by the chunks of its
+    `Record`. A lane takes the next one, reads it without holding the lock, and reports its
     arrival:
 
         with store.monitor:
@@ -52,8 +52,8 @@ class ExpertStore:
         `pinned` slots are what a CUDA device copies from beside other work."""
         self.records = records
         self.monitor = monitor or Monitor()
-        num_pieces = {key: len(record.pieces) for key, record in records.items()}
-        self.slots = SlotQueue(num_pieces, num_slots=num_slots, resident=resident, cache=cache)
+        num_chunks = {key: len(record.chunks) for key, record in records.items()}
+        self.slots = SlotQueue(num_chunks, num_slots=num_slots, resident=resident, cache=cache)
         self.slot_bytes = slot_bytes(records.values())
         """Memory of a slot."""
         self.num_grown = 0
@@ -105,21 +105,21 @@ class ExpertStore:
             self.monitor.changed()
 
     def read(self, chunk: Chunk) -> None:
-        """Reads a piece of an expert into its slot; for several threads at once.
+        """Reads a chunk of an expert into its slot; for several threads at once.
 
         Raises StorageError, and OutOfMemory when the system refuses memory: smaller passes would
         not help, as what is read must be read.
         """
         record = self.records[chunk.load.key]
-        piece = record.pieces[chunk.number]
         arena, start = self._place(chunk.slot)
-        target = arena.view(start + piece.buffer_offset, piece.num_bytes)
-        self._files[piece.path].read(target, piece.file_offset)
-        record.convert(piece, arena, start)
+        for piece in record.chunks[chunk.number]:
+            target = arena.view(start + piece.buffer_offset, piece.num_bytes)
+            self._files[piece.path].read(target, piece.file_offset)
+            record.convert(piece, arena, start)
 
     def chunk_bytes(self, key: ExpertKey, number: int) -> int:
         """What `read` reads of a chunk."""
-        return self.records[key].pieces[number].num_bytes
+        return num_bytes_of(self.records[key].chunks[number])
 
     def tensors(self, key: ExpertKey) -> tuple[Tensor, ...]:
         """The tensors of an expert that is there, valid as long as it is in use; no copies. Those
