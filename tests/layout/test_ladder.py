@@ -55,8 +55,9 @@ def test_without_a_gpu_everything_is_computed_in_main_memory() -> None:
     ("ladder", "num_slots", "weights", "most"),
     [
         (CPU, 0, Placement(dram=1), 16),
-        (CPU, 3, Placement(dram=0.5, disk=0.5), 1),
-        (CPU, 22, Placement(disk=1), 5),
+        (CPU, 5, Placement(dram=0.5, disk=0.5), 1),
+        (CPU, 6, Placement(dram=0.5, disk=0.5), 2),
+        (CPU, 22, Placement(disk=1), 7),
         (CPU, 100, Placement(disk=1), 16),
         (GPU, 22, Placement(dram=1), 1),
         (replace(GPU, has_gpu=True), 2, Placement(dram=1), 16),
