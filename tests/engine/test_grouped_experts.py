@@ -152,11 +152,11 @@ def test_experts_of_many_rows_are_computed_alone(
     ("chosen", "least", "most"),
     [
         (policy(num_slots=0, resident=1), 2, 12),
-        (policy(num_slots=11, resident=0), 1, 2),
-        (policy(num_slots=7, resident=0), 1, 1),
+        (policy(num_slots=8, resident=0), 1, 2),
+        (policy(num_slots=5, resident=0), 1, 1),
     ],
 )
-def test_on_a_cpu_a_task_takes_experts_that_are_there_in_a_quarter_of_the_slots(
+def test_on_a_cpu_a_task_takes_experts_that_are_there_in_a_third_of_the_slots(
     tiny_checkpoint: Callable[..., Path],
     expected: Callable[[str], list[tuple[int, ...]]],
     chosen: Policy,
