@@ -18,8 +18,8 @@ its ends, so that gaps never need more room than reads apart."""
 PIECE_BYTES = 16 * 2**20
 """Most bytes of one read, and of a chunk. A more urgent one waits at most for those in flight."""
 SMALL_BYTES = 2**20
-"""A piece of fewer is no chunk of its own: it takes longer to be handed out than to be read, some
-0.2 ms on a core of a Zen 4, in which a disk reads half a MB."""
+"""A piece of fewer is no chunk of its own: a thread takes about as long to come for it as a disk to
+read it (Zen 4: 0.2 ms of a core, in which its disk reads half a MB)."""
 RUN_ALIGNMENT = 16
 """Bytes, of tensors that are moved together: a GPU's kernels read so many at a time."""
 _CONVERTED_BYTES = 2**16
@@ -123,7 +123,7 @@ class Record:
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
-        """Of all chunks."""
+        """Those of all chunks, in the order of the file."""
         return tuple(chain.from_iterable(self.chunks))
 
     def tensors(self, buffer: Buffer, start: int) -> tuple[Tensor, ...]:
