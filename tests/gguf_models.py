@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,7 +22,25 @@ ARCHITECTURES = {
     "olmoe": gguf.MODEL_ARCH.OLMOE,
     "glm4_moe": gguf.MODEL_ARCH.GLM4_MOE,
     "minimax_m2": gguf.MODEL_ARCH.MINIMAXM2,
+    "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
+    "deepseek": gguf.MODEL_ARCH.DEEPSEEK,
+    "deepseek_v2": gguf.MODEL_ARCH.DEEPSEEK2,
+    "deepseek_v3": gguf.MODEL_ARCH.DEEPSEEK2,
+    "glm4_moe_lite": gguf.MODEL_ARCH.DEEPSEEK2,
+    "qwen3_next": gguf.MODEL_ARCH.QWEN3NEXT,
+    "qwen3_5_moe_text": gguf.MODEL_ARCH.QWEN35MOE,
+    "dots1": gguf.MODEL_ARCH.DOTS1,
+    "ernie4_5_moe": gguf.MODEL_ARCH.ERNIE4_5_MOE,
+    "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE,
+    "granitemoeshared": gguf.MODEL_ARCH.GRANITE_MOE,
+    "hunyuan_v1_moe": gguf.MODEL_ARCH.HUNYUAN_MOE,
 }
+LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+RECURRENT = ("qwen3_next", "qwen3_5_moe_text")
+_SHARED = ("glm4_moe", "dots1", "deepseek", *LATENT)
+_WITH_SIGMOIDS = ("glm4_moe", "minimax_m2", "dots1", "deepseek_v3", "glm4_moe_lite")
+_GRANITE = ("granitemoe", "granitemoeshared")
+_INTERLEAVED = ("mixtral", "deepseek", *_GRANITE)
 _HALVES = {
     "Q2_K": (80, 82),
     "Q3_K": (108,),
@@ -35,7 +53,8 @@ _HALVES = {
 }
 """Where blocks that gguf cannot make have float16: of codes, and of what is taken off. IQ1_M has
 its in four parts, above other bits."""
-_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_NUM_CHOSEN = ("moe_topk", "moe_k", "num_experts_per_tok")
 Types = Callable[[str], str]
 """Of a tensor by its name in GGUF."""
 
@@ -47,27 +66,35 @@ def write_gguf(
     *,
     split: int = 0,
     apart: bool = False,
+    joined: bool = False,
+    older: bool = False,
     metadata: Mapping[str, Any] = MappingProxyType({}),
+    left_out: Sequence[str] = (),
 ) -> Path:
     """Makes the folder `target` of the plain one, which holds ``model.gguf`` and a tokenizer, and
     beside it ``TARGET-decoded``, a plain one of the weights that it stands for.
 
     `types` are those of matrices but routers, float16 where rows are not whole blocks. With `split`
     a file has so many tensors; with `apart` each expert has its own, as in the first files of
-    Mixtral; `metadata` are numbers and texts beside the usual ones, or in their place.
+    Mixtral; with `joined` gates lie above what they gate; `older` converters left projections
+    whole. `metadata` are numbers and texts beside the usual ones, or in their place, and those
+    that begin with one of `left_out` are.
     """
     config = json.loads((source / "config.json").read_text())
     architecture = ARCHITECTURES[config["model_type"]]
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
+    tensors = read_tensors(source)
+    places = _by_gguf_name(_counted(tensors), config, names, older=older)
+    places = _with_gates_above(places) if joined else places
+    flat = torch.cat([each.float().flatten() for each in tensors.values()])
     stored: dict[str, tuple[str, Any]] = {}
-    decoded: dict[str, Tensor] = {}
-    for name, own in _by_gguf_name(read_tensors(source), names).items():
-        together = torch.stack(list(own.values())) if len(own) > 1 else next(iter(own.values()))
-        heads = _heads(name, config)
-        kind = types(name) if together.dim() > 1 and "ffn_gate_inp" not in name else "F32"
-        if together.shape[-1] % gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]:
+    for name, place in places.items():
+        weight = flat[place.flatten()].view(place.shape)
+        kind = types(name) if place.dim() > 1 and not _is_plain(name) else "F32"
+        if place.shape[-1] % gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]:
             kind = "F16"
-        data, numbers = _stored(_interleaved(together, heads), kind)
+        data, numbers = _stored(_worked_out(weight, name, config), kind)
+        flat[place.flatten()] = _as_before(numbers, name, config).flatten()
         if apart and "_exps" in name:
             stored |= {
                 name.replace("_exps", f".{number}"): (kind, each)
@@ -75,9 +102,17 @@ def write_gguf(
             }
         else:
             stored[name] = kind, data.squeeze(0) if "inp_shexp" in name else data
-        each = _apart(numbers, heads)
-        decoded |= dict(zip(own, each if len(own) > 1 else [each], strict=True))
-    _write(source, target, architecture, _metadata(config) | metadata, stored, split)
+    sizes = [each.numel() for each in tensors.values()]
+    decoded = {
+        name: numbers.view(each.shape)
+        for (name, each), numbers in zip(tensors.items(), flat.split(sizes), strict=True)
+    }
+    said = {
+        key: value
+        for key, value in {**_metadata(config, older=older), **metadata}.items()
+        if value is not None and not key.startswith(tuple(left_out))
+    }
+    _write(source, target, architecture, said, stored, split)
     plain = target.parent / f"{target.name}-decoded"
     plain.mkdir()
     for path in source.glob("*.json"):
@@ -120,51 +155,146 @@ def _stored(weight: Tensor, kind: str) -> tuple[Any, Tensor]:
     return data, torch.from_numpy(numbers.copy()).view(weight.shape)
 
 
-def _by_gguf_name(tensors: Mapping[str, Tensor], names: Any) -> dict[str, dict[str, Tensor]]:
-    """Experts together, in their order."""
-    found: dict[str, dict[str, Tensor]] = {}
+def _is_plain(name: str) -> bool:
+    return any(part in name for part in ("ffn_gate_inp", "conv1d", ".bias"))
+
+
+def _counted(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """In place of every number, which one it is of all tensors."""
+    counted, start = {}, 0
+    for name, each in tensors.items():
+        counted[name] = torch.arange(start, start + each.numel()).view(each.shape)
+        start += each.numel()
+    return counted
+
+
+def _with_gates_above(places: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    joined = dict(places)
+    for name in places:
+        if "gate_exps" in name:
+            parts = [joined.pop(name), joined.pop(name.replace("gate", "up"))]
+            joined[name.replace("gate", "gate_up")] = torch.cat(parts, dim=1)
+    return joined
+
+
+def _by_gguf_name(
+    tensors: Mapping[str, Tensor], config: Mapping[str, Any], names: Any, *, older: bool
+) -> dict[str, Tensor]:
+    """As the converter of llama.cpp takes them apart, orders and names them."""
+    found: dict[str, list[Tensor]] = {}
     for name in sorted(tensors, key=lambda name: [f"{w:0>4}" for w in name.split(".")]):
-        words = name.split(".")
-        if "experts" in words:
-            del words[words.index("experts") + 1]
-        merged = ".".join(words).replace("block_sparse_moe.experts", "feed_forward.experts")
-        merged = merged.removeprefix("model.") if "feed_forward" in merged else merged
-        merged = merged.replace("e_score_correction_bias", "e_score_correction.bias")
-        theirs = names.get_name(merged, try_suffixes=(".weight", ".bias"))
-        assert theirs is not None, name
-        found.setdefault(theirs, {})[name] = tensors[name]
-    return found
+        is_whole = older and any(part in name for part in ("kv_b_proj", "in_proj_qkvz"))
+        parts = _parts(name, tensors[name], config)
+        for part, each in [(name, tensors[name])] if is_whole else parts:
+            found.setdefault(_gguf_name(part, names), []).append(each)
+    return {name: torch.stack(own) if len(own) > 1 else own[0] for name, own in found.items()}
 
 
-def _heads(name: str, config: Mapping[str, Any]) -> int:
-    """Of those whose rows the converter of llama.cpp interleaves."""
-    if config["model_type"] != "mixtral":
-        return 0
-    keys = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
-    found = [key for part, key in keys.items() if name.endswith(f"{part}.weight")]
-    return int(config[found[0]]) if found else 0
+def _gguf_name(name: str, names: Any) -> str:
+    """Experts under one."""
+    if name.startswith("blk."):
+        return name
+    words = name.split(".")
+    if "experts" in words and words[words.index("experts") + 1].isdigit():
+        del words[words.index("experts") + 1]
+    merged = ".".join(words).replace("block_sparse_moe.experts", "feed_forward.experts")
+    merged = merged.removeprefix("model.") if "feed_forward" in merged else merged
+    merged = merged.replace("e_score_correction_bias", "e_score_correction.bias")
+    merged = merged.replace("dt_bias", "dt_proj.bias").replace("sinks", "sinks.weight")
+    theirs = names.get_name(merged, try_suffixes=(".weight", ".bias"))
+    assert isinstance(theirs, str), name
+    return theirs
+
+
+def _parts(name: str, weight: Tensor, config: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
+    """What the converter makes of one tensor."""
+    family = config["model_type"]
+    if family in _INTERLEAVED and ("q_proj" in name or "k_proj" in name):
+        keys = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
+        return [(name, _interleaved(weight, int(config[keys[name.split(".")[-2]]])))]
+    if family in _GRANITE and "input_linear" in name:
+        kind = "shexp" if "shared" in name else "exps"
+        layer = f"blk.{name.split('.')[2]}.ffn"
+        halves = torch.chunk(weight, 2, dim=-2)
+        return [
+            (f"{layer}_{role}_{kind}.weight", half)
+            for role, half in zip(("gate", "up"), halves, strict=True)
+        ]
+    if family == "gpt_oss" and "_proj" in name and "experts" in name:
+        stem, kind = (name.removesuffix("_bias"), "bias") if "_bias" in name else (name, "weight")
+        by_row = weight if kind == "bias" else weight.transpose(1, 2)
+        if "gate_up" not in name:
+            return [(f"{stem}.{kind}", by_row)]
+        return [
+            (f"{stem.replace('gate_up', role)}.{kind}", by_row[:, place::2])
+            for place, role in enumerate(("gate", "up"))
+        ]
+    if family in LATENT and "kv_b_proj" in name:
+        heads, key = config["num_attention_heads"], config["qk_nope_head_dim"]
+        by_head = weight.view(heads, -1, weight.shape[-1])
+        return [
+            (name.replace("kv_b", "k_b"), by_head[:, :key].transpose(1, 2)),
+            (name.replace("kv_b", "v_b"), by_head[:, key:]),
+        ]
+    return _of_recurrence(name, weight, config) if "linear_attn" in name else [(name, weight)]
+
+
+def _of_recurrence(
+    name: str, weight: Tensor, config: Mapping[str, Any]
+) -> list[tuple[str, Tensor]]:
+    key_heads, value_heads = (config[f"linear_num_{kind}_heads"] for kind in ("key", "value"))
+    key, value = (config[f"linear_{kind}_head_dim"] for kind in ("key", "value"))
+    weight = weight.squeeze(1) if "conv1d" in name else weight
+    shared = value_heads // key_heads
+    if "in_proj_qkvz" in name:
+        by_head = weight.view(key_heads, -1, weight.shape[1])
+        parts = torch.split(by_head, (key, key, shared * value, shared * value), dim=1)
+        flat = [part.reshape(-1, weight.shape[1]) for part in parts]
+        return [
+            (name.replace("qkvz", "qkv"), torch.cat(flat[:3])),
+            (name.replace("qkvz", "z"), flat[3]),
+        ]
+    is_own = any(part in name for part in ("in_proj_ba", "linear_attn.norm"))
+    if config["model_type"] == "qwen3_next" or is_own:
+        return [(name, weight)]
+    before = 2 * key_heads * key if "in_proj_qkv" in name or "conv1d" in name else 0
+    rows = weight.T if "out_proj" in name else weight
+    of_values = rows[before:].reshape(key_heads, shared, -1)
+    in_turns = torch.cat((rows[:before].flatten(), of_values.transpose(0, 1).flatten()))
+    in_turns = in_turns.view(rows.shape)
+    return [(name, in_turns.T if "out_proj" in name else in_turns)]
 
 
 def _interleaved(weight: Tensor, heads: int) -> Tensor:
-    """As llama.cpp's converter does."""
-    if not heads:
-        return weight
     halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, weight.shape[1])
     return halves.swapaxes(1, 2).reshape(weight.shape)
 
 
-def _apart(weight: Tensor, heads: int) -> Tensor:
-    order = _interleaved(torch.arange(len(weight))[:, None], heads)[:, 0]
-    return weight[order.argsort()]
+def _worked_out(weight: Tensor, name: str, config: Mapping[str, Any]) -> Tensor:
+    """What the converter works out beforehand."""
+    if _counts_from_one(name, config):
+        return weight + 1
+    return -weight.exp() if name.endswith("ssm_a") else weight
 
 
-def _metadata(config: Mapping[str, Any]) -> dict[str, Any]:
+def _as_before(weight: Tensor, name: str, config: Mapping[str, Any]) -> Tensor:
+    if _counts_from_one(name, config):
+        return weight - 1
+    return (-weight).log() if name.endswith("ssm_a") else weight
+
+
+def _counts_from_one(name: str, config: Mapping[str, Any]) -> bool:
+    is_norm = name.endswith("norm.weight") and "ssm" not in name
+    return is_norm and config["model_type"] in RECURRENT
+
+
+def _metadata(config: Mapping[str, Any], *, older: bool) -> dict[str, Any]:
     """Behind the name of the architecture."""
     found = {
         "block_count": config["num_hidden_layers"],
         "context_length": config["max_position_embeddings"],
         "embedding_length": config["hidden_size"],
-        "feed_forward_length": config["intermediate_size"],
+        "feed_forward_length": config.get("intermediate_size"),
         "attention.head_count": config["num_attention_heads"],
         "attention.head_count_kv": config["num_key_value_heads"],
         "attention.key_length": config.get("head_dim"),
@@ -172,26 +302,92 @@ def _metadata(config: Mapping[str, Any]) -> dict[str, Any]:
         "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
         "rope.freq_base": config["rope_parameters"]["rope_theta"],
         "expert_count": next(config[key] for key in _NUM_EXPERTS if key in config),
-        "expert_used_count": config["num_experts_per_tok"],
+        "expert_used_count": next(config[key] for key in _NUM_CHOSEN if key in config),
         "expert_feed_forward_length": config.get("moe_intermediate_size"),
         "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size"),
     }
-    if config["model_type"] in ("glm4_moe", "minimax_m2"):
+    family = config["model_type"]
+    if family in ("glm4_moe", "minimax_m2", *RECURRENT):
         share = config["rope_parameters"].get("partial_rotary_factor", 1.0)
-        rotated = config.get("rotary_dim") or int(config["head_dim"] * share)
-        found["rope.dimension_count"] = rotated
+        found["rope.dimension_count"] = config.get("rotary_dim") or int(config["head_dim"] * share)
+    if family in _WITH_SIGMOIDS:
         found["expert_gating_func"] = int(gguf.ExpertGatingFuncType.SIGMOID)
-    if config["model_type"] == "glm4_moe":
+    if family in _SHARED:
         behind = config.get("num_nextn_predict_layers", 0)
         found |= {
             "block_count": config["num_hidden_layers"] + behind,
             "nextn_predict_layers": behind,
             "leading_dense_block_count": config["first_k_dense_replace"],
             "expert_shared_count": config["n_shared_experts"],
-            "expert_weights_scale": config["routed_scaling_factor"],
+            "expert_weights_scale": config.get("routed_scaling_factor", 1.0),
             "expert_weights_norm": config["norm_topk_prob"],
+            "expert_group_count": config.get("n_group"),
+            "expert_group_used_count": config.get("topk_group"),
         }
-    return {key: value for key, value in found.items() if value is not None}
+    if family in LATENT and older:
+        found |= {
+            "attention.head_count_kv": config["num_attention_heads"],
+            "attention.key_length": config["qk_nope_head_dim"] + config["qk_rope_head_dim"],
+            "attention.value_length": config["v_head_dim"],
+            "attention.kv_lora_rank": config["kv_lora_rank"],
+            "attention.q_lora_rank": config["q_lora_rank"],
+            "rope.dimension_count": config["qk_rope_head_dim"],
+        }
+    elif family in LATENT:
+        rank, rotated = config["kv_lora_rank"], config["qk_rope_head_dim"]
+        found |= {
+            "attention.head_count_kv": 1,
+            "attention.key_length": rank + rotated,
+            "attention.value_length": rank,
+            "attention.key_length_mla": config["qk_nope_head_dim"] + rotated,
+            "attention.value_length_mla": config["v_head_dim"],
+            "attention.kv_lora_rank": rank,
+            "attention.q_lora_rank": config["q_lora_rank"],
+            "rope.dimension_count": rotated,
+        }
+    if family in RECURRENT:
+        value_heads = config["linear_num_value_heads"]
+        recurs = [kind == "linear_attention" for kind in config["layer_types"]]
+        found |= {
+            "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+            "ssm.state_size": config["linear_key_head_dim"],
+            "ssm.group_count": config["linear_num_key_heads"],
+            "ssm.time_step_rank": value_heads,
+            "ssm.inner_size": config["linear_value_head_dim"] * value_heads,
+            "attention.recurrent_layers": recurs,
+        }
+    if family in _GRANITE:
+        found |= {
+            "expert_shared_feed_forward_length": config.get("shared_intermediate_size"),
+            "embedding_scale": config["embedding_multiplier"],
+            "residual_scale": config["residual_multiplier"],
+            "attention.scale": config["attention_multiplier"],
+            "logit_scale": config["logits_scaling"],
+        }
+    if family == "ernie4_5_moe":
+        found |= {
+            "expert_shared_count": config["moe_num_shared_experts"],
+            "leading_dense_block_count": config["moe_layer_start_index"],
+            "interleave_moe_layer_step": config["moe_layer_interval"],
+        }
+    found["attention.sliding_window"] = config.get("sliding_window")
+    found |= _scaling(config["rope_parameters"])
+    return found
+
+
+def _scaling(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    if parameters.get("rope_type", "default") == "default":
+        return {}
+    found = {
+        "type": parameters["rope_type"],
+        "factor": parameters["factor"],
+        "original_context_length": parameters.get("original_max_position_embeddings"),
+        "yarn_attn_factor": parameters.get("attention_factor"),
+        "yarn_beta_fast": parameters.get("beta_fast"),
+        "yarn_beta_slow": parameters.get("beta_slow"),
+        "yarn_log_multiplier": 0.1 * parameters.get("mscale_all_dim", 0.0) or None,
+    }
+    return {f"rope.scaling.{key}": value for key, value in found.items()}
 
 
 def _write(
@@ -208,11 +404,12 @@ def _write(
             shutil.copy(source / name, target)
     known = gguf.MODEL_ARCH_NAMES[architecture]
     writer = gguf.GGUFWriter(target / "model.gguf", known, split_max_tensors=split)
-    adders = {
+    adders: Any = {
         bool: writer.add_bool,
         int: writer.add_uint32,
         float: writer.add_float32,
         str: writer.add_string,
+        list: writer.add_array,
     }
     for key, value in metadata.items():
         adders[type(value)](f"{known}.{key}", value)

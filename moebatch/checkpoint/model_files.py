@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from moebatch.checkpoint.fingerprint import ModelOwner, checkpoint_fingerprint
-from moebatch.checkpoint.gguf_model import find_gguf, open_gguf
+from moebatch.checkpoint.gguf.model import find_gguf, open_gguf
 from moebatch.checkpoint.index import Checkpoint, Extent, Weight, file_inside, require_model_folder
 from moebatch.checkpoint.record import TORCH_DTYPES, Record, runs_of
 from moebatch.errors import CheckpointError
@@ -156,7 +156,7 @@ class ModelFiles:
         likely = self.shape.expert_format
         found = {role: self.checkpoint.weight(*weight, likely) for role, weight in named.items()}
         for role in found.keys() & self._names.flat:
-            found[role] = replace(found[role], shape=found[role].shape[1:])
+            found[role] = replace(found[role], shape=found[role].shape[-1:])
         return found
 
 
@@ -220,7 +220,7 @@ def _expert_formats(
     Raises CheckpointError for several formats that are not read in the same way."""
     formats: dict[tuple[int, int], tuple[WeightFormat, ...]] = {}
     likely = experts.format
-    known = {likely.name: likely}
+    known, there = {likely.name: likely}, set[str]()
     for layer in shape.moe_layers:
         for expert in range(shape.num_experts):
             if experts.is_stacked and expert:
@@ -230,11 +230,12 @@ def _expert_formats(
             for name, size in experts.named_weights(layer, expert):
                 stored = checkpoint.find_format(name, size, likely)
                 if stored is not None:
+                    there.add(stored.name)
                     likely = known.setdefault(stored.name, stored)
                 of_expert.append(likely)
             formats[layer, expert] = tuple(of_expert)
-    if len(known) > 1 and any(each.is_tiled for each in known.values()):
-        named = "; ".join(sorted(map(str, known.values())))
+    if len(there) > 1 and any(known[name].is_tiled for name in there):
+        named = "; ".join(sorted(str(known[name]) for name in there))
         raise CheckpointError(
             f"{checkpoint.folder}: experts are stored in several formats ({named}); they must "
             "share one, unless all are codes with scales.\n"
@@ -248,11 +249,12 @@ def _exceptions(
     experts: StoredExperts,
     formats: Mapping[tuple[int, int], tuple[WeightFormat, ...]],
 ) -> str:
-    """Which weights of experts are not in the format that most of them have."""
+    """Which weights of experts, of those that are there, are not in the format that most have."""
     stored = {
         name: (layer, size, each)
         for (layer, expert), of_expert in formats.items()
         for (name, size), each in zip(experts.named_weights(layer, expert), of_expert, strict=True)
+        if each.parts(name, size)[0].name in checkpoint.tensors
     }
     (usual, count), *_ = Counter(str(each) for _, _, each in stored.values()).most_common()
     others = {name: found for name, found in stored.items() if str(found[2]) != usual}

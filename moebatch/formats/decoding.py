@@ -35,7 +35,7 @@ def decode(matrix: CodedMatrix, out: Tensor) -> None:
     """Writes the numbers of a matrix into `out` [O, I]."""
     scales = matrix.scales
     if scales is None:
-        decode_ggml(matrix.codes, out, matrix.numbers, num_heads=0)
+        decode_ggml(matrix.codes, out, matrix.numbers)
         return
     num_rows, num_columns = matrix.shape
     zeros_OG = None if matrix.zeros is None else _zeros(matrix)

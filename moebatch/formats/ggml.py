@@ -31,9 +31,6 @@ class GgmlRows(WeightFormat):
     block: int
     """Numbers of a block."""
     block_bytes: int
-    num_heads: int = 0
-    """Of queries or keys whose halves llama.cpp has interleaved, so that those two numbers lie side
-    by side that it rotates by one angle; 0 where rows are in the model's order."""
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -42,8 +39,8 @@ class GgmlRows(WeightFormat):
 
     @property
     def is_coded(self) -> bool:  # type: ignore[override]
-        """Of the types that kernels read, unless rows have to be put back in order."""
-        return block_numbers(self.type) is not None and not self.num_heads
+        """Of the types that kernels read."""
+        return block_numbers(self.type) is not None
 
     def parts(self, name: str, shape: tuple[int, ...]) -> tuple[StoredPart, ...]:
         """The tensor, as bytes where it has blocks."""
@@ -55,7 +52,7 @@ class GgmlRows(WeightFormat):
     def coded(self, parts: Sequence[Tensor], shape: tuple[int, int]) -> CodedMatrix | None:
         """The blocks as they lie, of which rows in files have whole ones."""
         numbers = block_numbers(self.type)
-        if numbers is None or self.num_heads or shape[1] % self.block:
+        if numbers is None or shape[1] % self.block:
             return None
         from moebatch.formats.ggml_decoding import values_of
 
@@ -72,11 +69,7 @@ class GgmlRows(WeightFormat):
         """In float32, as the gguf package does, then rounded."""
         from moebatch.formats.ggml_decoding import decode_ggml
 
-        decode_ggml(parts[0], out, self.type, num_heads=self.num_heads)
-
-    def heights(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Rows that are interleaved are put back all at once."""
-        return () if self.num_heads else (1,)
+        decode_ggml(parts[0], out, self.type)
 
 
 def format_name(type_name: str) -> str:

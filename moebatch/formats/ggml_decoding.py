@@ -19,18 +19,13 @@ _CHUNK_NUMBERS = 2**20
 """Decoded at a time, so that what it takes on the way stays small."""
 
 
-def decode_ggml(stored: Tensor, out: Tensor, type_name: str, *, num_heads: int) -> None:
-    """Writes rows of ggml's blocks, or of plain numbers, into `out` [O, I]; with `num_heads` the
-    rows of each head, which come as [C/2, 2], become [2, C/2]."""
+def decode_ggml(stored: Tensor, out: Tensor, type_name: str) -> None:
+    """Writes rows of ggml's blocks, or of plain numbers, into `out` [O, I]."""
     num_rows, num_columns = out.shape
     step = max(1, _CHUNK_NUMBERS // max(num_columns, 1))
-    decoded = torch.empty_like(out) if num_heads else out
     for start in range(0, num_rows, step):
         rows = stored[start : start + step]
-        decoded[start : start + step] = _numbers(rows, type_name)[:, :num_columns]
-    if num_heads:
-        in_pairs = decoded.view(num_heads, -1, 2, num_columns)
-        out.view(num_heads, 2, -1, num_columns).copy_(in_pairs.transpose(1, 2))
+        out[start : start + step] = _numbers(rows, type_name)[:, :num_columns]
 
 
 def _numbers(rows: Tensor, type_name: str) -> Tensor:

@@ -79,6 +79,11 @@ class Overview(RowCounts):
         return sum(one.run.rows_per_s for one in self.shards if one.run and one.is_alive)
 
     @property
+    def tokens_per_s(self) -> float:
+        """The same of tokens of answers."""
+        return sum(one.run.tokens_per_s for one in self.shards if one.run and one.is_alive)
+
+    @property
     def eta_s(self) -> float | None:
         """Seconds until the last of the runs that go on ends; None if none is, if one of them
         does not know, or if rows are left that none of them answers."""
@@ -110,6 +115,7 @@ class Overview(RowCounts):
             "cut_off": self.num_begun,
             "left": self.num_left,
             "rows_per_s": self.rows_per_s,
+            "tokens_per_s": self.tokens_per_s,
             "eta_s": self.eta_s,
             "next": self.next_command(job_file),
             "shards": [_shard_json(one) for one in self.shards],

@@ -30,12 +30,19 @@ def _progress(job: Overview, job_file: Path) -> Iterator[tuple[str, str]]:
     yield "rows", share_bar(share)
     yield "", _rows(job)
     yield "output", plain(job.output) + ("" if job.has_output else " (not written yet)")
-    if job.rows_per_s:
+    if job.tokens_per_s:
         left = "" if job.eta_s is None else f", {format_duration(job.eta_s)} left"
-        yield "rate", f"{job.rows_per_s * 60:.1f} rows a minute{left}"
+        yield "rate", f"{_rate(job)}{left}"
     following = job.next_command(job_file)
     if following is not None:
         yield "next", whole(following)
+
+
+def _rate(job: Overview) -> str:
+    """In tokens until rows have ended: the longest come first, and many end together."""
+    if job.rows_per_s:
+        return f"{job.rows_per_s * 60:.1f} rows a minute"
+    return f"{job.tokens_per_s:.1f} tok/s"
 
 
 def _rows(job: Overview) -> str:

@@ -127,8 +127,10 @@ def test_what_is_wrong_is_named(
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({"rope.scaling.type": "yarn"}, "positions are scaled ('yarn')"),
-        ({"attention.head_count": 3}, "blk.0.attn_q.weight has 32 rows, which 3 heads do not"),
+        ({"rope.scaling.type": "longrope"}, "positions are scaled ('longrope')"),
+        ({"attention.head_count": 3}, "num_attention_heads (3) must"),
+        ({"attention.head_count": 0}, "llama.attention.head_count is 0, expected a number"),
+        ({"attention.head_count": 8}, "do not match the metadata:"),
         ({"embedding_length": 48}, "do not match the metadata:"),
         ({"expert_used_count": 7}, "num_experts_per_tok (7) is more than num_experts (2)"),
     ],

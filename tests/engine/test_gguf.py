@@ -1,7 +1,7 @@
 """GGUF resident and streamed, against transformers with the decoded weights."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from moebatch.errors import CheckpointError
 from moebatch.layout.footprint import slot_bytes
 from moebatch.layout.scratch import needs_matrix
 from tests.engine.test_engine import policy, requests, run, tokens_of
-from tests.gguf_models import Types, write_gguf
+from tests.gguf_models import LATENT, RECURRENT, Types, write_gguf
 from tests.model.oracle import greedy, load
 from tests.packing.test_pack import packed
 from tests.quantised import decoded_beside
@@ -30,6 +30,32 @@ WIDTHS: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 3,
     },
     "minimax_m2": {"intermediate_size": 256},
+    "gpt_oss": {"intermediate_size": 256, "swiglu_limit": 7.0, "swiglu_alpha": 1.702},
+    "deepseek_v2": {"qk_nope_head_dim": 32, "kv_lora_rank": 64, "moe_intermediate_size": 256},
+    "deepseek_v3": {"q_lora_rank": None, "moe_intermediate_size": 256},
+    "glm4_moe_lite": {"qk_nope_head_dim": 32, "moe_intermediate_size": 256},
+    "dots1": {"moe_intermediate_size": 256, "first_k_dense_replace": 1},
+    "ernie4_5_moe": {"moe_intermediate_size": 256, "moe_norm_min": 1e-12},
+    "granitemoe": {"intermediate_size": 256},
+    "granitemoeshared": {"intermediate_size": 256},
+    "hunyuan_v1_moe": {"intermediate_size": 256},
+    "qwen3_next": {"moe_intermediate_size": 256, "linear_value_head_dim": 64},
+    "qwen3_5_moe_text": {"moe_intermediate_size": 256, "linear_value_head_dim": 64},
+}
+DELTA_LAYERS = {"layer_types": ["linear_attention", "full_attention"]}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 5000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 16.0,
+    "beta_slow": 2.0,
+}
+SCALED: dict[str, dict[str, Any]] = {
+    "gpt_oss": YARN | {"truncate": False},
+    "qwen3_moe": YARN | {"attention_factor": 1.25},
+    "deepseek_v2": YARN | {"mscale": 0.707, "mscale_all_dim": 0.707},
+    "mixtral": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0},
 }
 PLAIN = ("F32", "F16", "BF16")
 TYPES = (*PLAIN, "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
@@ -51,13 +77,24 @@ MIXES: dict[str, Types] = {"released": as_released, "ternary": as_ternary}
 
 @pytest.fixture
 def written(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
-    def write(types: Types | str, family: str = "mixtral", **options: Any) -> Path:
-        sizes = {"hidden_size": 256, "num_hidden_layers": 2} | WIDTHS[family]
-        plain = tiny_checkpoint(family, **sizes)
+    def write(
+        types: Types | str,
+        family: str = "mixtral",
+        config: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> Path:
+        own = DELTA_LAYERS if family in RECURRENT else {}
+        sizes = {"hidden_size": 256, "num_hidden_layers": 2} | WIDTHS[family] | own
+        plain = tiny_checkpoint(family, **sizes | (config or {}))
         kinds = (lambda name: types) if isinstance(types, str) else types
         return write_gguf(plain, tmp_path / "model", kinds, **options)
 
     return write
+
+
+def open_tensors(path: Path) -> Collection[str]:
+    """Names of all."""
+    return open_model(path, "auto").checkpoint.tensors
 
 
 def require_tokens_of_transformers(folder: Path, path: Path, resident: float) -> None:
@@ -75,6 +112,45 @@ def test_tokens_are_those_of_the_decoded_weights(
 ) -> None:
     folder = written(MIXES.get(kind, kind), family)
     require_tokens_of_transformers(folder, folder / "model.gguf", float("K" in kind))
+
+
+@pytest.mark.parametrize("family", SCALED)
+def test_positions_are_scaled_as_in_the_model(family: str, written: Callable[..., Path]) -> None:
+    folder = written("F32", family, {"rope_parameters": SCALED[family]})
+    found = open_model(folder, "auto").config["rope_parameters"]
+    assert {key: found[key] for key in SCALED[family]} == pytest.approx(SCALED[family], abs=1e-6)
+    require_tokens_of_transformers(folder, folder, 0.0)
+
+
+@pytest.mark.parametrize("family", [*LATENT, "qwen3_next"])
+def test_older_files_hold_projections_whole(family: str, written: Callable[..., Path]) -> None:
+    folder = written("Q8_0", family, older=True)
+    whole = "ssm_in.weight" if family in RECURRENT else "attn_kv_b.weight"
+    names = [name.partition(".")[2].partition(".")[2] for name in open_tensors(folder)]
+    assert whole in names and not {"attn_k_b.weight", "attn_gate.weight"} & {*names}
+    require_tokens_of_transformers(folder, folder, 0.0)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
+def test_gates_of_experts_may_lie_above_what_they_gate(
+    family: str, written: Callable[..., Path]
+) -> None:
+    folder = written("Q8_0", family, joined=True)
+    assert "blk.0.ffn_gate_up_exps.weight" in open_tensors(folder)
+    require_tokens_of_transformers(folder, folder, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("num_experts", "groups"), [(256, (8, 4)), (160, (8, 3)), (64, (1, 1)), (384, (1, 1))]
+)
+def test_files_without_groups_are_known_by_their_experts(
+    num_experts: int, groups: tuple[int, int], written: Callable[..., Path]
+) -> None:
+    config = {"n_routed_experts": num_experts, "n_group": 1, "topk_group": 1, "hidden_size": 32}
+    sizes = {"moe_intermediate_size": 4, "num_experts_per_tok": 2}
+    folder = written("F32", "deepseek_v3", config | sizes, left_out=("expert_group_",))
+    found = open_model(folder, "auto").config
+    assert (found["n_group"], found["topk_group"]) == groups
 
 
 def test_formats_differ_from_weight_to_weight(written: Callable[..., Path]) -> None:
@@ -125,6 +201,15 @@ def test_experts_of_the_first_files_of_mixtral_lie_one_by_one(written: Callable[
     folder = written(as_released, apart=True)
     assert not open_model(folder, "auto").experts.is_stacked
     require_tokens_of_transformers(folder, folder, 0.0)
+
+
+def test_what_is_missing_is_not_counted_among_formats(written: Callable[..., Path]) -> None:
+    path = written(lambda name: "F16" if "down" in name else "Q8_0") / "model.gguf"
+    with pytest.raises(CheckpointError, match=r"several formats \(float16; gguf q8_0\)"):
+        open_model(path, "auto")
+    path.write_bytes(path.read_bytes().replace(b"blk.1.ffn_gate_exps", b"blk.9.ffn_gate_exps"))
+    with pytest.raises(CheckpointError, match="3 of 5 weights of experts are gguf q8_0, 2 in"):
+        open_model(path, "auto")
 
 
 def test_gguf_is_not_packed(written: Callable[..., Path], tmp_path: Path) -> None:

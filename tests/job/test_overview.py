@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -101,6 +102,19 @@ def test_rows_are_those_of_the_journal_not_of_the_last_word(
     (one,) = seen(job).shards
     assert (one.num_rows, one.num_done, one.num_failed) == (20, 20, 0)
     assert said(job, capsys).splitlines()[-1].split()[:5] == ["1/1", "running", "20", "0", "20"]
+
+
+def test_time_left_is_said_before_any_row_has_ended(
+    job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(job)
+    results = RunFolder(job.parent / "out.jsonl").path
+    for journal in (path for path in results.iterdir() if "journal" in path.name):
+        shutil.rmtree(journal) if journal.is_dir() else journal.unlink()
+    rewrite(job, state="running", rows_per_s=0.0, tokens_per_s=12.34, eta_s=4030.0)
+    assert said(job, capsys).splitlines()[3].split(None, 1) == ["rate", "12.3 tok/s, 1h07m left"]
+    rewrite(job, rows_per_s=0.5)
+    assert "rate  30.0 rows a minute, 1h07m left" in said(job, capsys)
 
 
 def test_shards_that_never_began_are_listed_and_what_to_do_is_said(

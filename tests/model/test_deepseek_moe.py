@@ -8,6 +8,8 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 
 from tests import tiny
+from tests.engine.test_engine import policy, requests, run, tokens_of
+from tests.gguf_models import write_gguf
 from tests.model import oracle
 from tests.model.driver import Driver
 from tests.model.test_oracle import assert_same
@@ -55,3 +57,8 @@ def test_greedy_tokens_are_those_of_transformers(tmp_path: Path) -> None:
     model = oracle.load(like)
     for seq in Driver(folder).generate(oracle.prompts(), 8, slice_tokens=7, stagger=2):
         assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
+
+    rows = requests((1, 33, 7))
+    expected = [tuple(oracle.greedy(model, row.prompt_tokens, 5)[0]) for row in rows]
+    in_gguf = write_gguf(folder, tmp_path / "gguf", lambda name: "F32")
+    assert tokens_of(run(in_gguf, policy(), rows, dtype="float32")) == expected

@@ -59,7 +59,7 @@ class TensorNames:
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Roles of weights that hold those of other roles, one below the other."""
     flat: Collection[str] = ()
-    """Roles of vectors that lie in files as matrices of one row."""
+    """Roles of vectors that lie in files as matrices of one row, but for GGUF."""
 
     @property
     def apart(self) -> Mapping[str, str]:
@@ -87,12 +87,13 @@ class TensorNames:
 
     def _named(self, sizes: Sizes, names: Container[str], place: Mapping[str, object]) -> Named:
         sizes = dict(sizes)
+        is_own = not _is_gguf(names)
         for whole, parts in self.joined.items():
-            if parts[0] in sizes and not _is_gguf(names):
+            if parts[0] in sizes and is_own:
                 of_parts = [sizes.pop(part) for part in parts]
                 height = sum(size[0] for size in of_parts)
                 sizes[whole] = (height, *of_parts[0][1:])
-        for role in sizes.keys() & self.flat:
+        for role in sizes.keys() & self.flat if is_own else ():
             sizes[role] = (1, *sizes[role])
         return {role: (self._name(role, names, place), size) for role, size in sizes.items()}
 
@@ -205,15 +206,33 @@ _IN_GGUF_LAYERS = {
     "input_norm": ("attn_norm.weight",),
     "mlp_norm": ("ffn_norm.weight", "post_attention_norm.weight"),
     **{role: (f"attn_{role}.weight",) for role in "qkv"},
+    "gated_q": ("attn_q.weight",),
     "o": ("attn_output.weight",),
     **{f"{role}_bias": (f"attn_{role}.bias",) for role in "qkv"},
     "o_bias": ("attn_output.bias",),
-    **{f"{role}_norm": (f"attn_{role}_norm.weight",) for role in "qk"},
+    **{f"{role}_norm": (f"attn_{role}_norm.weight",) for role in ("q", "k", "q_a", "kv_a")},
+    "q_a": ("attn_q_a.weight",),
+    "q_b": ("attn_q_b.weight",),
+    "kv_a": ("attn_kv_a_mqa.weight",),
+    "kv_b": ("attn_kv_b.weight",),
+    "sink_scores": ("attn_sinks.weight",),
     "router": ("ffn_gate_inp.weight",),
+    "router_bias": ("ffn_gate_inp.bias",),
     "router_correction": ("exp_probs_b.bias",),
     **{f"mlp_{role}": (f"ffn_{role}.weight",) for role in ("gate", "up", "down")},
     **{f"shared_{role}": (f"ffn_{role}_shexp.weight",) for role in ("gate", "up", "down")},
     "shared_mix": ("ffn_gate_inp_shexp.weight",),
+    "delta_qkvz": ("ssm_in.weight",),
+    "delta_qkv": ("attn_qkv.weight",),
+    "delta_z": ("attn_gate.weight",),
+    "delta_ba": ("ssm_ba.weight",),
+    "delta_b": ("ssm_beta.weight",),
+    "delta_a": ("ssm_alpha.weight",),
+    "delta_conv": ("ssm_conv1d.weight",),
+    "delta_decay": ("ssm_a",),
+    "delta_step": ("ssm_dt.bias",),
+    "delta_norm": ("ssm_norm.weight",),
+    "delta_o": ("ssm_out.weight",),
 }
 _GGUF_ROLES = {
     "embedding": (_GGUF_EMBEDDING,),
@@ -224,20 +243,30 @@ _GGUF_ROLES = {
     },
 }
 """Names in GGUF files, which all families share."""
-_GGUF_EXPERTS = tuple(
-    ExpertLayout(
-        weights={
-            f"{_GGUF_LAYER}ffn_{role}{end}.weight": (role,) for role in ("gate", "up", "down")
-        },
+
+
+def _gguf_experts(end: str, *, is_stacked: bool, **joined: tuple[str, ...]) -> ExpertLayout:
+    """Matrices, and their biases, by what stands for them in names; `joined` are several."""
+    roles = joined or {role: (role,) for role in ("gate", "up")}
+    named = {
+        f"{_GGUF_LAYER}ffn_{name}{end}": each for name, each in {**roles, "down": ("down",)}.items()
+    }
+    return ExpertLayout(
+        weights={f"{name}.weight": each for name, each in named.items()},
         biases={
-            f"{_GGUF_LAYER}ffn_{role}{end}.bias": (f"{role}_bias",)
-            for role in ("gate", "up", "down")
+            f"{name}.bias": tuple(f"{role}_bias" for role in each) for name, each in named.items()
         },
         is_stacked=is_stacked,
     )
-    for end, is_stacked in (("_exps", True), (".{expert}", False))
+
+
+_GGUF_EXPERTS = (
+    _gguf_experts("_exps", is_stacked=True),
+    _gguf_experts("_exps", is_stacked=True, gate_up=("gate", "up")),
+    _gguf_experts(".{expert}", is_stacked=False),
 )
-"""Three tensors for all experts of a layer, or for each as in the first files of Mixtral."""
+"""Three tensors for all experts of a layer, or two; or three for each expert, as in the first files
+of Mixtral."""
 
 
 def _is_gguf(names: Container[str]) -> bool:

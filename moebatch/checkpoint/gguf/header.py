@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+import numpy as np
 
 from moebatch.checkpoint.header import MAX_HEADER_BYTES, MAX_TENSORS, TensorEntry
 from moebatch.errors import CheckpointError
@@ -32,6 +34,8 @@ _SCALARS = {
     12: "<d",
 }
 _TEXT, _LIST = 8, 9
+_FLOAT32 = 6
+"""A number of few digits, as a configuration has it: 1e-06 and not 9.99999997e-07."""
 _MOST_KEPT = 2**16
 """Longest list that is kept, by layer for one; vocabularies are longer, and left aside."""
 _MOST_KEYS = 2**16
@@ -91,10 +95,10 @@ class _Bytes:
     def value(self, kind: int) -> Value | None:
         """None for what is not kept."""
         if kind in _SCALARS:
-            value: Value = struct.unpack(
-                _SCALARS[kind], self.take(struct.calcsize(_SCALARS[kind]))
-            )[0]
-            return value
+            value: Any = struct.unpack(_SCALARS[kind], self.take(struct.calcsize(_SCALARS[kind])))[
+                0
+            ]
+            return float(str(np.float32(value))) if kind == _FLOAT32 else value
         if kind == _TEXT:
             return self.text()
         if kind != _LIST:

@@ -1,0 +1,1 @@
+"""Models in GGUF: headers, and what they stand for."""

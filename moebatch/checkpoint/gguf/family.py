@@ -1,0 +1,193 @@
+"""What a family that llama.cpp knows says of its metadata in GGUF: how they become a configuration
+as transformers has it, and which weights the converter has rearranged."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from moebatch.checkpoint.gguf.header import Value
+from moebatch.errors import CheckpointError
+from moebatch.formats.ggml_rearranged import Arrangement
+from moebatch.quoting import shown
+
+Arranged = Mapping[str, tuple[tuple[str, ...], Arrangement]]
+"""By the name of a weight, without that of its layer: the tensors that hold it, and what has been
+done to them."""
+_USUAL_SIZES = {
+    "num_hidden_layers": "block_count",
+    "hidden_size": "embedding_length",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "max_position_embeddings": "context_length",
+    "num_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "clip_qkv": "attention.clamp_kqv",
+}
+"""Keys of transformers and of GGUF, behind the architecture's name."""
+_YARN = {
+    "factor": "factor",
+    "original_max_position_embeddings": "original_context_length",
+    "attention_factor": "yarn_attn_factor",
+    "beta_fast": "yarn_beta_fast",
+    "beta_slow": "yarn_beta_slow",
+}
+"""The same of scaled positions, behind ``rope.scaling``."""
+_SOFTMAX, _SIGMOID = 1, 2
+"""How gates score, in GGUF's numbers."""
+_CORRECTION = "exp_probs_b.bias"
+
+
+class GgufMetadata:
+    """What a model says of itself."""
+
+    def __init__(
+        self, where: Path, metadata: Mapping[str, Value], tensors: Collection[str]
+    ) -> None:
+        """`tensors` are the names of all it holds."""
+        self.where, self._metadata, self._tensors = where, metadata, tensors
+        self.architecture = metadata.get("general.architecture")
+
+    def get(self, key: str) -> Value | None:
+        """Of a key behind the architecture's name."""
+        return self._metadata.get(f"{self.architecture}.{key}")
+
+    def count(self, key: str, usual: int | None = None) -> int:
+        """A whole number of at least 1. Raises CheckpointError."""
+        value = self.get(key)
+        value = usual if value is None else value
+        if type(value) is not int or value < 1:
+            raise self.fault(
+                f"{self.architecture}.{key} is {shown(value)}, expected a number of at least 1"
+            )
+        return value
+
+    @property
+    def num_layers(self) -> Value | None:
+        """Without those behind the last one, which guess further tokens ahead."""
+        count, behind = self.get("block_count"), self.get("nextn_predict_layers")
+        return count - behind if type(count) is int and type(behind) is int else count
+
+    @property
+    def has_sigmoids(self) -> bool:
+        """Gates score by sigmoids; older files show it by what corrects them."""
+        scores = self.get("expert_gating_func") or (_SIGMOID if self.has(_CORRECTION) else None)
+        return scores == _SIGMOID
+
+    def has(self, tensor: str) -> bool:
+        """Whether any layer has it."""
+        return any(name.endswith(f".{tensor}") for name in self._tensors)
+
+    def fault(self, why: str) -> CheckpointError:
+        """To be raised."""
+        return CheckpointError(f"{self.where}: {why}")
+
+
+def _no_keys(said: GgufMetadata) -> dict[str, Any]:
+    return {}
+
+
+def _nothing_arranged(said: GgufMetadata) -> Arranged:
+    return {}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GgufFamily:
+    """How a family that llama.cpp knows is configured in transformers."""
+
+    model_type: str
+    architecture: str
+    width: str = "moe_intermediate_size"
+    """Key of the width of an expert."""
+    sizes: Mapping[str, str] = field(default_factory=dict)
+    """Keys of transformers and of GGUF, beside the usual ones; what a file leaves out is as usual
+    in the family."""
+    flags: Mapping[str, str] = field(default_factory=dict)
+    """Keys of transformers that are true where a layer has a tensor."""
+    entries: Mapping[str, Any] = field(default_factory=dict)
+    """What llama.cpp takes for granted."""
+    keys: Callable[[GgufMetadata], dict[str, Any]] = _no_keys
+    """Keys of transformers that take more than one of GGUF."""
+    positions: Mapping[str, Any] = field(default_factory=dict)
+    """What llama.cpp takes for granted of scaled positions."""
+    arranged: Callable[[GgufMetadata], Arranged] = _nothing_arranged
+    """Weights that are not as the model has them."""
+    has_sigmoids: bool = False
+    """Gates score by sigmoids, and not by a softmax."""
+
+    def config(self, said: GgufMetadata, vocab_size: int, *, is_tied: bool) -> dict[str, Any]:
+        """As ``config.json`` would have it. Raises CheckpointError for what is not read."""
+        if not said.get("expert_count"):
+            raise said.fault("no layer has experts; Mixture-of-Experts models are run")
+        self._require_scores(said)
+        width = said.get("expert_feed_forward_length") or said.get("feed_forward_length")
+        own = ((key, said.get(name)) for key, name in self.sizes.items())
+        return {
+            **{key: said.get(name) for key, name in _USUAL_SIZES.items()},
+            **{key: value for key, value in own if value is not None},
+            **{key: said.has(name) for key, name in self.flags.items()},
+            "num_hidden_layers": said.num_layers,
+            "architectures": [self.architecture],
+            "model_type": self.model_type,
+            "dtype": "bfloat16",
+            "hidden_act": "silu",
+            "vocab_size": vocab_size,
+            "tie_word_embeddings": is_tied,
+            "intermediate_size": said.get("feed_forward_length") or width,
+            self.width: width,
+            "shared_expert_intermediate_size": said.get("expert_shared_feed_forward_length")
+            or width,
+            "rope_parameters": {
+                "rope_theta": said.get("rope.freq_base") or 10000.0,
+                **self._scaled_positions(said),
+                **_rotated_share(said),
+            },
+            **self.entries,
+            **self.keys(said),
+        }
+
+    def _scaled_positions(self, said: GgufMetadata) -> dict[str, Any]:
+        """YaRN (Peng et al. 2023), or all positions closer together."""
+        kind = said.get("rope.scaling.type")
+        if kind in (None, "none"):
+            return {"rope_type": "default"}
+        if kind not in ("yarn", "linear"):
+            raise said.fault(
+                f"positions are scaled ({shown(kind)}), which is not read from GGUF; use the "
+                "model's safetensors files"
+            )
+        found = {key: said.get(f"rope.scaling.{name}") for key, name in _YARN.items()}
+        given = {key: value for key, value in found.items() if value is not None}
+        return {"rope_type": kind, **given, **self.positions, **_strength(said)}
+
+    def _require_scores(self, said: GgufMetadata) -> None:
+        """Raises CheckpointError where gates score otherwise than those of the family do."""
+        usual = _SIGMOID if self.has_sigmoids else _SOFTMAX
+        found = said.get("expert_gating_func")
+        if found not in (None, 0, usual):
+            raise said.fault(
+                f"gates score in way {shown(found)} of GGUF (expert_gating_func), those of "
+                f"{said.architecture} do in way {usual}; use the model's safetensors files"
+            )
+
+
+def _rotated_share(said: GgufMetadata) -> dict[str, float]:
+    """Where only a part of a head rotates; latents have a head of their own for it."""
+    if said.get("attention.kv_lora_rank"):
+        return {}
+    rotated, head_dim = said.get("rope.dimension_count"), said.get("attention.key_length")
+    if type(rotated) is not int or type(head_dim) is not int or not 0 < rotated < head_dim:
+        return {}
+    return {"partial_rotary_factor": rotated / head_dim}
+
+
+def _strength(said: GgufMetadata) -> dict[str, float]:
+    """DeepSeek's ``mscale_all_dim``, of which files have a tenth; ``mscale``, which they leave out,
+    is the same in all released models."""
+    tenth = said.get("rope.scaling.yarn_log_multiplier")
+    if not isinstance(tenth, float):
+        return {}
+    strength = round(10 * tenth, 6)
+    return {"mscale": strength, "mscale_all_dim": strength}

@@ -1,0 +1,120 @@
+"""A model in GGUF, one file or several, as a checkpoint and the configuration it stands for."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from moebatch.checkpoint.gguf.families import family_of
+from moebatch.checkpoint.gguf.family import Arranged, GgufMetadata
+from moebatch.checkpoint.gguf.header import read_gguf_header
+from moebatch.checkpoint.header import TensorEntry
+from moebatch.checkpoint.index import INDEX_NAME, SINGLE_NAME, Checkpoint, file_inside
+from moebatch.errors import CheckpointError
+from moebatch.formats.ggml import GgmlRows
+from moebatch.formats.ggml_rearranged import Rearranged
+from moebatch.formats.weight_format import WeightFormat
+from moebatch.quoting import shown
+
+_SUFFIX = ".gguf"
+_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+_MOST_SHARDS = 1000
+_EMBEDDING = "token_embd.weight"
+_LAYER = re.compile(r"(?:blk\.\d+\.)?")
+
+
+def find_gguf(path: Path) -> tuple[str, ...]:
+    """Names of the files of the model that `path`, a GGUF file or a model folder, holds in that
+    format; none where it is another one. Raises CheckpointError."""
+    if path.suffix == _SUFFIX:
+        return _with_shards(path.parent, path.name)
+    if any((path / name).exists() for name in (INDEX_NAME, SINGLE_NAME)):
+        return ()
+    names = sorted(each.name for each in path.glob(f"*{_SUFFIX}"))
+    first = [name for name in names if not (match := _SHARD.fullmatch(name)) or int(match[2]) == 1]
+    if len(first) > 1:
+        several = ", ".join(map(shown, first[:4]))
+        raise CheckpointError(f"{path}: holds several models ({several}); name the file of one")
+    return _with_shards(path, (first or names)[0]) if names else ()
+
+
+def open_gguf(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], Checkpoint]:
+    """The configuration as ``config.json`` would have it, and the tensors.
+
+    Raises CheckpointError for damaged files and for models that are not read.
+    """
+    files = {name: file_inside(folder, name) for name in names}
+    headers = [read_gguf_header(path) for path in files.values()]
+    tensors: dict[str, tuple[Path, TensorEntry]] = {}
+    formats: dict[str, WeightFormat] = {}
+    for (file, path), header in zip(files.items(), headers, strict=True):
+        twice = tensors.keys() & header.tensors.keys()
+        if twice:
+            fault = f"tensor {shown(min(twice))} is in another file as well"
+            raise CheckpointError(f"{folder / file}: {fault}")
+        tensors |= {name: (path, _with_rows(name, each)) for name, each in header.tensors.items()}
+        formats |= header.formats
+    said = GgufMetadata(folder / names[0], headers[0].metadata, tensors)
+    family = family_of(said)
+    if _EMBEDDING not in tensors:
+        raise said.fault(f"tensor {_EMBEDDING} is missing")
+    _, vocabulary = tensors[_EMBEDDING]
+    config = family.config(said, vocabulary.shape[0], is_tied="output.weight" not in tensors)
+    arranged = _rearranged(family.arranged(said), tensors, formats)
+    checkpoint = Checkpoint(
+        folder=folder, tensors=tensors, files=files, formats=formats | arranged, is_gguf=True
+    )
+    return config, checkpoint
+
+
+def _with_shards(folder: Path, name: str) -> tuple[str, ...]:
+    match = _SHARD.fullmatch(name)
+    if match is None:
+        return (name,)
+    count = int(match[3])
+    if not 0 < count <= _MOST_SHARDS:
+        raise CheckpointError(
+            f"{folder}: {shown(name)} is of {count} files, at most {_MOST_SHARDS}"
+        )
+    numbers = range(1, count + 1)
+    return tuple(f"{match[1]}-{number:05}-of-{count:05}{_SUFFIX}" for number in numbers)
+
+
+def _with_rows(name: str, entry: TensorEntry) -> TensorEntry:
+    """The gate of a shared expert is a matrix of one row, which GGUF keeps as a vector, and what
+    corrects a router a vector, which it may keep as a matrix."""
+    if name.endswith("ffn_gate_inp_shexp.weight") and len(entry.shape) == 1:
+        return replace(entry, shape=(1, *entry.shape))
+    if name.endswith("exp_probs_b.bias") and entry.shape[0] == 1:
+        return replace(entry, shape=entry.shape[1:] or entry.shape)
+    return entry
+
+
+def _rearranged(
+    arranged: Arranged,
+    tensors: Mapping[str, tuple[Path, TensorEntry]],
+    formats: Mapping[str, WeightFormat],
+) -> dict[str, WeightFormat]:
+    """Formats of weights, in any layer or in none, that are not as the model has them."""
+    found: dict[str, WeightFormat] = {}
+    for place in {_LAYER.match(name)[0] for name in tensors}:  # type: ignore[index]
+        for weight, (names, arrangement) in arranged.items():
+            stored = [place + name for name in names]
+            is_whole = weight not in names and place + weight in tensors
+            if is_whole or not all(name in tensors for name in stored):
+                continue
+            rows = tuple((name, _rows_of(name, tensors, formats)) for name in stored)
+            found[place + weight] = Rearranged(stored=rows, arrangement=arrangement)
+    return found
+
+
+def _rows_of(
+    name: str,
+    tensors: Mapping[str, tuple[Path, TensorEntry]],
+    formats: Mapping[str, WeightFormat],
+) -> GgmlRows:
+    """Numbers have no format of their own."""
+    stored = formats.get(name, GgmlRows(type=tensors[name][1].dtype, block=1, block_bytes=0))
+    assert isinstance(stored, GgmlRows)
+    return stored
