@@ -34,6 +34,7 @@ ARCHITECTURES = {
     "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE,
     "granitemoeshared": gguf.MODEL_ARCH.GRANITE_MOE,
     "hunyuan_v1_moe": gguf.MODEL_ARCH.HUNYUAN_MOE,
+    "gemma4_text": gguf.MODEL_ARCH.GEMMA4,
 }
 LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 RECURRENT = ("qwen3_next", "qwen3_5_moe_text")
@@ -54,7 +55,7 @@ _HALVES = {
 """Where blocks that gguf cannot make have float16: of codes, and of what is taken off. IQ1_M has
 its in four parts, above other bits."""
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-_NUM_CHOSEN = ("moe_topk", "moe_k", "num_experts_per_tok")
+_NUM_CHOSEN = ("moe_topk", "top_k_experts", "moe_k", "num_experts_per_tok")
 Types = Callable[[str], str]
 """Of a tensor by its name in GGUF."""
 
@@ -105,7 +106,7 @@ def write_gguf(
     sizes = [each.numel() for each in tensors.values()]
     decoded = {
         name: numbers.view(each.shape)
-        for (name, each), numbers in zip(tensors.items(), flat.split(sizes), strict=True)
+        for (name, each), numbers in zip(tensors.items(), torch.split(flat, sizes), strict=True)
     }
     said = {
         key: value
@@ -229,6 +230,8 @@ def _parts(name: str, weight: Tensor, config: Mapping[str, Any]) -> list[tuple[s
             (f"{stem.replace('gate_up', role)}.{kind}", by_row[:, place::2])
             for place, role in enumerate(("gate", "up"))
         ]
+    if family == "gemma4_text" and ("router." in name or "experts" in name or "scalar" in name):
+        return [(_of_gemma(name), weight)]
     if family in LATENT and "kv_b_proj" in name:
         heads, key = config["num_attention_heads"], config["qk_nope_head_dim"]
         by_head = weight.view(heads, -1, weight.shape[-1])
@@ -237,6 +240,19 @@ def _parts(name: str, weight: Tensor, config: Mapping[str, Any]) -> list[tuple[s
             (name.replace("kv_b", "v_b"), by_head[:, key:]),
         ]
     return _of_recurrence(name, weight, config) if "linear_attn" in name else [(name, weight)]
+
+
+def _of_gemma(name: str) -> str:
+    layer = f"blk.{name.split('.')[2]}"
+    ends = {
+        "router.proj.weight": "ffn_gate_inp.weight",
+        "router.scale": "ffn_gate_inp.scale",
+        "router.per_expert_scale": "ffn_down_exps.scale",
+        "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+        "experts.down_proj": "ffn_down_exps.weight",
+        "layer_scalar": "layer_output_scale.weight",
+    }
+    return next(f"{layer}.{theirs}" for end, theirs in ends.items() if name.endswith(end))
 
 
 def _of_recurrence(
@@ -248,7 +264,7 @@ def _of_recurrence(
     shared = value_heads // key_heads
     if "in_proj_qkvz" in name:
         by_head = weight.view(key_heads, -1, weight.shape[1])
-        parts = torch.split(by_head, (key, key, shared * value, shared * value), dim=1)
+        parts = torch.split(by_head, [key, key, shared * value, shared * value], dim=1)
         flat = [part.reshape(-1, weight.shape[1]) for part in parts]
         return [
             (name.replace("qkvz", "qkv"), torch.cat(flat[:3])),
@@ -300,7 +316,7 @@ def _metadata(config: Mapping[str, Any], *, older: bool) -> dict[str, Any]:
         "attention.key_length": config.get("head_dim"),
         "attention.value_length": config.get("head_dim"),
         "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
-        "rope.freq_base": config["rope_parameters"]["rope_theta"],
+        "rope.freq_base": config["rope_parameters"].get("rope_theta"),
         "expert_count": next(config[key] for key in _NUM_EXPERTS if key in config),
         "expert_used_count": next(config[key] for key in _NUM_CHOSEN if key in config),
         "expert_feed_forward_length": config.get("moe_intermediate_size"),
@@ -369,6 +385,22 @@ def _metadata(config: Mapping[str, Any], *, older: bool) -> dict[str, Any]:
             "expert_shared_count": config["moe_num_shared_experts"],
             "leading_dense_block_count": config["moe_layer_start_index"],
             "interleave_moe_layer_step": config["moe_layer_interval"],
+        }
+    if family == "gemma4_text":
+        slides = [kind == "sliding_attention" for kind in config["layer_types"]]
+        full = next(iter(config["per_layer_config"].values()))
+        heads = (full["num_key_value_heads"], config["num_key_value_heads"])
+        rotary = config["rope_parameters"]
+        found |= {
+            "attention.sliding_window_pattern": slides,
+            "attention.head_count_kv": [heads[each] for each in slides],
+            "attention.key_length": full["head_dim"],
+            "attention.key_length_swa": config["head_dim"],
+            "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
+            "attention.shared_kv_layers": config["num_kv_shared_layers"],
+            "final_logit_softcapping": config["final_logit_softcapping"],
+            "rope.freq_base": rotary["full_attention"]["rope_theta"],
+            "rope.freq_base_swa": rotary["sliding_attention"]["rope_theta"],
         }
     found["attention.sliding_window"] = config.get("sliding_window")
     found |= _scaling(config["rope_parameters"])

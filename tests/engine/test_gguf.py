@@ -39,6 +39,10 @@ WIDTHS: dict[str, dict[str, Any]] = {
     "granitemoe": {"intermediate_size": 256},
     "granitemoeshared": {"intermediate_size": 256},
     "hunyuan_v1_moe": {"intermediate_size": 256},
+    "gemma4_text": {
+        "moe_intermediate_size": 256,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
     "qwen3_next": {"moe_intermediate_size": 256, "linear_value_head_dim": 64},
     "qwen3_5_moe_text": {"moe_intermediate_size": 256, "linear_value_head_dim": 64},
 }

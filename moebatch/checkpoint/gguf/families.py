@@ -128,6 +128,38 @@ def _qwen3_5(said: GgufMetadata) -> Arranged:
     return {**_from_zero(said), **_recurrence(said, by_turns=True)}
 
 
+def _gemma(said: GgufMetadata) -> dict[str, Any]:
+    """Layers that slide and layers that do not have heads of their own. The share of a head that
+    rotates in the latter is not in files; it is that of all released models."""
+    slides, heads = (
+        said.get("attention.sliding_window_pattern"),
+        said.get("attention.head_count_kv"),
+    )
+    if not isinstance(slides, list):
+        raise said.fault(f"{said.architecture}.attention.sliding_window_pattern is missing")
+    by_layer = heads if isinstance(heads, list) else [heads] * len(slides)
+    of_kind = {bool(kind): count for kind, count in zip(slides, by_layer, strict=False)}
+    full, sliding = ("full_attention", "sliding_attention")
+    return {
+        "layer_types": [sliding if each else full for each in slides],
+        "num_key_value_heads": of_kind.get(True),
+        "num_global_key_value_heads": of_kind.get(False),
+        "attention_k_eq_v": said.num_with("attn_v.weight") < said.num_with("attn_k.weight"),
+        "global_head_dim": said.get("attention.key_length"),
+        "head_dim": said.get("attention.key_length_swa"),
+        "hidden_size_per_layer_input": said.get("embedding_length_per_layer_input") or 0,
+        "num_kv_shared_layers": said.get("attention.shared_kv_layers") or 0,
+        "rope_parameters": {
+            sliding: {"rope_type": "default", "rope_theta": said.get("rope.freq_base_swa") or 1e4},
+            full: {
+                "rope_type": "proportional",
+                "rope_theta": said.get("rope.freq_base") or 1e6,
+                "partial_rotary_factor": 0.25,
+            },
+        },
+    }
+
+
 _SHARED_SIZES = {
     "n_routed_experts": "expert_count",
     "n_shared_experts": "expert_shared_count",
@@ -236,6 +268,17 @@ _FAMILIES = {
         architecture="HunYuanMoEV1ForCausalLM",
         width="intermediate_size",
         sizes={"moe_topk": "expert_used_count"},
+    ),
+    "gemma4": GgufFamily(
+        model_type="gemma4_text",
+        architecture="Gemma4ForCausalLM",
+        sizes={
+            "top_k_experts": "expert_used_count",
+            "sliding_window": "attention.sliding_window",
+            "final_logit_softcapping": "final_logit_softcapping",
+        },
+        entries={"hidden_activation": "gelu_pytorch_tanh", "enable_moe_block": True},
+        keys=_gemma,
     ),
     "qwen3next": GgufFamily(
         model_type="qwen3_next",

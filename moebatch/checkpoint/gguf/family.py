@@ -78,7 +78,11 @@ class GgufMetadata:
 
     def has(self, tensor: str) -> bool:
         """Whether any layer has it."""
-        return any(name.endswith(f".{tensor}") for name in self._tensors)
+        return self.num_with(tensor) > 0
+
+    def num_with(self, tensor: str) -> int:
+        """How many layers have it."""
+        return sum(name.endswith(f".{tensor}") for name in self._tensors)
 
     def fault(self, why: str) -> CheckpointError:
         """To be raised."""

@@ -26,6 +26,19 @@ _NORMS = {
     "mlp_out_norm": "post_feedforward_layernorm",
 }
 
+_IN_GGUF = {
+    "attention_out_norm": "post_attention_norm.weight",
+    "mlp_norm": "pre_ffw_norm_2.weight",
+    "shared_norm": "ffn_norm.weight",
+    "experts_out_norm": "post_ffw_norm_2.weight",
+    "shared_out_norm": "post_ffw_norm_1.weight",
+    "mlp_out_norm": "post_ffw_norm.weight",
+    **{f"shared_{role}": f"ffn_{role}.weight" for role in ("gate", "up", "down")},
+    "router_norm": "ffn_gate_inp.scale",
+    "router_expert_weights": "ffn_down_exps.scale",
+    "layer_scale": "layer_output_scale.weight",
+}
+
 
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     """What files call the MLP of a layer is a shared expert with norms of its own."""
@@ -172,6 +185,7 @@ GEMMA4_TEXT = FamilySpec(
             "layer_scale": (LAYER + "layer_scalar",),
         },
         experts=(stacked_experts("experts."),),
+        in_gguf=_IN_GGUF,
     ).also_under({"model": "model.language_model"}),
     rotary_type="mixtral",
 )

@@ -145,10 +145,10 @@ class StoredExperts:
         cls, shape: ModelShape, layouts: Sequence[ExpertLayout], find: Find, look: Look
     ) -> StoredExperts:
         """The layout and format that the first expert is found in, of several with the same names
-        that whose sizes fit; where there is none, the first layout, in which it is then missed.
+        that whose sizes fit; where there is none, the one of which least is missed.
 
         Of formats that differ in what a small weight leaves open, it is that which fits most."""
-        named: list[StoredExperts] = []
+        named: list[tuple[int, StoredExperts]] = []
         for layout in layouts:
             experts = cls.of(shape, shape.expert_format, layout)
             first = shape.moe_layers[0]
@@ -159,10 +159,11 @@ class StoredExperts:
                 best = max(stored, key=lambda each: _num_fitting(each, weights, look))
                 biases = (find(*bias, None) for bias in experts.named_biases(first, 0))
                 plain = next((each for each in biases if each), experts.bias_format)
-                named.append(replace(cls.of(shape, best, layout), bias_format=plain))
+                experts = replace(cls.of(shape, best, layout), bias_format=plain)
                 if _num_fitting(best, weights, look) == len(weights):
-                    return named[-1]
-        return named[0] if named else cls.of(shape, shape.expert_format, layouts[0])
+                    return experts
+            named.append((len(weights) - len(stored), experts))
+        return min(named, key=lambda each: each[0])[1]
 
     def with_formats(
         self, formats: Mapping[tuple[int, int], tuple[WeightFormat, ...]]

@@ -60,6 +60,8 @@ class TensorNames:
     """Roles of weights that hold those of other roles, one below the other."""
     flat: Collection[str] = ()
     """Roles of vectors that lie in files as matrices of one row, but for GGUF."""
+    in_gguf: Mapping[str, str] = field(default_factory=dict)
+    """Names in GGUF that are not those of other families, behind that of the layer."""
 
     @property
     def apart(self) -> Mapping[str, str]:
@@ -123,7 +125,12 @@ class TensorNames:
         return _GGUF_EXPERTS if _is_gguf(names) else self.experts
 
     def _name(self, role: str, names: Container[str], place: Mapping[str, object]) -> str:
-        templates = _GGUF_ROLES[role] if _is_gguf(names) else self.roles[role]
+        if not _is_gguf(names):
+            templates = self.roles[role]
+        elif role in self.in_gguf:
+            templates = (_GGUF_LAYER + self.in_gguf[role],)
+        else:
+            templates = _GGUF_ROLES[role]
         candidates = [template.format(**place) for template in templates]
         there = (name for name in candidates if any(each in names for each in _stored_as(name)))
         return next(there, candidates[0])
@@ -242,7 +249,7 @@ _GGUF_ROLES = {
         role: tuple(_GGUF_LAYER + name for name in names) for role, names in _IN_GGUF_LAYERS.items()
     },
 }
-"""Names in GGUF files, which all families share."""
+"""Names in GGUF files, which most families share."""
 
 
 def _gguf_experts(end: str, *, is_stacked: bool, **joined: tuple[str, ...]) -> ExpertLayout:
