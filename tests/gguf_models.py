@@ -71,6 +71,7 @@ def write_gguf(
     older: bool = False,
     metadata: Mapping[str, Any] = MappingProxyType({}),
     left_out: Sequence[str] = (),
+    factors: bool = False,
 ) -> Path:
     """Makes the folder `target` of the plain one, which holds ``model.gguf`` and a tokenizer, and
     beside it ``TARGET-decoded``, a plain one of the weights that it stands for.
@@ -79,7 +80,8 @@ def write_gguf(
     a file has so many tensors; with `apart` each expert has its own, as in the first files of
     Mixtral; with `joined` gates lie above what they gate; `older` converters left projections
     whole. `metadata` are numbers and texts beside the usual ones, or in their place, and those
-    that begin with one of `left_out` are.
+    that begin with one of `left_out` are not written. With `factors` positions are scaled by a
+    tensor, as Gemma 4's always are.
     """
     config = json.loads((source / "config.json").read_text())
     architecture = ARCHITECTURES[config["model_type"]]
@@ -108,6 +110,8 @@ def write_gguf(
         name: numbers.view(each.shape)
         for (name, each), numbers in zip(tensors.items(), torch.split(flat, sizes), strict=True)
     }
+    if factors or config["model_type"] == "gemma4_text":
+        stored["rope_freqs.weight"] = "F32", np.ones(4, np.float32)
     said = {
         key: value
         for key, value in {**_metadata(config, older=older), **metadata}.items()

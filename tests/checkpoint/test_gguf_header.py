@@ -143,6 +143,13 @@ def test_metadata_that_make_no_sense_are_named(
     assert message in str(caught.value)
 
 
+def test_positions_are_not_scaled_by_a_tensor_that_is_not_read(
+    written: Callable[..., Path],
+) -> None:
+    with pytest.raises(CheckpointError, match=r"positions are scaled \('rope_freqs\.weight'\)"):
+        open_model(written(factors=True), "auto")
+
+
 def test_a_folder_with_two_models_says_so(written: Callable[..., Path]) -> None:
     path = written()
     path.with_name("other.gguf").write_bytes(path.read_bytes())

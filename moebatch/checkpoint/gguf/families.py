@@ -279,6 +279,7 @@ _FAMILIES = {
         },
         entries={"hidden_activation": "gelu_pytorch_tanh", "enable_moe_block": True},
         keys=_gemma,
+        knows_factors=True,
     ),
     "qwen3next": GgufFamily(
         model_type="qwen3_next",

@@ -1,6 +1,7 @@
 """What a family that llama.cpp knows says of its metadata in GGUF: how they become a configuration
 as transformers has it, and which weights the converter has rearranged."""
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,7 @@ _YARN = {
 _SOFTMAX, _SIGMOID = 1, 2
 """How gates score, in GGUF's numbers."""
 _CORRECTION = "exp_probs_b.bias"
+_FACTORS = re.compile(r"(blk\.\d+\.)?rope_(freqs|factors_\w+)\.weight")
 
 
 class GgufMetadata:
@@ -75,6 +77,11 @@ class GgufMetadata:
         """Gates score by sigmoids; older files show it by what corrects them."""
         scores = self.get("expert_gating_func") or (_SIGMOID if self.has(_CORRECTION) else None)
         return scores == _SIGMOID
+
+    @property
+    def positional_factors(self) -> str | None:
+        """The tensor by which positions are scaled (Llama 3, LongRoPE), if there is one."""
+        return next((name for name in self._tensors if _FACTORS.fullmatch(name)), None)
 
     def has(self, tensor: str) -> bool:
         """Whether any layer has it."""
@@ -116,6 +123,8 @@ class GgufFamily:
     """Keys of transformers that take more than one of GGUF."""
     positions: Mapping[str, Any] = field(default_factory=dict)
     """What llama.cpp takes for granted of scaled positions."""
+    knows_factors: bool = False
+    """Files have a tensor by which positions are scaled, whose numbers `keys` know."""
     arranged: Callable[[GgufMetadata], Arranged] = _nothing_arranged
     """Weights that are not as the model has them."""
     has_sigmoids: bool = False
@@ -155,13 +164,14 @@ class GgufFamily:
     def _scaled_positions(self, said: GgufMetadata) -> dict[str, Any]:
         """YaRN (Peng et al. 2023), or all positions closer together."""
         kind = said.get("rope.scaling.type")
+        factors = said.positional_factors
+        if kind not in (None, "none", "yarn", "linear") or (factors and not self.knows_factors):
+            raise said.fault(
+                f"positions are scaled ({shown(factors or kind)}), which is not read from GGUF; "
+                "use the model's safetensors files"
+            )
         if kind in (None, "none"):
             return {"rope_type": "default"}
-        if kind not in ("yarn", "linear"):
-            raise said.fault(
-                f"positions are scaled ({shown(kind)}), which is not read from GGUF; use the "
-                "model's safetensors files"
-            )
         found = {key: said.get(f"rope.scaling.{name}") for key, name in _YARN.items()}
         given = {key: value for key, value in found.items() if value is not None}
         return {"rope_type": kind, **given, **self.positions, **_strength(said)}
