@@ -72,6 +72,7 @@ def write_gguf(
     metadata: Mapping[str, Any] = MappingProxyType({}),
     left_out: Sequence[str] = (),
     factors: bool = False,
+    cuts: str | None = None,
 ) -> Path:
     """Makes the folder `target` of the plain one, which holds ``model.gguf`` and a tokenizer, and
     beside it ``TARGET-decoded``, a plain one of the weights that it stands for.
@@ -81,7 +82,8 @@ def write_gguf(
     Mixtral; with `joined` gates lie above what they gate; `older` converters left projections
     whole. `metadata` are numbers and texts beside the usual ones, or in their place, and those
     that begin with one of `left_out` are not written. With `factors` positions are scaled by a
-    tensor, as Gemma 4's always are.
+    tensor, as Gemma 4's always are. With the name of a way to cut text the file has the tokenizer
+    of the source, and none lies beside it.
     """
     config = json.loads((source / "config.json").read_text())
     architecture = ARCHITECTURES[config["model_type"]]
@@ -117,7 +119,7 @@ def write_gguf(
         for key, value in {**_metadata(config, older=older), **metadata}.items()
         if value is not None and not key.startswith(tuple(left_out))
     }
-    _write(source, target, architecture, said, stored, split)
+    _write(source, target, architecture, said, stored, split, cuts)
     plain = target.parent / f"{target.name}-decoded"
     plain.mkdir()
     for path in source.glob("*.json"):
@@ -426,6 +428,28 @@ def _scaling(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {f"rope.scaling.{key}": value for key, value in found.items()}
 
 
+def add_tokenizer(writer: gguf.GGUFWriter, source: Path, cuts: str) -> None:
+    """Writes the byte-level tokenizer of a folder as llama.cpp's converter does."""
+    content = json.loads((source / "tokenizer.json").read_text())
+    config = json.loads((source / "tokenizer_config.json").read_text())
+    added = {each["content"]: each["special"] for each in content["added_tokens"]}
+    numbers = {each["content"]: each["id"] for each in content["added_tokens"]}
+    vocabulary = sorted((content["model"]["vocab"] | numbers).items(), key=lambda each: each[1])
+    kinds = {None: gguf.TokenType.NORMAL, True: gguf.TokenType.CONTROL}
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(cuts)
+    writer.add_token_list([token for token, _ in vocabulary])
+    writer.add_token_types(
+        [kinds.get(added.get(token), gguf.TokenType.USER_DEFINED) for token, _ in vocabulary]
+    )
+    merges = content["model"]["merges"]
+    writer.add_token_merges([each if isinstance(each, str) else " ".join(each) for each in merges])
+    writer.add_bos_token_id(numbers[config["bos_token"]])
+    writer.add_eos_token_id(numbers[config["eos_token"]])
+    writer.add_add_bos_token(False)
+    writer.add_chat_template((source / "chat_template.jinja").read_text())
+
+
 def _write(
     source: Path,
     target: Path,
@@ -433,10 +457,11 @@ def _write(
     metadata: Mapping[str, Any],
     stored: Mapping[str, tuple[str, Any]],
     split: int,
+    cuts: str | None,
 ) -> None:
     target.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        if (source / name).exists():
+        if (source / name).exists() and cuts is None:
             shutil.copy(source / name, target)
     known = gguf.MODEL_ARCH_NAMES[architecture]
     writer = gguf.GGUFWriter(target / "model.gguf", known, split_max_tensors=split)
@@ -449,7 +474,10 @@ def _write(
     }
     for key, value in metadata.items():
         adders[type(value)](f"{known}.{key}", value)
-    writer.add_token_list(["a", "list", "of", "texts"])
+    if cuts is None:
+        writer.add_token_list(["a", "list", "of", "texts"])
+    else:
+        add_tokenizer(writer, source, cuts)
     for name, (kind, data) in stored.items():
         raw = None if kind in ("F32", "F16") else gguf.GGMLQuantizationType[kind]
         writer.add_tensor(name, np.ascontiguousarray(data), raw_dtype=raw)

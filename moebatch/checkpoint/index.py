@@ -139,6 +139,16 @@ class Checkpoint:
         )
         return whole if index is None else whole.slice(index, num_slices)
 
+    def first_header(self) -> bytes:
+        """What the first file holds before its tensors. Raises CheckpointError."""
+        path = next(iter(self.files.values()))
+        starts = (entry.offset for own, entry in self.tensors.values() if own == path)
+        try:
+            with path.open("rb") as file:
+                return file.read(min(starts, default=MAX_HEADER_BYTES))
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read: {reason(error)}") from error
+
     def look(self, name: str) -> StoredPart | None:
         """Dtype and shape of a tensor; None where there is no tensor `name`."""
         if name not in self.tensors:

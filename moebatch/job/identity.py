@@ -12,6 +12,7 @@ from moebatch.errors import CheckpointError
 from moebatch.folder.claim import GENERATION, INPUT_PATH, Manifest, input_path_text
 from moebatch.rows.parameters import model_defaults
 from moebatch.rows.prompts import read_generation_config
+from moebatch.rows.tokenizer import has_tokenizer
 from moebatch.spec.job import Job
 
 _TOKENIZER_FILES = (
@@ -35,7 +36,7 @@ def manifest_of(job: Job, files: ModelFiles, approximation: Approximation) -> Ma
     fields = {
         "model": numerics_fingerprint(files),
         "model.weights": weights_sample(files.checkpoint),
-        "tokenizer": _digest(dict(_tokenizer_files(job.model.folder))),
+        "tokenizer": _tokenizer(job, files),
         GENERATION: _generation(job, files),
         "model.chat_template": _digest({"": template} if template else {}),
         "model.name": str(job.model.name),
@@ -65,6 +66,14 @@ def _prompt_fields(job: Job) -> dict[str, str]:
     """What makes prompts of columns, as far as the job says anything about that."""
     fields = {} if job.input.prompt is None else {"input.prompt": job.input.prompt}
     return {**fields, "input.chat": "True"} if job.input.chat else fields
+
+
+def _tokenizer(job: Job, files: ModelFiles) -> str:
+    """The files that it is read from; of a GGUF file its header."""
+    if files.checkpoint.is_gguf and not has_tokenizer(job.model.folder):
+        header = files.checkpoint.first_header()
+        return hashlib.blake2b(header, digest_size=8).hexdigest()
+    return _digest(dict(_tokenizer_files(job.model.folder)))
 
 
 def _tokenizer_files(folder: Path) -> Iterator[tuple[str, Path]]:

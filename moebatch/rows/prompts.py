@@ -140,11 +140,9 @@ def open_reader(
     config = read_generation_config(folder, vocab_size=vocab_size)
     defaults = merge_defaults(job.sampling, config.values, vocab_size=vocab_size)
     tokenizer = load_tokenizer(
-        folder, vocab_size=vocab_size, chat_template=job.model.chat_template, today=today
+        job.model.path, vocab_size=vocab_size, chat_template=job.model.chat_template, today=today
     )
-    end_tokens, warnings = config.end_tokens, []
-    if not end_tokens and tokenizer.end_token is not None:
-        end_tokens = frozenset({tokenizer.end_token})
+    end_tokens, warnings = config.end_tokens or tokenizer.end_tokens, []
     if not end_tokens:
         warnings.append(
             f"{folder}: no end token in generation_config.json, config.json or the tokenizer; "

@@ -12,6 +12,7 @@ from typing import Any
 
 from moebatch.errors import CheckpointError, ConfigError, Fault
 from moebatch.quoting import reason, shown
+from moebatch.rows.gguf_tokenizer import gguf_of, load_gguf_tokenizer
 from moebatch.rows.guards import TimeLimit, TooLong, blamed, silence
 from moebatch.rows.refused import RowRefused, unsupported, wrong
 from moebatch.rows.row import Chat
@@ -44,9 +45,18 @@ _SPACE = "\u2581"
 class Tokenizer:
     """Text and messages to token ids, and back."""
 
-    def __init__(self, tokenizer: Any, *, folder: Path, template: str | None) -> None:
-        """Raises CheckpointError if the chat template has a syntax error."""
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        folder: Path,
+        template: str | None,
+        end_tokens: frozenset[int] = frozenset(),
+    ) -> None:
+        """`end_tokens` are those beside the one of the tokenizer. Raises CheckpointError if the
+        chat template has a syntax error."""
         self._tokenizer = tokenizer
+        self._end_tokens = end_tokens
         self._folder = folder
         self._template = template
         reserved = set(inspect.signature(tokenizer.apply_chat_template).parameters)
@@ -63,10 +73,10 @@ class Tokenizer:
         return self._template is not None
 
     @property
-    def end_token(self) -> int | None:
-        """The end token by the tokenizer's own account."""
+    def end_tokens(self) -> frozenset[int]:
+        """Where answers end by the tokenizer's own account."""
         token = self._tokenizer.eos_token_id
-        return token if isinstance(token, int) else None
+        return self._end_tokens | ({token} if isinstance(token, int) else frozenset())
 
     def encode(self, text: str, *, enough: int | None = None) -> tuple[int, ...]:
         """Tokens of a text, with the begin token if the model wants one; of one that has more than
@@ -235,22 +245,29 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 def load_tokenizer(
-    folder: Path,
+    model: Path,
     *,
     vocab_size: int,
     chat_template: Path | None = None,
     today: datetime.date | None = None,
 ) -> Tokenizer:
-    """Loads a tokenizer from files of a model folder, without network and without its code.
+    """Loads the tokenizer of a model, a folder or a GGUF file, from files beside its weights, else
+    from the GGUF file itself, without network and without its code.
 
     Chat templates that ask for the date get `today` for the whole run. Raises CheckpointError if
     the tokenizer is missing or damaged, or has tokens beyond the `vocab_size` rows of the model's
     embedding, and ConfigError if `chat_template` cannot be read.
     """
     override = None if chat_template is None else _template_file(chat_template)
+    folder = model.parent if model.suffix == ".gguf" else model
     _require_readable(folder)
-    _require_tokenizer(folder)
-    tokenizer, largest = _load(folder)
+    gguf = None if has_tokenizer(folder) else gguf_of(model)
+    if gguf is None:
+        _require_tokenizer(folder)
+        tokenizer, ends = _load(folder), frozenset[int]()
+    else:
+        tokenizer, ends = load_gguf_tokenizer(gguf)
+    largest = _tried(folder, tokenizer)
     if largest >= vocab_size:
         lacking = "" if (folder / _CONFIG_NAME).exists() else f", or {_CONFIG_NAME} is missing"
         raise CheckpointError(
@@ -260,20 +277,22 @@ def load_tokenizer(
     template = override if override is not None else _own_template(tokenizer)
     if template is not None:
         template = _with_date(template, today or datetime.date.today())
-    return Tokenizer(tokenizer, folder=folder, template=template)
+    return Tokenizer(tokenizer, folder=folder, template=template, end_tokens=ends)
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a file of the folder may be one."""
+    found = (path.name for name in _TOKENIZERS for path in folder.glob(name))
+    return any(name != _CONFIG_NAME for name in found)
 
 
 def _require_tokenizer(folder: Path) -> None:
-    """Raises CheckpointError for a folder without a tokenizer. What a GGUF file says of one leaves
-    open how text is cut before it is looked up."""
-    found = (path.name for name in _TOKENIZERS for path in folder.glob(name))
-    if any(name != _CONFIG_NAME for name in found):
-        return
-    beside = " lies beside the GGUF file, of which only weights and sizes are read"
-    missing = f"no tokenizer{beside if any(folder.glob('*.gguf')) else ' is there'}"
-    raise CheckpointError(
-        f"{folder}: {missing}; put tokenizer.json and {_CONFIG_NAME} of the original model there"
-    )
+    """Raises CheckpointError for a folder without one."""
+    if not has_tokenizer(folder):
+        raise CheckpointError(
+            f"{folder}: no tokenizer is there; put {_FILE_NAME} and {_CONFIG_NAME} of the original "
+            "model there"
+        )
 
 
 def _require_readable(folder: Path) -> None:
@@ -314,8 +333,8 @@ def _read_by_libraries(folder: Path) -> list[Path]:
     ]
 
 
-def _load(folder: Path) -> tuple[Any, int]:
-    """A tokenizer that has encoded and decoded something, and its largest token id.
+def _load(folder: Path) -> Any:
+    """A tokenizer of transformers.
 
     Some classes of transformers 5 take words and merges of ``tokenizer.json`` and cut texts by
     rules of their own, whatever the file says; then the file counts.
@@ -328,12 +347,18 @@ def _load(folder: Path) -> tuple[Any, int]:
         )
         if not _cuts_as_its_file(tokenizer, folder / _FILE_NAME):
             tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
+        return tokenizer
+
+
+def _tried(folder: Path, tokenizer: Any) -> int:
+    """The largest token id of a tokenizer that has encoded and decoded something."""
+    with silence(), _broken_file_first(folder), blamed(folder, "cannot be loaded"):
         with suppress(Exception):  # It need not know these words; rows may have others.
             tokenizer("Hello", verbose=False)
         # What breaks down over a token had better do so before hours of work.
         tokens = sorted(tokenizer.get_vocab().values())
         tokenizer.decode(tokens, skip_special_tokens=True)
-        return tokenizer, tokens[-1] if tokens else -1
+        return tokens[-1] if tokens else -1
 
 
 def _cuts_as_its_file(tokenizer: Any, file: Path) -> bool:

@@ -68,8 +68,8 @@ class ModelSection(Section):
     """Which model answers."""
 
     path: FilePath
-    """Folder with config.json, tokenizer and safetensors files; or a GGUF file, beside which the
-    tokenizer lies."""
+    """Folder with config.json, tokenizer and safetensors files; or a GGUF file, whose tokenizer is
+    read where none lies beside it."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Number format to compute in; auto is that of the checkpoint, or float32 where the machine is
     clearly faster with it."""

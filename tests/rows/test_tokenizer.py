@@ -118,7 +118,7 @@ def test_texts_are_cut_as_the_file_says_whatever_the_class_of_transformers_does(
     expected = tokenizers.Tokenizer.from_file(str(file)).encode(text, add_special_tokens=False).ids
     tokenizer = load_tokenizer(folder, vocab_size=400)
     assert tokenizer.encode(text) == tuple(expected)
-    assert tokenizer.has_chat_template and tokenizer.end_token == 2
+    assert tokenizer.has_chat_template and tokenizer.end_tokens == {2}
 
 
 def test_a_tokenizer_that_is_a_program_is_refused_with_what_to_do(tmp_path: Path) -> None:

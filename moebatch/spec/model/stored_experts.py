@@ -145,10 +145,10 @@ class StoredExperts:
         cls, shape: ModelShape, layouts: Sequence[ExpertLayout], find: Find, look: Look
     ) -> StoredExperts:
         """The layout and format that the first expert is found in, of several with the same names
-        that whose sizes fit; where there is none, the one of which least is missed.
+        that whose sizes fit; where there is none, the one of which most is there.
 
         Of formats that differ in what a small weight leaves open, it is that which fits most."""
-        named: list[tuple[int, StoredExperts]] = []
+        named: list[tuple[float, StoredExperts]] = []
         for layout in layouts:
             experts = cls.of(shape, shape.expert_format, layout)
             first = shape.moe_layers[0]
@@ -162,8 +162,8 @@ class StoredExperts:
                 experts = replace(cls.of(shape, best, layout), bias_format=plain)
                 if _num_fitting(best, weights, look) == len(weights):
                     return experts
-            named.append((len(weights) - len(stored), experts))
-        return min(named, key=lambda each: each[0])[1]
+            named.append((len(stored) / len(weights), experts))
+        return max(named, key=lambda each: each[0])[1]
 
     def with_formats(
         self, formats: Mapping[tuple[int, int], tuple[WeightFormat, ...]]

@@ -1,0 +1,137 @@
+"""Tokenizers out of GGUF files: the tokens of the tokenizer.json that the file was made of."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
+
+from moebatch.errors import CheckpointError
+from moebatch.rows.row import Chat
+from moebatch.rows.tokenizer import Tokenizer, load_tokenizer
+from tests.gguf_models import add_tokenizer, write_gguf
+from tests.job.test_resume import GREEDY, run, write
+from tests.tiny import write_tokenizer
+
+TEXTS = (
+    "It's a  test:\n\n\tfor (i=0; i<650841823; i++) {}  \u00fcber\u4e2d\u6587 THE end.\n",
+    "u\u0308ber and \u00fcber, decomposed and composed",
+    "<s>one</s><|user|> two  \r\n\r\n three",
+    "",
+)
+CHAT = Chat(messages=({"role": "user", "content": "Say 1234567, please"},))
+
+
+def as_qwen(folder: Path) -> Path:
+    """Gives a byte-level tokenizer Qwen2's way to cut text."""
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    cut = {"type": "Split", "pattern": {"Regex": PRETOKENIZE_REGEX}, "behavior": "Isolated"}
+    by_bytes = {**content["pre_tokenizer"], "use_regex": False}
+    content["pre_tokenizer"] = {
+        "type": "Sequence",
+        "pretokenizers": [cut | {"invert": False}, by_bytes],
+    }
+    content["normalizer"] = {"type": "NFC"}
+    content["post_processor"] = None
+    file.write_text(json.dumps(content))
+    return folder
+
+
+@pytest.fixture
+def original(tmp_path: Path) -> Path:
+    (tmp_path / "original").mkdir()
+    write_tokenizer(tmp_path / "original")
+    return as_qwen(tmp_path / "original")
+
+
+@pytest.fixture
+def file(original: Path, tmp_path: Path) -> Callable[..., Path]:
+    def make(cuts: str = "qwen2", change: Callable[[Any], None] = lambda writer: None) -> Path:
+        folder = tmp_path / "gguf"
+        folder.mkdir()
+        writer = gguf.GGUFWriter(folder / "model.gguf", "qwen3moe")
+        add_tokenizer(writer, original, cuts)
+        change(writer)
+        writer.add_tensor("token_embd.weight", np.zeros((320, 4), np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return folder / "model.gguf"
+
+    return make
+
+
+def load(path: Path) -> Tokenizer:
+    return load_tokenizer(path, vocab_size=400)
+
+
+def test_tokens_are_those_of_the_tokenizer_that_it_was_made_of(
+    original: Path, file: Callable[..., Path]
+) -> None:
+    theirs, ours = load(original), load(file())
+    for text in TEXTS:
+        tokens = theirs.encode(text)
+        assert ours.encode(text) == tokens
+        assert ours.decode(tokens) == theirs.decode(tokens)
+        assert [*map(ours.token_bytes, tokens)] == [*map(theirs.token_bytes, tokens)]
+    assert ours.encode_chat(CHAT, {}) == theirs.encode_chat(CHAT, {})
+    assert ours.end_tokens == theirs.end_tokens == {2}
+
+
+def test_turns_may_end_with_tokens_of_their_own(file: Callable[..., Path]) -> None:
+    assert load(file(change=lambda writer: writer.add_eot_token_id(5))).end_tokens == {2, 5}
+
+
+def test_a_folder_may_stand_for_its_first_file(file: Callable[..., Path]) -> None:
+    path = file()
+    first = path.rename(path.with_name("model-00001-of-00002.gguf"))
+    (path.parent / "model-00002-of-00002.gguf").write_bytes(b"of weights alone")
+    expected = load(first).encode(TEXTS[0])
+    assert load(path.parent).encode(TEXTS[0]) == expected
+    assert load(path.parent / "model-00002-of-00002.gguf").encode(TEXTS[0]) == expected
+
+
+def test_a_tokenizer_beside_the_file_is_the_one_that_counts(
+    original: Path, file: Callable[..., Path]
+) -> None:
+    path = file("of another model")
+    with pytest.raises(CheckpointError, match=r"\('of another model'\) is not known; put tok"):
+        load(path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (path.parent / name).write_bytes((original / name).read_bytes())
+    assert load(path).encode(TEXTS[0]) == load(original).encode(TEXTS[0])
+
+
+def test_a_damaged_file_is_refused(file: Callable[..., Path]) -> None:
+    path = file()
+    path.write_bytes(path.read_bytes()[:700])
+    with pytest.raises(CheckpointError, match="the tokenizer cannot be loaded"):
+        load(path)
+
+
+def test_a_job_needs_no_more_than_the_file(
+    tiny_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    plain = tiny_checkpoint("qwen3_moe", hidden_size=64, moe_intermediate_size=32)
+    folder = tmp_path / "plain"
+    folder.mkdir()
+    for path in plain.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    as_qwen(folder)
+    alone = write_gguf(folder, tmp_path / "alone", lambda name: "F32", cuts="qwen2")
+    beside = write_gguf(folder, tmp_path / "beside", lambda name: "F32")
+    prompts: list[dict[str, object]] = [
+        {"custom_id": f"{i}", "prompt": TEXTS[i % 3] * (1 + i)} for i in range(5)
+    ]
+    given = []
+    for model in (alone, beside):
+        job = write(tmp_path / f"job-{model.name}", model / "model.gguf", prompts, **GREEDY)
+        run(job)
+        given.append((job.parent / "out.jsonl").read_bytes())
+    assert given[0] == given[1]
