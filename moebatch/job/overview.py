@@ -63,6 +63,8 @@ class Overview(RowCounts):
     output: str
     has_output: bool
     """Whether it has all that has ended."""
+    has_earlier_output: bool = False
+    """Whether there is one that lacks rows which have ended since."""
     num_begun: int
     """Rows that were cut off, of which tokens are kept."""
     shards: tuple[ShardOverview, ...]
@@ -145,9 +147,11 @@ def overview(job: Job) -> Overview:
                 counter[raw.index % count, found.state if found else None] += 1
     in_order = sorted(shards, key=lambda shard: (shard.count, shard.number))
     whole = _counted(ALL, counts[1], None)
+    has_output = _is_newest(job.output.path, folder)
     return Overview(
         output=str(job.output.path),
-        has_output=_is_newest(job.output.path, folder),
+        has_output=has_output,
+        has_earlier_output=job.output.path.exists() and not has_output,
         num_rows=whole.num_rows,
         num_done=whole.num_done,
         num_failed=whole.num_failed,

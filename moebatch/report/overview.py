@@ -29,13 +29,19 @@ def _progress(job: Overview, job_file: Path) -> Iterator[tuple[str, str]]:
     share = (job.num_done + job.num_failed) / job.num_rows if job.num_rows else 1.0
     yield "rows", share_bar(share)
     yield "", _rows(job)
-    yield "output", plain(job.output) + ("" if job.has_output else " (not written yet)")
+    yield "output", plain(job.output) + _what_it_lacks(job)
     if job.tokens_per_s:
         left = "" if job.eta_s is None else f", {format_duration(job.eta_s)} left"
         yield "rate", f"{_rate(job)}{left}"
     following = job.next_command(job_file)
     if following is not None:
         yield "next", whole(following)
+
+
+def _what_it_lacks(job: Overview) -> str:
+    if job.has_earlier_output:
+        return " (without the rows that have ended since it was written)"
+    return "" if job.has_output else " (not written yet)"
 
 
 def _rate(job: Overview) -> str:

@@ -153,7 +153,9 @@ def test_word_of_a_shard_that_cannot_be_is_left_out(job: Path) -> None:
     assert seen(job).shards == ()
 
 
-def test_an_output_that_lacks_rows_which_have_ended_since_is_to_be_merged(job: Path) -> None:
+def test_an_output_that_lacks_rows_which_have_ended_since_is_to_be_merged(
+    job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run(job, limit=5)
     output = job.parent / "out.jsonl"
     assert seen(job).has_output
@@ -162,5 +164,6 @@ def test_an_output_that_lacks_rows_which_have_ended_since_is_to_be_merged(job: P
         an_hour_ago = output.stat().st_mtime - 3600
         os.utime(output, (an_hour_ago, an_hour_ago))  # clocks of file systems are coarse
     assert seen(job).next_command(job) == f"moebatch merge {job}"
+    assert f"{output} (without the rows that have ended since" in said(job, capsys)
     merge(load_job(job))
     assert seen(job).next_command(job) is None
