@@ -10,6 +10,7 @@ import typer
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from moebatch.checkpoint.gguf.families import FAMILIES
 from moebatch.cli import app
 from moebatch.errors import ExitCode
 from moebatch.schedule.definition import Traits
@@ -73,6 +74,13 @@ def test_schedules_md_lists_every_schedule() -> None:
         for name in re.findall(r"`([^`]+)`", cell)
     ]
     assert sorted(listed) == sorted(SCHEDULES)
+
+
+def test_weights_md_lists_every_architecture_of_gguf() -> None:
+    (families,) = (
+        row[1] for row in table_rows(text("weights.md"), "## GGUF") if row[0] == "families"
+    )
+    assert sorted(re.findall(r"`([^` ]+)`", families)) == sorted(FAMILIES)
 
 
 def test_planning_md_lists_every_key_of_a_policy() -> None:

@@ -176,7 +176,7 @@ _QWEN3 = GgufFamily(
     architecture="Qwen3MoeForCausalLM",
     entries={"norm_topk_prob": True},
 )
-_FAMILIES = {
+FAMILIES = {
     "llama": GgufFamily(
         model_type="mixtral",
         architecture="MixtralForCausalLM",
@@ -315,11 +315,11 @@ def family_of(said: GgufMetadata) -> GgufFamily:
     """By the architecture; where two share a name, by how gates score. Raises CheckpointError for
     one that is not known."""
     found = said.architecture
-    if not isinstance(found, str) or found not in _FAMILIES:
-        known = ", ".join(_FAMILIES)
+    if not isinstance(found, str) or found not in FAMILIES:
+        known = ", ".join(FAMILIES)
         raise said.fault(
             f"architecture {shown(found)} of GGUF is not supported; supported are {known}, with "
             "experts"
         )
     with_sigmoids = _WITH_SIGMOIDS.get(found) if said.has_sigmoids else None
-    return with_sigmoids or _FAMILIES[found]
+    return with_sigmoids or FAMILIES[found]
