@@ -8,7 +8,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
+from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
 from moebatch.errors import CheckpointError
 from moebatch.rows.row import Chat
@@ -20,24 +20,24 @@ from tests.tiny import write_tokenizer
 TEXTS = (
     "It's a  test:\n\n\tfor (i=0; i<650841823; i++) {}  \u00fcber\u4e2d\u6587 THE end.\n",
     "u\u0308ber and \u00fcber, decomposed and composed",
-    "<s>one</s><|user|> two  \r\n\r\n three",
+    "<s>one</s><|user|> two  \r\n\r\n three zebra,zebra HTMLElement's",
     "",
 )
 CHAT = Chat(messages=({"role": "user", "content": "Say 1234567, please"},))
 
 
-def as_qwen(folder: Path) -> Path:
-    """Gives a byte-level tokenizer Qwen2's way to cut text."""
+def cutting(folder: Path, cuts: str) -> Path:
+    """Gives a byte-level tokenizer the way to cut text of Qwen2 or of gpt-oss."""
     file = folder / "tokenizer.json"
     content = json.loads(file.read_text())
-    cut = {"type": "Split", "pattern": {"Regex": PRETOKENIZE_REGEX}, "behavior": "Isolated"}
+    regex = GGUF_PRE_TOKENIZER_SPLITS[cuts]
+    cut = {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
     by_bytes = {**content["pre_tokenizer"], "use_regex": False}
-    content["pre_tokenizer"] = {
-        "type": "Sequence",
-        "pretokenizers": [cut | {"invert": False}, by_bytes],
-    }
-    content["normalizer"] = {"type": "NFC"}
+    content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [cut, by_bytes]}
+    content["normalizer"] = {"type": "NFC"} if cuts == "qwen2" else None
     content["post_processor"] = None
+    content["model"]["ignore_merges"] = cuts == "gpt-4o"
+    content["model"]["vocab"]["zebra"] = len(content["model"]["vocab"])  # which no merges make
     file.write_text(json.dumps(content))
     return folder
 
@@ -46,12 +46,14 @@ def as_qwen(folder: Path) -> Path:
 def original(tmp_path: Path) -> Path:
     (tmp_path / "original").mkdir()
     write_tokenizer(tmp_path / "original")
-    return as_qwen(tmp_path / "original")
+    return tmp_path / "original"
 
 
 @pytest.fixture
 def file(original: Path, tmp_path: Path) -> Callable[..., Path]:
     def make(cuts: str = "qwen2", change: Callable[[Any], None] = lambda writer: None) -> Path:
+        if cuts in GGUF_PRE_TOKENIZER_SPLITS:
+            cutting(original, cuts)
         folder = tmp_path / "gguf"
         folder.mkdir()
         writer = gguf.GGUFWriter(folder / "model.gguf", "qwen3moe")
@@ -71,10 +73,12 @@ def load(path: Path) -> Tokenizer:
     return load_tokenizer(path, vocab_size=400)
 
 
+@pytest.mark.parametrize("cuts", ["qwen2", "gpt-4o"])
 def test_tokens_are_those_of_the_tokenizer_that_it_was_made_of(
-    original: Path, file: Callable[..., Path]
+    cuts: str, original: Path, file: Callable[..., Path]
 ) -> None:
-    theirs, ours = load(original), load(file())
+    path = file(cuts)
+    theirs, ours = load(original), load(path)
     for text in TEXTS:
         tokens = theirs.encode(text)
         assert ours.encode(text) == tokens
@@ -118,12 +122,12 @@ def test_a_damaged_file_is_refused(file: Callable[..., Path]) -> None:
 def test_a_job_needs_no_more_than_the_file(
     tiny_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
-    plain = tiny_checkpoint("qwen3_moe", hidden_size=64, moe_intermediate_size=32)
+    plain = tiny_checkpoint("qwen3_moe", vocab_size=321, moe_intermediate_size=32)
     folder = tmp_path / "plain"
     folder.mkdir()
     for path in plain.iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
-    as_qwen(folder)
+    cutting(folder, "qwen2")
     alone = write_gguf(folder, tmp_path / "alone", lambda name: "F32", cuts="qwen2")
     beside = write_gguf(folder, tmp_path / "beside", lambda name: "F32")
     prompts: list[dict[str, object]] = [
