@@ -20,7 +20,7 @@ from tests.tiny import write_tokenizer
 TEXTS = (
     "It's a  test:\n\n\tfor (i=0; i<650841823; i++) {}  \u00fcber\u4e2d\u6587 THE end.\n",
     "u\u0308ber and \u00fcber, decomposed and composed",
-    "<s>one</s><|user|> two  \r\n\r\n three zebra,zebra HTMLElement's",
+    "<s>one</s><|user|> two  \r\n\r\n three zebra\nzebra HTMLElement's",
     "",
 )
 CHAT = Chat(messages=({"role": "user", "content": "Say 1234567, please"},))
