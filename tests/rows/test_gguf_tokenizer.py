@@ -1,6 +1,7 @@
 """Tokenizers out of GGUF files: the tokens of the tokenizer.json that the file was made of."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
-from moebatch.errors import CheckpointError
+from moebatch.errors import CheckpointError, ConfigError
 from moebatch.rows.row import Chat
 from moebatch.rows.tokenizer import Tokenizer, load_tokenizer
 from tests.gguf_models import add_tokenizer, write_gguf
@@ -23,6 +24,9 @@ TEXTS = (
     "<s>one</s><|user|> two  \r\n\r\n three zebra\nzebra HTMLElement's",
     "",
 )
+PROMPTS: list[dict[str, object]] = [
+    {"custom_id": f"{i}", "prompt": TEXTS[i % 3] * (1 + i)} for i in range(5)
+]
 CHAT = Chat(messages=({"role": "user", "content": "Say 1234567, please"},))
 
 
@@ -67,6 +71,12 @@ def file(original: Path, tmp_path: Path) -> Callable[..., Path]:
         return folder / "model.gguf"
 
     return make
+
+
+def model_of(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> Path:
+    """A plain one whose tokenizer cuts text as Qwen2's does."""
+    plain = tiny_checkpoint("qwen3_moe", vocab_size=321, moe_intermediate_size=32)
+    return cutting(Path(shutil.copytree(plain, tmp_path / "plain")), "qwen2")
 
 
 def load(path: Path) -> Tokenizer:
@@ -119,23 +129,28 @@ def test_a_damaged_file_is_refused(file: Callable[..., Path]) -> None:
         load(path)
 
 
+def test_a_job_does_not_go_on_with_another_tokenizer(
+    tiny_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = model_of(tiny_checkpoint, tmp_path)
+    path = write_gguf(folder, tmp_path / "alone", lambda name: "F32", cuts="qwen2") / "model.gguf"
+    job = write(tmp_path / "job", path, PROMPTS, **GREEDY)
+    run(job, limit=2)
+    assert path.read_bytes().count(b"zebra") == 1
+    path.write_bytes(path.read_bytes().replace(b"zebra", b"zebru"))
+    with pytest.raises(ConfigError, match="belongs to another job: .*tokenizer was"):
+        run(job)
+
+
 def test_a_job_needs_no_more_than_the_file(
     tiny_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
-    plain = tiny_checkpoint("qwen3_moe", vocab_size=321, moe_intermediate_size=32)
-    folder = tmp_path / "plain"
-    folder.mkdir()
-    for path in plain.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    cutting(folder, "qwen2")
+    folder = model_of(tiny_checkpoint, tmp_path)
     alone = write_gguf(folder, tmp_path / "alone", lambda name: "F32", cuts="qwen2")
     beside = write_gguf(folder, tmp_path / "beside", lambda name: "F32")
-    prompts: list[dict[str, object]] = [
-        {"custom_id": f"{i}", "prompt": TEXTS[i % 3] * (1 + i)} for i in range(5)
-    ]
     given = []
     for model in (alone, beside):
-        job = write(tmp_path / f"job-{model.name}", model / "model.gguf", prompts, **GREEDY)
+        job = write(tmp_path / f"job-{model.name}", model / "model.gguf", PROMPTS, **GREEDY)
         run(job)
         given.append((job.parent / "out.jsonl").read_bytes())
     assert given[0] == given[1]
