@@ -138,7 +138,7 @@ def test_a_job_does_not_go_on_with_another_tokenizer(
     run(job, limit=2)
     assert path.read_bytes().count(b"zebra") == 1
     path.write_bytes(path.read_bytes().replace(b"zebra", b"zebru"))
-    with pytest.raises(ConfigError, match="belongs to another job: .*tokenizer was"):
+    with pytest.raises(ConfigError, match=r"belongs to another job: .*tokenizer was"):
         run(job)
 
 
