@@ -139,6 +139,11 @@ class Checkpoint:
         )
         return whole if index is None else whole.slice(index, num_slices)
 
+    @property
+    def gguf_file(self) -> Path | None:
+        """The first file of a model in GGUF, which says what all of it is."""
+        return next(iter(self.files.values())) if self.is_gguf else None
+
     def first_header(self) -> bytes:
         """What the first file holds before its tensors. Raises CheckpointError."""
         path = next(iter(self.files.values()))

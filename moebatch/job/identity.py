@@ -12,7 +12,7 @@ from moebatch.errors import CheckpointError
 from moebatch.folder.claim import GENERATION, INPUT_PATH, Manifest, input_path_text
 from moebatch.rows.parameters import model_defaults
 from moebatch.rows.prompts import read_generation_config
-from moebatch.rows.tokenizer import has_tokenizer
+from moebatch.rows.tokenizer import own_tokenizer
 from moebatch.spec.job import Job
 
 _TOKENIZER_FILES = (
@@ -70,7 +70,7 @@ def _prompt_fields(job: Job) -> dict[str, str]:
 
 def _tokenizer(job: Job, files: ModelFiles) -> str:
     """The files that it is read from; of a GGUF file its header."""
-    if files.checkpoint.is_gguf and not has_tokenizer(job.model.folder):
+    if own_tokenizer(job.model.folder, files.checkpoint.gguf_file):
         header = files.checkpoint.first_header()
         return hashlib.blake2b(header, digest_size=8).hexdigest()
     return _digest(dict(_tokenizer_files(job.model.folder)))

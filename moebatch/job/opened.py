@@ -65,6 +65,7 @@ class OpenedJob:
             self.job,
             vocab_size=shape.vocab_size,
             max_positions=shape.max_positions,
+            gguf=self.files.checkpoint.gguf_file,
             start_token=shape.encoder.start_token if shape.encoder else None,
             today=date,
         )

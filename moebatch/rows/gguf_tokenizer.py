@@ -1,7 +1,6 @@
 """The tokenizer of a GGUF file beside which no other lies, as transformers makes it of the file."""
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from moebatch.errors import CheckpointError
 from moebatch.quoting import shown
 from moebatch.rows.guards import blamed, silence
 
-_SHARD = re.compile(r"-\d{5}(-of-\d{5}\.gguf)")
 _PIECES = ("gemma4",)
 """Vocabularies of sentencepiece whose texts begin as they stand. Others, of which the first Mixtral
 has one, put a space in front; files do not say whether behind special tokens as well."""
@@ -20,15 +18,6 @@ _WHOLE = ("gpt-4o",)
 """The same of those which look a piece up whole before they put it together, as tiktoken does."""
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 """Of an answer, of a turn in a conversation, of a message that goes on."""
-
-
-def gguf_of(model: Path) -> Path | None:
-    """The GGUF file, or the first of several, that `model` names, a file or a folder; None where it
-    names another model."""
-    if model.suffix == ".gguf":
-        return model.with_name(_SHARD.sub(r"-00001\1", model.name))
-    is_other = any(model.glob("*.safetensors"))
-    return None if is_other else min(model.glob("*.gguf"), default=None)
 
 
 def load_gguf_tokenizer(file: Path) -> tuple[Any, frozenset[int]]:

@@ -127,11 +127,12 @@ def open_reader(
     *,
     vocab_size: int,
     max_positions: int,
+    gguf: Path | None = None,
     start_token: int | None = None,
     today: datetime.date | None = None,
 ) -> RowReader:
     """Loads the tokenizer and resolves defaults, for a model of so many tokens and positions;
-    `start_token` is as `RowReader` has it.
+    `gguf` is the first file of a model in GGUF, `start_token` is as `RowReader` has it.
 
     Raises CheckpointError if the files of the model folder are missing, damaged or do not belong
     together, and ConfigError if the job's sampling does not go with the model.
@@ -140,7 +141,11 @@ def open_reader(
     config = read_generation_config(folder, vocab_size=vocab_size)
     defaults = merge_defaults(job.sampling, config.values, vocab_size=vocab_size)
     tokenizer = load_tokenizer(
-        job.model.path, vocab_size=vocab_size, chat_template=job.model.chat_template, today=today
+        folder,
+        vocab_size=vocab_size,
+        gguf=gguf,
+        chat_template=job.model.chat_template,
+        today=today,
     )
     end_tokens, warnings = config.end_tokens or tokenizer.end_tokens, []
     if not end_tokens:

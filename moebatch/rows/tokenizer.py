@@ -12,7 +12,7 @@ from typing import Any
 
 from moebatch.errors import CheckpointError, ConfigError, Fault
 from moebatch.quoting import reason, shown
-from moebatch.rows.gguf_tokenizer import gguf_of, load_gguf_tokenizer
+from moebatch.rows.gguf_tokenizer import load_gguf_tokenizer
 from moebatch.rows.guards import TimeLimit, TooLong, blamed, silence
 from moebatch.rows.refused import RowRefused, unsupported, wrong
 from moebatch.rows.row import Chat
@@ -245,28 +245,24 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 def load_tokenizer(
-    model: Path,
+    folder: Path,
     *,
     vocab_size: int,
+    gguf: Path | None = None,
     chat_template: Path | None = None,
     today: datetime.date | None = None,
 ) -> Tokenizer:
-    """Loads the tokenizer of a model, a folder or a GGUF file, from files beside its weights, else
-    from the GGUF file itself, without network and without its code.
+    """Loads the tokenizer of a model from files beside its weights, else from `gguf`, the first
+    file of these, without network and without its code.
 
     Chat templates that ask for the date get `today` for the whole run. Raises CheckpointError if
     the tokenizer is missing or damaged, or has tokens beyond the `vocab_size` rows of the model's
     embedding, and ConfigError if `chat_template` cannot be read.
     """
     override = None if chat_template is None else _template_file(chat_template)
-    folder = model.parent if model.suffix == ".gguf" else model
     _require_readable(folder)
-    gguf = None if has_tokenizer(folder) else gguf_of(model)
-    if gguf is None:
-        _require_tokenizer(folder)
-        tokenizer, ends = _load(folder), frozenset[int]()
-    else:
-        tokenizer, ends = load_gguf_tokenizer(gguf)
+    own = own_tokenizer(folder, gguf)
+    tokenizer, ends = load_gguf_tokenizer(own) if own else (_load(folder), frozenset[int]())
     largest = _tried(folder, tokenizer)
     if largest >= vocab_size:
         lacking = "" if (folder / _CONFIG_NAME).exists() else f", or {_CONFIG_NAME} is missing"
@@ -280,19 +276,15 @@ def load_tokenizer(
     return Tokenizer(tokenizer, folder=folder, template=template, end_tokens=ends)
 
 
-def has_tokenizer(folder: Path) -> bool:
+def own_tokenizer(folder: Path, gguf: Path | None) -> Path | None:
+    """The GGUF file, if there is one, where its own tokenizer counts: no other lies beside it."""
+    return None if _has_tokenizer(folder) else gguf
+
+
+def _has_tokenizer(folder: Path) -> bool:
     """Whether a file of the folder may be one."""
     found = (path.name for name in _TOKENIZERS for path in folder.glob(name))
     return any(name != _CONFIG_NAME for name in found)
-
-
-def _require_tokenizer(folder: Path) -> None:
-    """Raises CheckpointError for a folder without one."""
-    if not has_tokenizer(folder):
-        raise CheckpointError(
-            f"{folder}: no tokenizer is there; put {_FILE_NAME} and {_CONFIG_NAME} of the original "
-            "model there"
-        )
 
 
 def _require_readable(folder: Path) -> None:
@@ -339,6 +331,11 @@ def _load(folder: Path) -> Any:
     Some classes of transformers 5 take words and merges of ``tokenizer.json`` and cut texts by
     rules of their own, whatever the file says; then the file counts.
     """
+    if not _has_tokenizer(folder):
+        raise CheckpointError(
+            f"{folder}: no tokenizer is there; put {_FILE_NAME} and {_CONFIG_NAME} of the original "
+            "model there"
+        )
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     with silence(), _broken_file_first(folder), blamed(folder, "cannot be loaded"):

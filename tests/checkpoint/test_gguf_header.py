@@ -169,5 +169,6 @@ def test_the_package_is_asked_for(
 
 
 def test_a_tokenizer_has_to_lie_beside_it(written: Callable[..., Path]) -> None:
+    path = written()
     with pytest.raises(CheckpointError, match=r"put tokenizer\.json and .* there"):
-        load_tokenizer(written().parent, vocab_size=320)
+        load_tokenizer(path.parent, vocab_size=320, gguf=path)
