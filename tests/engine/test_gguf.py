@@ -85,13 +85,14 @@ def written(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> Callable[..
         types: Types | str,
         family: str = "mixtral",
         config: dict[str, Any] | None = None,
+        folder: str = "model",
         **options: Any,
     ) -> Path:
         own = DELTA_LAYERS if family in RECURRENT else {}
         sizes = {"hidden_size": 256, "num_hidden_layers": 2} | WIDTHS[family] | own
         plain = tiny_checkpoint(family, **sizes | (config or {}))
         kinds = (lambda name: types) if isinstance(types, str) else types
-        return write_gguf(plain, tmp_path / "model", kinds, **options)
+        return write_gguf(plain, tmp_path / folder, kinds, **options)
 
     return write
 
@@ -155,6 +156,24 @@ def test_files_without_groups_are_known_by_their_experts(
     folder = written("F32", "deepseek_v3", config | sizes, left_out=("expert_group_",))
     found = open_model(folder, "auto").config
     assert (found["n_group"], found["topk_group"]) == groups
+
+
+def test_files_that_do_not_say_how_gates_score_show_it_by_their_correction(
+    written: Callable[..., Path],
+) -> None:
+    left_out = ("expert_gating_func",)
+    shapes = {
+        family: open_model(written("F32", family, left_out=left_out, folder=family), "auto").shape
+        for family in ("deepseek_v2", "deepseek_v3")
+    }
+    assert shapes["deepseek_v2"].router.scores == "softmax"
+    assert shapes["deepseek_v3"].router.scores == "sigmoid"
+
+
+def test_queries_with_a_temperature_are_refused(written: Callable[..., Path]) -> None:
+    folder = written("F32", "deepseek_v3", metadata={"attention.temperature_scale": 0.1})
+    with pytest.raises(CheckpointError, match="queries have a temperature"):
+        open_model(folder, "auto")
 
 
 def test_formats_differ_from_weight_to_weight(written: Callable[..., Path]) -> None:

@@ -113,6 +113,7 @@ def test_time_left_is_said_before_any_row_has_ended(
         shutil.rmtree(journal) if journal.is_dir() else journal.unlink()
     rewrite(job, state="running", rows_per_s=0.0, tokens_per_s=12.34, eta_s=4030.0)
     assert said(job, capsys).splitlines()[3].split(None, 1) == ["rate", "12.3 tok/s, 1h07m left"]
+    assert seen(job).as_json(job)["tokens_per_s"] == 12.34
     rewrite(job, rows_per_s=0.5)
     assert "rate  30.0 rows a minute, 1h07m left" in said(job, capsys)
 

@@ -36,7 +36,6 @@ def _latent(said: GgufMetadata) -> dict[str, Any]:
     return {
         "num_key_value_heads": heads,
         "head_dim": rotated,
-        "qk_rope_head_dim": rotated,
         "qk_nope_head_dim": key - rotated,
         "v_head_dim": value,
         "kv_lora_rank": said.count("attention.kv_lora_rank"),
@@ -131,10 +130,8 @@ def _qwen3_5(said: GgufMetadata) -> Arranged:
 def _gemma(said: GgufMetadata) -> dict[str, Any]:
     """Layers that slide and layers that do not have heads of their own. The share of a head that
     rotates in the latter is not in files; it is that of all released models."""
-    slides, heads = (
-        said.get("attention.sliding_window_pattern"),
-        said.get("attention.head_count_kv"),
-    )
+    slides = said.get("attention.sliding_window_pattern")
+    heads = said.get("attention.head_count_kv")
     if not isinstance(slides, list):
         raise said.fault(f"{said.architecture}.attention.sliding_window_pattern is missing")
     by_layer = heads if isinstance(heads, list) else [heads] * len(slides)
@@ -161,7 +158,6 @@ def _gemma(said: GgufMetadata) -> dict[str, Any]:
 
 
 _SHARED_SIZES = {
-    "n_routed_experts": "expert_count",
     "n_shared_experts": "expert_shared_count",
     "first_k_dense_replace": "leading_dense_block_count",
     "routed_scaling_factor": "expert_weights_scale",
@@ -172,46 +168,39 @@ _GROUP_SIZES = {
     "topk_group": "expert_group_used_count",
 }
 _QWEN3 = GgufFamily(
-    model_type="qwen3_moe",
     architecture="Qwen3MoeForCausalLM",
     entries={"norm_topk_prob": True},
 )
 FAMILIES = {
     "llama": GgufFamily(
-        model_type="mixtral",
         architecture="MixtralForCausalLM",
         width="intermediate_size",
         entries={"sliding_window": None},
         arranged=_interleaved,
     ),
     "qwen2moe": GgufFamily(
-        model_type="qwen2_moe",
         architecture="Qwen2MoeForCausalLM",
         entries={"norm_topk_prob": False, "qkv_bias": True},
     ),
     "qwen3moe": _QWEN3,
     "qwen3vlmoe": _QWEN3,  # of text alone, whose positions are those of one axis
     "olmoe": GgufFamily(
-        model_type="olmoe",
         architecture="OlmoeForCausalLM",
         width="intermediate_size",
         entries={"norm_topk_prob": False},
     ),
     "glm4moe": GgufFamily(
-        model_type="glm4_moe",
         architecture="Glm4MoeForCausalLM",
         sizes=_SHARED_SIZES | _GROUP_SIZES,
         flags={"attention_bias": "attn_q.bias", "use_qk_norm": "attn_q_norm.weight"},
         has_sigmoids=True,
     ),
     "minimax-m2": GgufFamily(
-        model_type="minimax_m2",
         architecture="MiniMaxM2ForCausalLM",
         width="intermediate_size",
         has_sigmoids=True,
     ),
     "gpt-oss": GgufFamily(
-        model_type="gpt_oss",
         architecture="GptOssForCausalLM",
         width="intermediate_size",
         sizes={"sliding_window": "attention.sliding_window"},
@@ -219,39 +208,32 @@ FAMILIES = {
         flags={"attention_bias": "attn_q.bias"},
     ),
     "deepseek": GgufFamily(
-        model_type="deepseek",
         architecture="DeepseekForCausalLM",
         sizes=_SHARED_SIZES,
         entries={"norm_topk_prob": False},
         arranged=_interleaved,
     ),
     "deepseek2": GgufFamily(
-        model_type="deepseek_v2",
         architecture="DeepseekV2ForCausalLM",
         sizes=_SHARED_SIZES,
         keys=_latent,
         arranged=_latent_halves,
     ),
     "dots1": GgufFamily(
-        model_type="dots1",
         architecture="Dots1ForCausalLM",
         sizes=_SHARED_SIZES | _GROUP_SIZES,
         entries={"sliding_window": None},
         has_sigmoids=True,
     ),
     "ernie4_5-moe": GgufFamily(
-        model_type="ernie4_5_moe",
         architecture="Ernie4_5_MoeForCausalLM",
         sizes={
-            "moe_num_experts": "expert_count",
-            "moe_k": "expert_used_count",
-            "moe_num_shared_experts": "expert_shared_count",
+            "num_shared": "expert_shared_count",
             "moe_layer_start_index": "leading_dense_block_count",
             "moe_layer_interval": "interleave_moe_layer_step",
         },
     ),
     "granitemoe": GgufFamily(
-        model_type="granitemoeshared",
         architecture="GraniteMoeSharedForCausalLM",
         width="intermediate_size",
         sizes={
@@ -264,25 +246,20 @@ FAMILIES = {
         arranged=_interleaved,
     ),
     "hunyuan-moe": GgufFamily(
-        model_type="hunyuan_v1_moe",
         architecture="HunYuanMoEV1ForCausalLM",
         width="intermediate_size",
-        sizes={"moe_topk": "expert_used_count"},
     ),
     "gemma4": GgufFamily(
-        model_type="gemma4_text",
         architecture="Gemma4ForCausalLM",
         sizes={
-            "top_k_experts": "expert_used_count",
             "sliding_window": "attention.sliding_window",
             "final_logit_softcapping": "final_logit_softcapping",
         },
-        entries={"hidden_activation": "gelu_pytorch_tanh", "enable_moe_block": True},
+        entries={"hidden_act": "gelu_pytorch_tanh", "enable_moe_block": True},
         keys=_gemma,
         knows_factors=True,
     ),
     "qwen3next": GgufFamily(
-        model_type="qwen3_next",
         architecture="Qwen3NextForCausalLM",
         sizes=_RECURRENT_SIZES,
         entries={"norm_topk_prob": True},
@@ -290,7 +267,6 @@ FAMILIES = {
         arranged=_qwen3_next,
     ),
     "qwen35moe": GgufFamily(
-        model_type="qwen3_5_moe_text",
         architecture="Qwen3_5MoeForCausalLM",
         sizes=_RECURRENT_SIZES,
         keys=_recurrent,
@@ -300,7 +276,6 @@ FAMILIES = {
 """By the architecture's name in GGUF."""
 _WITH_SIGMOIDS = {
     "deepseek2": GgufFamily(
-        model_type="deepseek_v3",
         architecture="DeepseekV3ForCausalLM",
         sizes=_SHARED_SIZES,
         keys=_latent,

@@ -11,6 +11,7 @@ from moebatch.checkpoint.gguf.header import Value
 from moebatch.errors import CheckpointError
 from moebatch.formats.ggml_rearranged import Arrangement
 from moebatch.quoting import shown
+from moebatch.spec.families.registry import FAMILIES
 
 Arranged = Mapping[str, tuple[tuple[str, ...], Arrangement]]
 """By the name of a weight, without that of its layer: the tensors that hold it, and what has been
@@ -27,7 +28,8 @@ _USUAL_SIZES = {
     "num_experts_per_tok": "expert_used_count",
     "clip_qkv": "attention.clamp_kqv",
 }
-"""Keys of transformers and of GGUF, behind the architecture's name."""
+"""Keys as most families spell them (`FamilySpec.spelling` knows of others), and those of GGUF,
+behind the architecture's name."""
 _YARN = {
     "factor": "factor",
     "original_max_position_embeddings": "original_context_length",
@@ -108,13 +110,11 @@ def _nothing_arranged(said: GgufMetadata) -> Arranged:
 class GgufFamily:
     """How a family that llama.cpp knows is configured in transformers."""
 
-    model_type: str
     architecture: str
     width: str = "moe_intermediate_size"
     """Key of the width of an expert."""
     sizes: Mapping[str, str] = field(default_factory=dict)
-    """Keys of transformers and of GGUF, beside the usual ones; what a file leaves out is as usual
-    in the family."""
+    """The same as `_USUAL_SIZES`, beside it; what a file leaves out is as usual in the family."""
     flags: Mapping[str, str] = field(default_factory=dict)
     """Keys of transformers that are true where a layer has a tensor."""
     entries: Mapping[str, Any] = field(default_factory=dict)
@@ -137,13 +137,14 @@ class GgufFamily:
         self._require_scores(said)
         width = said.get("expert_feed_forward_length") or said.get("feed_forward_length")
         own = ((key, said.get(name)) for key, name in self.sizes.items())
-        return {
+        described = FAMILIES[self.architecture]
+        config = {
             **{key: said.get(name) for key, name in _USUAL_SIZES.items()},
             **{key: value for key, value in own if value is not None},
             **{key: said.has(name) for key, name in self.flags.items()},
             "num_hidden_layers": said.num_layers,
             "architectures": [self.architecture],
-            "model_type": self.model_type,
+            "model_type": described.model_type,
             "dtype": "bfloat16",
             "hidden_act": "silu",
             "vocab_size": vocab_size,
@@ -160,6 +161,7 @@ class GgufFamily:
             **self.entries,
             **self.keys(said),
         }
+        return {described.spelling.get(key, key): value for key, value in config.items()}
 
     def _scaled_positions(self, said: GgufMetadata) -> dict[str, Any]:
         """YaRN (Peng et al. 2023), or all positions closer together."""

@@ -95,9 +95,9 @@ class _Bytes:
     def value(self, kind: int) -> Value | None:
         """None for what is not kept."""
         if kind in _SCALARS:
-            value: Any = struct.unpack(_SCALARS[kind], self.take(struct.calcsize(_SCALARS[kind])))[
-                0
-            ]
+            layout = _SCALARS[kind]
+            value: Any
+            (value,) = struct.unpack(layout, self.take(struct.calcsize(layout)))
             return float(str(np.float32(value))) if kind == _FLOAT32 else value
         if kind == _TEXT:
             return self.text()

@@ -21,7 +21,6 @@ _SUFFIX = ".gguf"
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _MOST_SHARDS = 1000
 _EMBEDDING = "token_embd.weight"
-_LAYER = re.compile(r"(?:blk\.\d+\.)?")
 
 
 def find_gguf(path: Path) -> tuple[str, ...]:
@@ -98,7 +97,7 @@ def _rearranged(
 ) -> dict[str, WeightFormat]:
     """Formats of weights, in any layer or in none, that are not as the model has them."""
     found: dict[str, WeightFormat] = {}
-    for place in {_LAYER.match(name)[0] for name in tensors}:  # type: ignore[index]
+    for place in {_place(name) for name in tensors}:
         for weight, (names, arrangement) in arranged.items():
             stored = [place + name for name in names]
             is_whole = weight not in names and place + weight in tensors
@@ -107,6 +106,12 @@ def _rearranged(
             rows = tuple((name, _rows_of(name, tensors, formats)) for name in stored)
             found[place + weight] = Rearranged(stored=rows, arrangement=arrangement)
     return found
+
+
+def _place(name: str) -> str:
+    """How the names of all tensors of its layer begin; nothing of one that is in none."""
+    block, number, *rest = (*name.split("."), "", "")
+    return f"{block}.{number}." if block == "blk" and any(rest) else ""
 
 
 def _rows_of(
