@@ -91,11 +91,11 @@ class CompiledExperts:
         """Fills the ``outputs_TKD`` of the experts, with room for the inner numbers of `most_rows`
         rows at a time. Raises MemoryError if scratch is refused."""
         pieces = [piece for expert in experts for piece in _pieces(frame, expert, most_rows)]
-        for chosen in portions([len(piece.tokens.rows_M) for piece in pieces], most_rows):
+        for chosen in portions([piece.tokens.num_tokens for piece in pieces], most_rows):
             self._run(frame.branch(), pieces[chosen.start : chosen.stop], routing)
 
     def _run(self, frame: Frame, pieces: Sequence[GroupedExpert], routing: Routing) -> None:
-        counts = [len(piece.tokens.rows_M) for piece in pieces]
+        counts = [piece.tokens.num_tokens for piece in pieces]
         width, hidden = pieces[0].matrices.weights[0].shape
         inner_MF = frame.take(sum(counts), width)
         num_threads = num_threads_for(3 * inner_MF.numel() * hidden)

@@ -63,7 +63,7 @@ class RoutedExperts:
             try:
                 matrices, taken = self._prepared(parts, layer, expert)
                 tokens = routing.tokens[expert]
-                if self._is_grouped(taken, len(tokens.rows_M)):
+                if self._is_grouped(taken, tokens.num_tokens):
                     together.append(GroupedExpert(tokens, taken))
                 else:
                     self._compute(routing, tokens, matrices)

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Literal, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from moebatch.arrays import Ints
 from moebatch.formats.coded import BITS, ZEROS, BlockNumbers, CodedMatrix, Numbers
 from moebatch.formats.weight_format import StoredMatrix
 
@@ -85,13 +87,10 @@ class GroupedMatrices:
     coding_out: Coding
     parts: Parts
     """Matrix by matrix; they live until the kernels have been launched."""
+    addresses: Ints
+    """Of the parts; 0 for what there is not."""
     width: int
     """F."""
-
-    @property
-    def addresses(self) -> tuple[int, ...]:
-        """Of the parts; 0 for what there is not."""
-        return tuple(0 if part is None else part.data_ptr() for part in self.parts)
 
 
 def inputs_at_once(dtype: torch.dtype) -> int:
@@ -109,7 +108,14 @@ def grouped_matrices(matrices: Mapping[str, Stored], dtype: torch.dtype) -> Grou
     if gate is None or up is None or down is None or gate.coding != up.coding:
         return None
     parts = gate.parts + up.parts + down.parts
-    return GroupedMatrices(gate.coding, down.coding, parts, matrices["gate"].shape[0])
+    places = [0 if part is None else part.data_ptr() for part in parts]
+    return GroupedMatrices(
+        coding_in=gate.coding,
+        coding_out=down.coding,
+        parts=parts,
+        addresses=np.array(places, np.int64),
+        width=matrices["gate"].shape[0],
+    )
 
 
 def _described(matrix: Stored, bias_O: Stored | None, dtype: torch.dtype) -> Described | None:

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from moebatch.arrays import Ints
 from moebatch.layout.fused import is_grouped, portions
 from moebatch.model.gpu.coding import (
     Coding,
@@ -25,6 +27,7 @@ from moebatch.model.gpu.coding import (
 from moebatch.model.gpu.rows import clamping, launch
 from moebatch.model.grouped import GroupedExpert
 from moebatch.model.routing.router import Routing
+from moebatch.model.routing.tokens import ExpertTokens
 from moebatch.model.scratch import Frame
 from moebatch.spec.model.blocks import ClampedGate
 
@@ -80,21 +83,26 @@ class GroupedExperts:
     def _run_alike(
         self, frame: Frame, experts: Sequence[GroupedExpert], routing: Routing, most_rows: int
     ) -> None:
-        counts = [len(each.tokens.rows_M) for each in experts]
+        counts = [each.tokens.num_tokens for each in experts]
         height = next((rows for rows in _TILES if rows >= max(counts)), _TILES[-1])
-        table: list[tuple[int, ...]] = []
+        tiles_of: list[int] = []
+        places: list[tuple[int, ...]] = []
         found: list[_Portion] = []
         for chosen in portions(counts, most_rows):
-            first, num_rows = len(table), 0
+            first, num_rows = len(places), 0
             for number in chosen:
-                table += _tiles(experts[number], height, num_rows)
+                of_expert = [*_tiles(experts[number].tokens, counts[number], height, num_rows)]
+                places += of_expert
+                tiles_of += [number] * len(of_expert)
                 num_rows += counts[number]
-            found.append(_Portion(first, len(table) - first, num_rows))
+            found.append(_Portion(first, len(places) - first, num_rows))
         matrices = experts[0].matrices
         room_MF = frame.take(max(portion.num_rows for portion in found), matrices.width)
-        table_NX = _on_device(table, room_MF.device)
+        addresses_EX = np.stack([each.matrices.addresses for each in experts])
+        table_NX = np.concatenate((addresses_EX[tiles_of], np.array(places, np.int64)), axis=1)
+        tiles_NX = _on_device(table_NX, room_MF.device)
         for portion in found:
-            tiles = table_NX[portion.first_tile : portion.first_tile + portion.num_tiles]
+            tiles = tiles_NX[portion.first_tile : portion.first_tile + portion.num_tiles]
             self._run(tiles, matrices, room_MF, routing, height)
 
     def _run(
@@ -142,16 +150,19 @@ class GroupedExperts:
         )
 
 
-def _tiles(expert: GroupedExpert, height: int, start: int) -> Iterator[tuple[int, ...]]:
-    """Rows of the table for one expert, whose inner rows begin at `start`."""
-    rows_M, choices_M = expert.tokens
-    assert rows_M.is_contiguous() and choices_M.is_contiguous(), "slices of what was sorted"
-    for first in range(0, len(rows_M), height):
-        places = [each.data_ptr() + first * each.itemsize for each in expert.tokens]
-        yield *expert.matrices.addresses, *places, min(height, len(rows_M) - first), start + first
+def _tiles(tokens: ExpertTokens, count: int, height: int, start: int) -> Iterator[tuple[int, ...]]:
+    """The end of the table's rows for one expert, whose inner rows begin at `start`."""
+    assert all(each.is_contiguous() for each in tokens), "slices of what was sorted"
+    rows, choices = (each.data_ptr() for each in tokens)
+    item = tokens.rows_M.itemsize
+    for first in range(0, count, height):
+        at = first * item
+        yield rows + at, choices + at, min(height, count - first), start + first
 
 
-def _on_device(table: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+def _on_device(table: Ints, device: torch.device) -> Tensor:
     """Without waiting for the device: torch keeps pinned memory until the copy is done."""
-    table_NX = torch.tensor(table, pin_memory=device.type == "cuda")
-    return table_NX.to(device, non_blocking=True)
+    table_NX = torch.from_numpy(table)
+    return (
+        table_NX.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table_NX
+    )

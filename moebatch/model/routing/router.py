@@ -71,7 +71,7 @@ class Routing:
         counts: Counter[int] = Counter()
         for routing in routings:
             assert routing.normed_TD.data_ptr() == first.normed_TD.data_ptr(), "of another pass"
-            counts.update({expert: len(rows) for expert, (rows, _) in routing.tokens.items()})
+            counts.update({expert: each.num_tokens for expert, each in routing.tokens.items()})
         rows = _merged(rows for routing in routings for rows in routing.rows)
         return replace(
             first,

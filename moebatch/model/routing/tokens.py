@@ -18,6 +18,12 @@ class ExpertTokens(NamedTuple):
     choices_M: Tensor
     """Which of its K choices the expert is, int64."""
 
+    @property
+    def num_tokens(self) -> int:
+        """M. By a tensor's length, for which torch takes ten times as long, this would show where
+        many experts are looked at."""
+        return self.rows_M.shape[0]
+
 
 def group_by_expert(experts_TK: Tensor, rows: slice, num_experts: int) -> dict[int, ExpertTokens]:
     """Tokens of every expert that was chosen, among some rows; waits for a GPU to know how many."""

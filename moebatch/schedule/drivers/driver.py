@@ -1,9 +1,9 @@
 """Drives a schedule: launches its tasks and answers what it asks, on any kind of lanes."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any, Protocol
 
 from moebatch.schedule.drivers.foresight import Foresight
@@ -94,6 +94,10 @@ class Driver:
         is on its way and what is ready has been launched: guesses take time."""
         self._schedule = schedule
         self._setup = setup
+        self._experts = [
+            [ExpertKey(layer, expert) for expert in range(setup.num_experts)]
+            for layer in range(setup.num_layers)
+        ]
         self._lanes = lanes
         self._router = router
         self._slots = slots
@@ -214,7 +218,7 @@ class Driver:
     def _bring(self, step: int, experts: Collection[int]) -> None:
         """These, and not what was said of the step before, from further away."""
         layer = self._begin(step)
-        keys = [ExpertKey(layer, expert) for expert in experts]
+        keys = self._of(layer, experts)
         with self._lanes.lock:
             self._slots.withdraw(layer, keep=experts)
             self._slots.prefetch(keys)
@@ -224,17 +228,15 @@ class Driver:
     def _fetch(self, step: int) -> None:
         layer = self._begin(step)
         with self._lanes.lock:
-            self.disk_path.fetch(
-                ExpertKey(layer, expert) for expert in range(self._setup.num_experts)
-            )
+            self.disk_path.fetch(self._experts[layer])
             self._lanes.slots_changed()
 
     def _route(self, step: int, micro_batch: int) -> None:
         news = self._listen(step, micro_batch)
         layer = self._setup.layer(step)
         with self._lanes.lock:
-            for expert in news:
-                self._require(ExpertKey(layer, expert))
+            for key in self._of(layer, news):
+                self._require(key)
             self._lanes.slots_changed()
 
     def _listen(self, step: int, micro_batch: int) -> Sequence[int]:
@@ -248,10 +250,9 @@ class Driver:
         wanted.update(chosen)
         self._to_learn.append((step, micro_batch))
         layer = self._begin(step)
+        keys = self._experts[layer]
         with self._lanes.lock:
-            self._foresight.ask(
-                step, layer, news, lambda expert: self._slots.state(ExpertKey(layer, expert))
-            )
+            self._foresight.ask(step, layer, news, lambda expert: self._slots.state(keys[expert]))
         return news
 
     def _learn_now(self) -> None:
@@ -286,13 +287,12 @@ class Driver:
         """Gates have to choose before anything else can go on, so they may as well end first."""
         self._lanes.wait(lambda: self._lanes.is_idle(results_only=True), f"gates of step {step}")
         layer = self._begin(step)
-        for expert in range(self._setup.num_experts):
-            key = ExpertKey(layer, expert)
+        for key in self._experts[layer]:
             with self._lanes.lock:
                 self._slots.prefetch([key])
                 self.disk_path.hurry([key])
                 self._lanes.slots_changed()
-            self._lanes.wait(partial(self._is_there, key), f"expert {expert} of step {step}")
+            self._lanes.wait(partial(self._is_there, key), f"expert {key.expert} of step {step}")
 
     def _is_there(self, key: ExpertKey) -> bool:
         """Whether waiting for an expert makes no sense any more."""
@@ -300,16 +300,16 @@ class Driver:
 
     def _arrivals(self, step: int) -> Arriving:
         layer = self._setup.layer(step)
-        keys = [ExpertKey(layer, expert) for expert in sorted(self._wanted[step])]
+        keys = self._of(layer, sorted(self._wanted[step]))
 
         num_seen = 0
 
-        def ready(waiting: Collection[ExpertKey], of_all: bool) -> list[ExpertKey]:
+        def ready(waiting: Collection[ExpertKey], of_all: bool) -> list[list[ExpertKey]]:
             nonlocal num_seen
             with self._lanes.lock:
                 come = waiting if of_all else new(waiting)
                 num_seen = self._slots.num_arrived
-                return self._slots.ready(come)
+                return [*self._together(self._slots.ready(come))]
 
         def new(waiting: Collection[ExpertKey]) -> list[ExpertKey]:
             return [key for key in self._slots.arrived_after(num_seen) if key in waiting]
@@ -323,12 +323,20 @@ class Driver:
                 lambda: any(map(self._slots.is_ready, new(waiting))), _some_of(step, waiting)
             )
 
-        return Arriving(keys, ready, wait, most_together=self._setup.most_together)
+        return Arriving(keys, ready, wait)
+
+    def _together(self, ready: Iterable[ExpertKey]) -> Iterator[list[ExpertKey]]:
+        """Groups of experts that are computed in one task: those that stay apart from those that
+        give their slots back, in the order that they have."""
+        for stay, alike in groupby(ready, self._slots.is_resident):
+            most = self._setup.most_residents if stay else self._setup.most_together
+            keys = [*alike]
+            yield from (keys[first : first + most] for first in range(0, len(keys), most))
 
     def _in_order(self, step: int, micro_batch: int) -> Iterator[int]:
         layer = self._setup.layer(step)
         for expert in sorted(self._chosen[step][micro_batch]):
-            key = ExpertKey(layer, expert)
+            key = self._experts[layer][expert]
             with self._lanes.lock:
                 self._require(key)  # it keeps its slot until its launch
                 self._slots.hurry(key)
@@ -353,7 +361,11 @@ class Driver:
 
     def _keys(self, task: Task) -> list[ExpertKey]:
         layer = self._setup.layer(task.step)
-        return [ExpertKey(layer, expert) for expert in task.experts]
+        return self._of(layer, task.experts)
+
+    def _of(self, layer: int, experts: Iterable[int]) -> list[ExpertKey]:
+        keys = self._experts[layer]
+        return [keys[expert] for expert in experts]
 
 
 def _is_urgent(item: Task | Request) -> bool:

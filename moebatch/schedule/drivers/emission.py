@@ -59,7 +59,6 @@ def _second_pass(name: str, top: Place, home: LevelName, *, attends_on_cpu: bool
         num_hot=1,
         kv_homes=(home,) * _LAYERS,
         compute=top,
-        most_together=_EXPERTS,
     )
     sweep = Sweep(
         num_micro_batches=2 * _BATCHES,
@@ -82,10 +81,7 @@ def _second_pass(name: str, top: Place, home: LevelName, *, attends_on_cpu: bool
             case Arrivals(step):
                 keys = [ExpertKey(step % _LAYERS, expert) for expert in range(_EXPERTS)]
                 answer = Arriving(
-                    keys,
-                    lambda waiting, of_all: list(waiting),
-                    lambda waiting: None,
-                    most_together=setup.most_together,
+                    keys, lambda waiting, of_all: [list(waiting)], lambda waiting: None
                 )
             case InOrder():
                 answer = iter(range(_EXPERTS))
