@@ -148,6 +148,14 @@ def test_a_trace_of_another_model_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["plan", "simulate"])
+def test_programs_read_what_ended_a_command(command: str, tmp_path: Path) -> None:
+    done = moebatch(command, tmp_path / "no job.yaml", "--json")
+    told = json.loads(done.stdout)
+    assert told["exit_code"] == done.returncode == ExitCode.CONFIG
+    assert "no such file" in told["error"]
+
+
+@pytest.mark.parametrize("command", ["plan", "simulate"])
 def test_experts_on_the_cpu_beside_a_gpu_are_refused(command: str, tmp_path: Path) -> None:
     path = tmp_path / "policy.yaml"
     path.write_text("policy: {batch_size: 8, micro_batch_size: 8, weights: {dram: 1}}\n")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moebatch.cli.as_json import AsJson, print_json
+from moebatch.cli.as_json import AsJson, answering, print_json
 from moebatch.cli.parameters import PICTURES, PlannedJob, either, named, with_options
 from moebatch.cli.process import let_threads_sleep
 from moebatch.garbage import importing
@@ -38,22 +38,23 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Predict speed, time and memory of a job, and what would help. Says policy and what binds."""
-    options = replace(options, has_job=job is not None)
-    options.require_consistent()
-    with importing():
-        from moebatch.plan.answers import answer_policy_file, answer_question
-        from moebatch.plan.as_json import answer_json
-        from moebatch.report.plan import plan_views
-        from moebatch.spec.files.text_file import write_text
+    with answering(as_json):
+        options = replace(options, has_job=job is not None)
+        options.require_consistent()
+        with importing():
+            from moebatch.plan.answers import answer_policy_file, answer_question
+            from moebatch.plan.as_json import answer_json
+            from moebatch.report.plan import plan_views
+            from moebatch.spec.files.text_file import write_text
 
-    given = options.given_policy()
-    answer = answer_question(asked_question(job, options), options, given)
-    if roofline is not None:
-        from moebatch.report.pictures.drawings import write_roofline
+        given = options.given_policy()
+        answer = answer_question(asked_question(job, options), options, given)
+        if roofline is not None:
+            from moebatch.report.pictures.drawings import write_roofline
 
-        write_roofline(roofline, answer)
-    if output is not None:
-        write_text(output, answer_policy_file(answer).to_yaml())
+            write_roofline(roofline, answer)
+        if output is not None:
+            write_text(output, answer_policy_file(answer).to_yaml())
     if as_json:
         print_json(answer_json(answer))
     else:

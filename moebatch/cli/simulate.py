@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moebatch.cli.as_json import AsJson, print_json
+from moebatch.cli.as_json import AsJson, answering, print_json
 from moebatch.cli.parameters import Drawings, PlannedJob, with_options
 from moebatch.cli.plan import asked_question
 from moebatch.plan.options import PlanOptions, SimOptions
@@ -35,16 +35,17 @@ def simulate(
     as_json: AsJson = False,
 ) -> None:
     """Show what every lane would do under a schedule, and wait for."""
-    options = replace(options, has_job=job is not None, command="moebatch simulate")
-    options.require_consistent()
-    simulated.require_consistent()
-    from moebatch.plan.simulation.simulation import simulation_json, timelines_of
-    from moebatch.report.pictures.drawings import write_timelines
-    from moebatch.report.timeline_view import simulated_view
+    with answering(as_json):
+        options = replace(options, has_job=job is not None, command="moebatch simulate")
+        options.require_consistent()
+        simulated.require_consistent()
+        from moebatch.plan.simulation.simulation import simulation_json, timelines_of
+        from moebatch.report.pictures.drawings import write_timelines
+        from moebatch.report.timeline_view import simulated_view
 
-    answer, found = _simulations(job, options, simulated, routing, durations)
-    timelines, title = timelines_of(found), answer.title
-    write_timelines(timelines, trace=drawings.trace, gantt=drawings.gantt, title=title)
+        answer, found = _simulations(job, options, simulated, routing, durations)
+        timelines, title = timelines_of(found), answer.title
+        write_timelines(timelines, trace=drawings.trace, gantt=drawings.gantt, title=title)
     if as_json:
         print_json(simulation_json(answer, found))
     else:
