@@ -465,6 +465,13 @@ def test_an_output_of_another_job_is_refused_and_the_difference_named(
     assert (tmp_path / "out.jsonl").read_bytes() == before
 
 
+@pytest.mark.parametrize("command", ["run", "merge", "check"])
+def test_the_root_is_no_output(command: str, tmp_path: Path, model: Path) -> None:
+    done = moebatch(command, write_job(tmp_path, model, PROMPTS, output={"path": "/"}))
+    assert done.returncode == ExitCode.CONFIG
+    assert "output.path: is a folder; give the path of a file" in done.stdout + done.stderr
+
+
 def test_a_file_that_no_job_wrote_is_never_replaced(tmp_path: Path, model: Path) -> None:
     (tmp_path / "out.jsonl").write_text("precious")
     done = moebatch("run", write_job(tmp_path, model, PROMPTS))

@@ -17,7 +17,7 @@ class RunFolder:
 
     def __init__(self, output: Path) -> None:
         target = Path(os.path.realpath(output))  # which says nothing against links in a circle
-        self.path = target.with_name(target.name + ".moebatch")
+        self.path = target.parent / f"{target.name}.moebatch"  # the root has no name to change
 
     @property
     def journal(self) -> Path:
