@@ -599,6 +599,17 @@ def test_merging_before_all_rows_have_ended_is_code_1(tmp_path: Path, model: Pat
     assert "2/3" in shown.stdout
 
 
+def test_an_input_without_rows_is_not_merged_over_the_answers(tmp_path: Path, model: Path) -> None:
+    job = write_job(tmp_path, model, PROMPTS)
+    assert moebatch("run", job, "--quiet").returncode == ExitCode.OK
+    (tmp_path / "in.jsonl").write_bytes(b"")
+    for command in "run", "merge":
+        done = moebatch(command, job)
+        assert done.returncode == ExitCode.INPUT
+        assert "in.jsonl: holds no rows" in done.stderr
+    assert len(answers(tmp_path)) == len(PROMPTS)
+
+
 def test_files_cannot_command_the_terminal(tmp_path: Path, model: Path) -> None:
     rows: list[object] = [{"custom_id": "\x1b[2J", "prompt": 3}, {"\x1b]0;title\x07": 1}]
     for command in ("check", "run"):

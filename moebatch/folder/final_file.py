@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
+from moebatch.errors import InputError
 from moebatch.folder.duplicates import Duplicates
 from moebatch.folder.results import Answered
 from moebatch.folder.row_key import RowKeys
 from moebatch.journal.files import Files, NewFile, replacing, storage_errors
 from moebatch.journal.finished import Finished
-from moebatch.rows.row import RawRow, Source
+from moebatch.rows.row import RawRow, Source, no_rows
 
 
 class _Writable(Protocol):
@@ -52,9 +53,11 @@ class FinalFile:
         many there are, and how many of them failed.
 
         Raises RowsMissing before anything is touched, StorageError if the disk is full or fails,
-        and InputError if the input is damaged.
+        and InputError if the input is damaged or holds no rows any more.
         """
         places, states = _ended(source, Answered(finished, self._keys), duplicates)
+        if not states:
+            raise InputError([no_rows(str(source.path))])
         with storage_errors(self._path):
             if self._errors is not None:
                 self._replace(self._errors, _chosen(places, states, failed=True), finished)

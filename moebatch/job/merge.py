@@ -30,7 +30,8 @@ def merge(job: Job) -> Merged:
     """Writes the output of a job whose rows have all ended, in whatever runs.
 
     Raises MoebatchError if some have not, LockHeld if a run still goes on, ConfigError if the
-    output is of another job, and what reading and writing raise.
+    output is of another job, InputError if the input holds no rows, and what reading and writing
+    raise.
     """
     require_writable(job)
     folder = RunFolder(job.output.path)

@@ -20,7 +20,16 @@ from moebatch.rows.parse import (
     parse_row,
 )
 from moebatch.rows.repeats import Beginnings, RepeatCounter
-from moebatch.rows.row import Dialect, FailedRow, ParsedRow, RawRow, ReadyRow, Row, Source
+from moebatch.rows.row import (
+    Dialect,
+    FailedRow,
+    ParsedRow,
+    RawRow,
+    ReadyRow,
+    Row,
+    Source,
+    no_rows,
+)
 from moebatch.rows.strict_json import NOT_JSON
 from moebatch.rows.tokenizer import NO_CHAT_TEMPLATE
 from moebatch.spec.request import Request
@@ -105,7 +114,7 @@ class InputSummary:
         """Why nothing can be run, if so. It is said once instead of for each row."""
         num_rows = len(self.is_left)
         if not num_rows:
-            return (Fault(file=self.file, message="holds no rows", code="empty_file"),)
+            return (no_rows(self.file),)
         (code, num_alike), *_ = [*self._num_of_all.most_common(1), ("", 0)]
         if self._num_unreadable < num_rows or 2 * num_alike < num_rows:
             return (self._first_taken,) if self._first_taken else ()

@@ -39,6 +39,11 @@ def refusal(
     return InputError([Fault(file=str(path), message=message, line=line, code=code)])
 
 
+def no_rows(file: str) -> Fault:
+    """What is wrong with an input that has nothing to answer."""
+    return Fault(file=file, message="holds no rows", code="empty_file")
+
+
 Dialect = Literal["openai", "plain"]
 Kind = Literal["chat", "completion"]
 
