@@ -441,6 +441,18 @@ def test_a_run_goes_on_without_standard_error(tmp_path: Path, model: Path) -> No
     assert len(answers(tmp_path)) == len(PROMPTS)
 
 
+def test_a_run_goes_on_without_its_terminal(tmp_path: Path, model: Path) -> None:
+    job = write_job(tmp_path, model, PROMPTS)
+    ours, its = os.openpty()
+    command = [sys.executable, "-m", "moebatch", "run", str(job)]
+    with subprocess.Popen(command, stdout=its, stderr=its, start_new_session=True) as process:
+        os.close(its)
+        assert os.read(ours, 1)  # it has begun to say something
+        os.close(ours)
+    assert process.returncode == ExitCode.OK
+    assert len(answers(tmp_path)) == len(PROMPTS)
+
+
 @pytest.mark.parametrize("arguments", [("check", "--json"), ("pack", "--to", "int4")])
 def test_a_name_longer_than_a_path_can_be_is_a_message(arguments: tuple[str, ...]) -> None:
     done = moebatch(*arguments, "a" * 300)

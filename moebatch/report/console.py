@@ -1,14 +1,15 @@
 """Lines on a terminal or in a log file, as they are."""
 
 import codecs
+import errno
 import logging
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
-from typing import Any
+from typing import IO, Any, TextIO, cast
 
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
@@ -38,7 +39,39 @@ def _console(*, stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     is_terminal = stream is not None and stream.isatty()
     is_log = not is_terminal and "COLUMNS" not in os.environ
-    return Console(stderr=stderr, highlight=False, width=_LOG_WIDTH if is_log else None)
+    file = cast(IO[str], _Terminal(stream)) if is_terminal else None
+    width = _LOG_WIDTH if is_log else None
+    return Console(file=file, stderr=stderr, highlight=False, width=width)
+
+
+class _Terminal:
+    """A terminal that may be closed while a run goes on: what is written from then on is lost."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Says that all of it was written."""
+        with self._closing():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Shows what was written."""
+        with self._closing():
+            self._stream.flush()
+
+    @contextmanager
+    def _closing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            _write_nowhere(self._stream)
 
 
 def show(console: Console, view: RenderableType) -> None:
@@ -101,9 +134,13 @@ def drop_what_cannot_be_written() -> None:
             if stream is not None:
                 stream.flush()
         except OSError:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, stream.fileno())
-            os.close(nowhere)
+            _write_nowhere(stream)
+
+
+def _write_nowhere(stream: TextIO) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def make_logs_presentable() -> None:
