@@ -1,5 +1,6 @@
 """The command line as users, cron and Slurm meet it: screens, exit codes, nothing lost."""
 
+import errno
 import json
 import os
 import re
@@ -404,6 +405,13 @@ def test_a_path_that_may_not_be_looked_at_is_a_message() -> None:
     refused = pytest.raises(StorageError, match="job: cannot be reached: Permission denied")
     with refused, naming_paths():
         raise PermissionError(13, "Permission denied", "job")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_log_without_room_is_a_message_whatever_bounds_it(number: int) -> None:
+    refused = pytest.raises(StorageError, match="a screen or log cannot be written")
+    with refused, naming_paths():
+        raise OSError(number, os.strerror(number))
 
 
 def test_failed_rows_are_said_to_be_where_they_are(tmp_path: Path, model: Path) -> None:

@@ -10,6 +10,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from moebatch.errors import ConfigError, ExitCode, Fault, Interrupted, StorageError, Terminated
+from moebatch.journal.files import NO_ROOM
 from moebatch.quoting import shown
 from moebatch.report.console import error_console, logger
 
@@ -48,13 +49,13 @@ def hear_interrupts() -> None:
 @contextmanager
 def naming_paths() -> Iterator[None]:
     """While the block runs, a name that no file system takes is a mistake of the user, and so is a
-    folder that this user may not look into, or a log on a full disk."""
+    folder that this user may not look into, or a log that has no more room."""
     try:
         yield
     except OSError as error:
         if isinstance(error, PermissionError):
             raise StorageError(f"{error.filename}: cannot be reached: {error.strerror}") from error
-        if error.errno == errno.ENOSPC and error.filename is None:
+        if error.errno in NO_ROOM and error.filename is None:
             raise StorageError(f"a screen or log cannot be written: {error.strerror}") from error
         if error.errno != errno.ENAMETOOLONG:
             raise

@@ -20,7 +20,7 @@ from moebatch.folder.results import Answered
 from moebatch.folder.row_key import RowKeys
 from moebatch.folder.run_folder import RunFolder
 from moebatch.folder.shard import Shard
-from moebatch.journal.files import Files, NewFile
+from moebatch.journal.files import Files, NewFile, storage_errors
 from moebatch.journal.finished import Finished
 from moebatch.quoting import reason, shown
 from moebatch.rows.row import Source
@@ -218,19 +218,19 @@ def _write(wanted: Claim, folder: RunFolder, *, only_new: bool) -> bool:
     draft = folder.path / f".manifest.{uuid.uuid4().hex}"
     content = _Content(job=dict(wanted.manifest.fields), settled=wanted.first)
     files = Files()
+    data = content.model_dump_json(indent=1).encode() + b"\n"
     try:
-        folder.path.mkdir(exist_ok=True)
-        with closing(NewFile(files, draft)) as file:
-            file.write(content.model_dump_json(indent=1).encode() + b"\n")
-            file.sync()  # a name that outlives a loss of power, with nothing in it, is damage
-        is_ours = not only_new or _link(draft, folder.manifest)
-        if not only_new:
-            files.replace(draft, folder.manifest)
-        for changed in (folder.path, folder.path.parent):
-            files.sync_folder(changed)
+        with storage_errors(folder.path, needed=len(data)):
+            files.make_folder(folder.path)
+            with closing(NewFile(files, draft)) as file:
+                file.write(data)
+                file.sync()  # a name that outlives a loss of power, with nothing in it, is damage
+            is_ours = not only_new or _link(draft, folder.manifest)
+            if not only_new:
+                files.replace(draft, folder.manifest)
+            for changed in (folder.path, folder.path.parent):
+                files.sync_folder(changed)
         return is_ours
-    except OSError as error:
-        raise StorageError(f"{folder.path}: cannot be written: {error.strerror}") from error
     finally:
         with suppress(OSError):
             files.remove(draft)

@@ -10,7 +10,8 @@ from pathlib import Path
 from moebatch.errors import StorageError
 from moebatch.units import format_bytes
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""A full disk, a quota or a limit."""
 _BUFFER_BYTES = 2**20
 _DRAFT = ".{}.moebatch-draft"
 NUM_ADDED = len(_DRAFT.format(""))
@@ -137,7 +138,7 @@ def storage_errors(path: Path, *, needed: int = 0) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _NO_ROOM:
+        if error.errno not in NO_ROOM:
             raise StorageError(f"{path}: writing failed: {error.strerror or error}") from error
         raise StorageError(
             f"{path}: no room left: {', '.join(_room(error, path, needed))}; make room and run the "

@@ -1,15 +1,18 @@
 """An output belongs to one job, and nothing that another program wrote is replaced."""
 
 import datetime
+import errno
 import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from moebatch.errors import ConfigError, ExitCode, StorageError
+from moebatch.folder import claim as claim_module
 from moebatch.folder.claim import (
     GENERATION,
     Claim,
@@ -26,6 +29,7 @@ from moebatch.folder.run_folder import RunFolder
 from moebatch.journal.record import Record
 from moebatch.journal.writer import JournalWriter
 from moebatch.rows.row import RawRow, Row
+from tests.journal.faults import FaultyFiles
 
 PLACE = "/old/in.jsonl"
 JOB = Manifest(fields={"model": "m", "sampling.temperature": "0", "input.path": PLACE})
@@ -60,6 +64,17 @@ def _journal(folder: Path) -> Path:
     journal = folder / "out.jsonl.moebatch/journal"
     journal.mkdir()
     return journal / "1.jsonl"
+
+
+def test_a_full_disk_is_said_with_what_is_needed_and_what_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = partial(FaultyFiles, 3, number=errno.ENOSPC)
+    monkeypatch.setattr(claim_module, "Files", full)
+    message = r"out\.jsonl\.moebatch: no room left: \d+ B to write, .* free; make room"
+    with pytest.raises(StorageError, match=message):
+        claim(JOB, tmp_path / "out.jsonl", TODAY)
+    assert not [*(tmp_path / "out.jsonl.moebatch").iterdir()]
 
 
 def test_a_claimed_output_stays_open_to_the_same_job(tmp_path: Path) -> None:
