@@ -237,13 +237,11 @@ def plan_job(
 
     Raises DoesNotFit, and ConfigError for a policy that cannot be run.
     """
-    wishes, experts = wishes or Wishes(), None
+    asked, wishes, experts = replace(problem, schedule=schedule), wishes or Wishes(), None
     if given is None:
-        asked = replace(problem, schedule=schedule)
         found = best_for(asked, wishes, is_plain=is_plain)
         policy, experts = found.policy, found.experts
     else:
-        asked = replace(problem, schedule=schedule)
         policy = _given(asked, given, wishes, is_plain=is_plain)
     if is_static:
         policy = replace(policy, batching="static")
