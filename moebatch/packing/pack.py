@@ -117,7 +117,7 @@ class Pack:
         _require_packable(files)
         encodings = self._encodings(files)
         fingerprint = self._fingerprint(files, encodings)
-        path = order.folder.with_name(f"{order.folder.name}.packing")
+        path = order.folder.parent / f"{order.folder.name}.packing"  # the root has no name
         work = WorkFolder(path, subject=order.folder)
         record = _finished(order.folder, fingerprint)
         was_there = record is not None

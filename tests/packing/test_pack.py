@@ -288,8 +288,9 @@ def test_nothing_is_written_over_other_folders(
     output.mkdir()
     with pytest.raises(ConfigError, match=r"out: is there, and is no pack of these weights"):
         packed(model, output)
-    with pytest.raises(ConfigError, match="nothing is written over it"):
-        packed(model, model)
+    for taken in model, Path("/"):
+        with pytest.raises(ConfigError, match="nothing is written over it"):
+            packed(model, taken)
     packed(model, tmp_path / "int8", "int8")
     with pytest.raises(ConfigError, match="is no pack of these weights in this way"):
         packed(model, tmp_path / "int8", "int4")
