@@ -71,6 +71,7 @@ def test_names_say_the_stack_of_a_layer() -> None:
     [
         ("router_dtype", "bfloat16", "expected float32, got 'bfloat16'"),
         ("tie_word_embeddings", False, "expected true, got false"),
+        ("num_decoder_layers", 10**6, "expected a whole number from 1 to 10000, got 1000000"),
     ],
 )
 def test_what_is_not_computed_is_refused(key: str, value: object, message: str) -> None:

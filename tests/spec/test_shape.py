@@ -290,6 +290,19 @@ def test_figures_that_make_no_sense(family: str, entries: dict[str, Any], messag
 
 
 @pytest.mark.parametrize(
+    "entry",
+    [
+        *({"mscale_all_dim": strength} for strength in (1e300, 10**400, float("nan"))),
+        {"factor": float("inf")},
+    ],
+)
+def test_scores_are_multiplied_by_a_number(entry: dict[str, Any]) -> None:
+    yarn = {"type": "yarn", "factor": 40, "mscale_all_dim": 1.0} | entry
+    message = faults_of(minimal("deepseek_v3", rope_scaling=yarn))
+    assert "rope_scaling: expected numbers below 1e+09 as factor and mscale_all_dim" in message
+
+
+@pytest.mark.parametrize(
     "config",
     [
         {"architectures": ["LlamaForCausalLM"]},

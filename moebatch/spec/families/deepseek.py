@@ -20,6 +20,9 @@ from moebatch.spec.model.latent_attention import LatentAttention
 from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, usual_roles
 
+_MOST = 1e9
+"""What scales positions is less, and can be squared."""
+
 
 def _moe(keys: ConfigKeys, num_layers: int) -> Layers:
     attention = grouped_attention(keys, biases="attention_bias")
@@ -68,8 +71,9 @@ def _score_factor(keys: ConfigKeys) -> float:
     scaling = keys.rope()
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     strength, factor = scaling.get("mscale_all_dim") or 0.0, scaling.get("factor", 1.0)
-    if not all(isinstance(number, int | float) for number in (strength, factor)):
-        keys.fault("rope_scaling", "numbers as factor and mscale_all_dim", scaling)
+    if not all(isinstance(each, int | float) and abs(each) < _MOST for each in (strength, factor)):
+        expected = f"numbers below {_MOST:.0e} as factor and mscale_all_dim"
+        keys.fault("rope_scaling", expected, scaling)
         return 1.0
     if kind == "default" or factor <= 1:
         return 1.0

@@ -63,7 +63,8 @@ def sparse_layers(keys: ConfigKeys, num_layers: int) -> tuple[int, ...]:
     if not isinstance(dense, list | tuple) or any(type(layer) is not int for layer in dense):
         keys.fault("mlp_only_layers", "a list of layer numbers", dense)
         dense = ()
-    return tuple(layer for layer in range(step - 1, num_layers, step) if layer not in dense)
+    others = frozenset(dense)
+    return tuple(layer for layer in range(step - 1, num_layers, step) if layer not in others)
 
 
 def _qwen2_windows(keys: ConfigKeys, num_layers: int) -> Windows:

@@ -10,6 +10,7 @@ from moebatch.quoting import shown
 from moebatch.spec.machine.hardware import Dtype
 
 MAX_LAYERS = 10_000
+_LAYERS = ("num_hidden_layers", "num_decoder_layers")
 MAX_COUNT = 2**31 - 1
 MAX_EXPERTS = 2**18
 """Of all layers together: ten times what the largest models have, each of which has a name."""
@@ -64,7 +65,7 @@ class ConfigKeys:
 
     def count(self, key: str, most: int = MAX_COUNT, least: int = 1) -> int:
         """A whole number of at least that."""
-        if key == "num_hidden_layers":
+        if key in _LAYERS:
             most = MAX_LAYERS
         return self._checked_count(key, self.value(key), most, least)
 
