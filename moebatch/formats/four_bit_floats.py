@@ -19,6 +19,9 @@ from moebatch.formats.weight_format import CodedFormat, Look, StoredPart, Weight
 if TYPE_CHECKING:
     from torch import Tensor
 
+_OF_ONE = ((), (1,))
+"""Shapes of a single number."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class FourBitFloats(CodedFormat):
@@ -90,7 +93,8 @@ class FourBitFloats(CodedFormat):
             return None
         this = replace(self, scale_dtypes=_first(self.scale_dtypes, scales.dtype))
         if self.global_suffix is not None and overall is not None:
-            this = replace(this, global_shape=overall.shape[len(shape) - 2 :])
+            own = overall.shape[len(shape) - 2 :]
+            this = replace(this, global_shape=own if own in _OF_ONE else self.global_shape)
         return this if this.fits(name, shape, look) else None
 
     def configured(self, quantization: Mapping[str, Any]) -> WeightFormat | None:

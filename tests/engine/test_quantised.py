@@ -86,6 +86,18 @@ def test_what_is_wrong_in_headers_is_named(
     assert f"tensor {name} " in str(caught.value) and message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("kind", "part"), [("nvfp4", "weight_scale_2"), ("packed-nvfp4", "weight_global_scale")]
+)
+def test_the_scale_of_a_whole_matrix_is_one_number(
+    kind: str, part: str, folder: Callable[..., Path]
+) -> None:
+    path = folder(kind, dense=True)
+    changed(path, f"k_proj.{part}", lambda t: t.repeat(3))
+    with pytest.raises(CheckpointError, match=r"k_proj\.weight"):
+        open_model(path, "float32")
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_scales_outside_experts_that_are_no_numbers_are_named(
     value: float, folder: Callable[..., Path]
