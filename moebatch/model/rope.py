@@ -57,6 +57,7 @@ class Rope:
         try:
             self._parameters = _RopeParameters(attention, shape, config)
             frequencies = self._frequencies(1)
+            self._parameters.require_numbers(shape.max_positions)
         except Exception as error:
             # transformers checks little: a bad entry shows as almost any exception.
             raise CheckpointError(
@@ -162,6 +163,15 @@ class _RopeParameters:
         frequencies, scale = self._compute(self._config, "cpu", seq_len=length)
         self._usual_scale = float(scale)
         return frequencies.float()
+
+    def require_numbers(self, max_positions: int) -> None:
+        """Raises ValueError where the last token of the longest sequence would turn all that it
+        sees into NaN."""
+        lengths = torch.tensor([max_positions])
+        frequencies = self.frequencies(int(self.effective_lengths(lengths)))
+        cos = ((max_positions - 1) * frequencies).cos() * self.scales(lengths, lengths.device)
+        if not cos.isfinite().all():
+            raise ValueError("angles are no numbers")
 
     def scales(self, lengths_T: Tensor, device: torch.device) -> Tensor | float:
         """By what cosines and sines of tokens in sequences of these lengths are multiplied, [T, 1],

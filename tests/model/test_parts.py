@@ -215,6 +215,12 @@ def test_spans_with_a_gap_are_our_mistake() -> None:
         ({"rope_parameters": {"rope_type": "spiral"}}, "rope parameters: KeyError: 'spiral'"),
         ({"rope_scaling": {"type": "linear"}}, "rope parameters: .*factor"),
         ({"rope_scaling": {"type": "yarn", "factor": "big"}}, "rope parameters: "),
+        ({"rope_theta": 0}, "rope parameters: ValueError: angles are no numbers"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2**63}}, "angles are no numbers"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 4.0, "attention_factor": 1e300}},
+            "angles are no numbers",
+        ),
         (
             {"partial_rotary_factor": 0.5, "rope_scaling": {"type": "linear", "factor": 2.0}},
             "rotate 4 of 8 head dimensions",
