@@ -19,6 +19,7 @@ ARCHITECTURES = {
     "mixtral": gguf.MODEL_ARCH.LLAMA,
     "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE,
     "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
+    "qwen3_vl_moe": gguf.MODEL_ARCH.QWEN3VLMOE,
     "olmoe": gguf.MODEL_ARCH.OLMOE,
     "glm4_moe": gguf.MODEL_ARCH.GLM4_MOE,
     "minimax_m2": gguf.MODEL_ARCH.MINIMAXM2,
@@ -86,10 +87,11 @@ def write_gguf(
     of the source, and none lies beside it.
     """
     config = json.loads((source / "config.json").read_text())
+    config = {**config.get("text_config", {}), **config}
     architecture = ARCHITECTURES[config["model_type"]]
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     tensors = read_tensors(source)
-    places = _by_gguf_name(_counted(tensors), config, names, older=older)
+    places = _by_gguf_name(_of_text(_counted(tensors)), config, names, older=older)
     places = _with_gates_above(places) if joined else places
     flat = torch.cat([each.float().flatten() for each in tensors.values()])
     stored: dict[str, tuple[str, Any]] = {}
@@ -175,6 +177,15 @@ def _counted(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return counted
 
 
+def _of_text(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Without those of images, which have a file of their own."""
+    return {
+        name.replace("language_model.", ""): each
+        for name, each in tensors.items()
+        if ".visual." not in name
+    }
+
+
 def _with_gates_above(places: Mapping[str, Tensor]) -> dict[str, Tensor]:
     joined = dict(places)
     for name in places:
@@ -226,6 +237,12 @@ def _parts(name: str, weight: Tensor, config: Mapping[str, Any]) -> list[tuple[s
         return [
             (f"{layer}_{role}_{kind}.weight", half)
             for role, half in zip(("gate", "up"), halves, strict=True)
+        ]
+    if family == "qwen3_vl_moe" and "experts" in name:
+        roles = ("gate", "up") if "gate_up" in name else ("down",)
+        stem, parts = name.rpartition(".")[0], torch.chunk(weight, len(roles), dim=1)
+        return [
+            (f"{stem}.{role}_proj.weight", part) for role, part in zip(roles, parts, strict=True)
         ]
     if family == "gpt_oss" and "_proj" in name and "experts" in name:
         stem, kind = (name.removesuffix("_bias"), "bias") if "_bias" in name else (name, "weight")
@@ -386,6 +403,9 @@ def _metadata(config: Mapping[str, Any], *, older: bool) -> dict[str, Any]:
             "attention.scale": config["attention_multiplier"],
             "logit_scale": config["logits_scaling"],
         }
+    if family == "qwen3_vl_moe":
+        sections = config["rope_parameters"]["mrope_section"]
+        found |= {"rope.dimension_sections": [*sections, 0], "n_deepstack_layers": 1}
     if family == "ernie4_5_moe":
         found |= {
             "expert_shared_count": config["moe_num_shared_experts"],

@@ -22,6 +22,7 @@ WIDTHS: dict[str, dict[str, Any]] = {
     "mixtral": {"intermediate_size": 512},
     "qwen2_moe": {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 256},
     "qwen3_moe": {"moe_intermediate_size": 256, "norm_topk_prob": True},
+    "qwen3_vl_moe": {"moe_intermediate_size": 256, "mlp_only_layers": []},
     "olmoe": {"intermediate_size": 256},
     "glm4_moe": {
         "moe_intermediate_size": 256,

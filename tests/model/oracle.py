@@ -63,12 +63,14 @@ def rounding_cache(rounded: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 def load(folder: Any, dtype: str = "float32") -> Any:
     """The model as transformers reads it from the folder."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     from tests.tiny import quiet
 
     with quiet():
-        return AutoModelForCausalLM.from_pretrained(
+        sees = hasattr(AutoConfig.from_pretrained(folder), "vision_config")
+        auto = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+        return auto.from_pretrained(
             folder,
             dtype=getattr(torch, dtype),
             attn_implementation="eager",

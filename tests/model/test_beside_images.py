@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForImageTextToText
 
 from moebatch.spec.request import Request
 from tests.engine.test_engine import NEW_TOKENS, policy, requests, run, tokens_of
-from tests.model.oracle import greedy
-from tests.tiny import quiet, write_checkpoint
+from tests.model.oracle import greedy, load
+from tests.tiny import write_checkpoint
 
 
 @pytest.mark.parametrize("family", ["qwen3_5_moe", "qwen3_vl_moe"])
@@ -55,8 +54,5 @@ def test_experts_of_qwen3_vl_may_lie_by_columns(tmp_path: Path) -> None:
 
 def answers(folder: Path, rows: Sequence[Request]) -> list[tuple[int, ...]]:
     """What transformers' whole model says."""
-    with quiet():
-        model = AutoModelForImageTextToText.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="eager"
-        ).eval()
+    model = load(folder)
     return [tuple(greedy(model, row.prompt_tokens, NEW_TOKENS)[0]) for row in rows]
