@@ -184,9 +184,7 @@ def _opened(path: Path) -> tuple[Mapping[str, Any], ModelShape, Checkpoint]:
         require_model_folder(path)
     names = find_gguf(path)
     if names:
-        folder = path.parent if path.suffix == ".gguf" else path
-        said, checkpoint = open_gguf(folder, names)
-        return said, read_runnable_shape(said, str(folder / names[0])), checkpoint
+        return open_gguf(path.parent if path.suffix == ".gguf" else path, names)
     file = file_inside(path, "config.json")
     config = read_object(file)
     return config, read_runnable_shape(config, str(file)), Checkpoint.open(path)

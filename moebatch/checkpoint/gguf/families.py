@@ -1,5 +1,6 @@
 """Families that llama.cpp knows, by the names that it gives their architectures."""
 
+from dataclasses import replace
 from typing import Any
 
 from moebatch.checkpoint.gguf.family import Arranged, GgufFamily, GgufMetadata
@@ -193,12 +194,10 @@ FAMILIES = {
         architecture="Glm4MoeForCausalLM",
         sizes=_SHARED_SIZES | _GROUP_SIZES,
         flags={"attention_bias": "attn_q.bias", "use_qk_norm": "attn_q_norm.weight"},
-        has_sigmoids=True,
     ),
     "minimax-m2": GgufFamily(
         architecture="MiniMaxM2ForCausalLM",
         width="intermediate_size",
-        has_sigmoids=True,
     ),
     "gpt-oss": GgufFamily(
         architecture="GptOssForCausalLM",
@@ -223,7 +222,6 @@ FAMILIES = {
         architecture="Dots1ForCausalLM",
         sizes=_SHARED_SIZES | _GROUP_SIZES,
         entries={"sliding_window": None},
-        has_sigmoids=True,
     ),
     "ernie4_5-moe": GgufFamily(
         architecture="Ernie4_5_MoeForCausalLM",
@@ -274,15 +272,7 @@ FAMILIES = {
     ),
 }
 """By the architecture's name in GGUF."""
-_WITH_SIGMOIDS = {
-    "deepseek2": GgufFamily(
-        architecture="DeepseekV3ForCausalLM",
-        sizes=_SHARED_SIZES,
-        keys=_latent,
-        arranged=_latent_halves,
-        has_sigmoids=True,
-    )
-}
+_WITH_SIGMOIDS = {"deepseek2": replace(FAMILIES["deepseek2"], architecture="DeepseekV3ForCausalLM")}
 """Those that share a name with another family. Kimi-K2 and GLM-4.7-Flash are as DeepSeek-V3."""
 
 

@@ -12,6 +12,7 @@ from moebatch.errors import CheckpointError
 from moebatch.formats.ggml_rearranged import Arrangement
 from moebatch.quoting import shown
 from moebatch.spec.families.registry import FAMILIES
+from moebatch.spec.model.blocks import Router
 
 Arranged = Mapping[str, tuple[tuple[str, ...], Arrangement]]
 """By the name of a weight, without that of its layer: the tensors that hold it, and what has been
@@ -80,6 +81,16 @@ class GgufMetadata:
         scores = self.get("expert_gating_func") or (_SIGMOID if self.has(_CORRECTION) else None)
         return scores == _SIGMOID
 
+    def require_scores(self, router: Router) -> None:
+        """Raises CheckpointError where gates score otherwise than those of the family do."""
+        usual = _SIGMOID if router.scores == "sigmoid" else _SOFTMAX
+        found = self.get("expert_gating_func")
+        if found not in (None, 0, usual):
+            raise self.fault(
+                f"gates score in way {shown(found)} of GGUF (expert_gating_func), those of "
+                f"{self.architecture} do in way {usual}; use the model's safetensors files"
+            )
+
     @property
     def positional_factors(self) -> str | None:
         """The tensor by which positions are scaled (Llama 3, LongRoPE), if there is one."""
@@ -127,14 +138,11 @@ class GgufFamily:
     """Files have a tensor by which positions are scaled, whose numbers `keys` know."""
     arranged: Callable[[GgufMetadata], Arranged] = _nothing_arranged
     """Weights that are not as the model has them."""
-    has_sigmoids: bool = False
-    """Gates score by sigmoids, and not by a softmax."""
 
     def config(self, said: GgufMetadata, vocab_size: int, *, is_tied: bool) -> dict[str, Any]:
         """As ``config.json`` would have it. Raises CheckpointError for what is not read."""
         if not said.get("expert_count"):
             raise said.fault("no layer has experts; Mixture-of-Experts models are run")
-        self._require_scores(said)
         width = said.get("expert_feed_forward_length") or said.get("feed_forward_length")
         own = ((key, said.get(name)) for key, name in self.sizes.items())
         described = FAMILIES[self.architecture]
@@ -177,16 +185,6 @@ class GgufFamily:
         found = {key: said.get(f"rope.scaling.{name}") for key, name in _YARN.items()}
         given = {key: value for key, value in found.items() if value is not None}
         return {"rope_type": kind, **given, **self.positions, **_strength(said)}
-
-    def _require_scores(self, said: GgufMetadata) -> None:
-        """Raises CheckpointError where gates score otherwise than those of the family do."""
-        usual = _SIGMOID if self.has_sigmoids else _SOFTMAX
-        found = said.get("expert_gating_func")
-        if found not in (None, 0, usual):
-            raise said.fault(
-                f"gates score in way {shown(found)} of GGUF (expert_gating_func), those of "
-                f"{said.architecture} do in way {usual}; use the model's safetensors files"
-            )
 
 
 def _rotated_share(said: GgufMetadata) -> dict[str, float]:

@@ -16,6 +16,8 @@ from moebatch.formats.ggml import GgmlRows
 from moebatch.formats.ggml_rearranged import Rearranged
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.quoting import shown
+from moebatch.spec.model.shape import ModelShape
+from moebatch.spec.model.shape_reader import read_runnable_shape
 
 _SUFFIX = ".gguf"
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
@@ -38,8 +40,8 @@ def find_gguf(path: Path) -> tuple[str, ...]:
     return _with_shards(path, (first or names)[0]) if names else ()
 
 
-def open_gguf(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], Checkpoint]:
-    """The configuration as ``config.json`` would have it, and the tensors.
+def open_gguf(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], ModelShape, Checkpoint]:
+    """The configuration as ``config.json`` would have it, what it describes, and the tensors.
 
     Raises CheckpointError for damaged files and for models that are not read.
     """
@@ -64,7 +66,9 @@ def open_gguf(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], Check
     checkpoint = Checkpoint(
         folder=folder, tensors=tensors, files=files, formats=formats | arranged, is_gguf=True
     )
-    return config, checkpoint
+    shape = read_runnable_shape(config, str(said.where))
+    said.require_scores(shape.router)
+    return config, shape, checkpoint
 
 
 def _with_shards(folder: Path, name: str) -> tuple[str, ...]:
