@@ -239,7 +239,7 @@ class MemoryUse:
         yield self._seen(policy, level)
 
     def _seen(self, policy: Policy, level: LevelName) -> Buffer:
-        num_scores = self._limits(policy).kv_rows * self.shape.num_heads
+        num_scores = self._limits(policy).kv_rows * self.shape.attention.num_heads
         return Buffer("scores and masks", level, ACTIVATIONS_TERM, num_scores, FLOAT_BYTES, 2)
 
     def _choosing(self, policy: Policy) -> Iterator[Buffer]:

@@ -153,7 +153,8 @@ class _Bench:
         page_bytes = PAGE_TOKENS * layer.shape.kv_bytes_per_token(dtype.itemsize)
         least = pages_of(limits.context_tokens)
         num_pages = max(least, min(most, cache_bytes // page_bytes))
-        size = (2, num_pages * PAGE_TOKENS, layer.shape.num_kv_heads, layer.shape.head_dim)
+        heads = layer.shape.attention
+        size = (2, num_pages * PAGE_TOKENS, heads.num_kv_heads, heads.head_dim)
         cache = allocate(num_pages * page_bytes).view(dtype)[: math.prod(size)].view(size)
         return cls(
             layer=layer,

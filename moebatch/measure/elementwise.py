@@ -56,7 +56,8 @@ def _around_attention(layer: SyntheticLayer, num_tokens: int) -> Call:
         rope_length=num_tokens,
     )
     batch = nothing_to_attend(decoder.micro_batch([span]))
-    parts = tuple(x_TD.new_zeros(2, num_tokens, layer.shape.num_kv_heads, layer.shape.head_dim))
+    heads = layer.shape.attention
+    parts = tuple(x_TD.new_zeros(2, num_tokens, heads.num_kv_heads, heads.head_dim))
     return lambda: decoder.attend(0, x_TD, batch, parts)
 
 

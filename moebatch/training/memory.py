@@ -54,6 +54,6 @@ def whole_footprint(
 def _activations(shape: ModelShape) -> int:
     """Numbers that stay from the way forward, for one token."""
     D, K, F = shape.hidden_size, shape.experts_per_token, shape.expert_width
-    attention = 10 * D + 4 * (shape.query_width + shape.kv_width)
+    attention = 10 * D + 4 * (shape.attention.query_width + shape.attention.kv_width)
     experts = K * (4 * D + 6 * F) + 6 * shape.shared_expert_width + 4 * shape.num_experts
     return shape.num_layers * (attention + max(experts, 6 * shape.dense_width))

@@ -127,7 +127,7 @@ def hidden(decoder: Decoder, micro: MicroBatch) -> torch.Tensor:
 
 
 def cache(decoder: Decoder, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    size = (NUM_ROWS, decoder.shape.num_kv_heads, decoder.shape.head_dim)
+    size = (NUM_ROWS, decoder.shape.attention.num_kv_heads, decoder.shape.attention.head_dim)
     return torch.zeros(size, device=device), torch.zeros(size, device=device)
 
 

@@ -147,7 +147,7 @@ class TestLibrary:
         self, name: str, attention_bytes: int, expert_bytes: int
     ) -> None:
         shape = shape_of(name)
-        assert 2 * shape.attention_params == attention_bytes
+        assert 2 * shape.mixer_params(0) == attention_bytes
         assert shape.expert_stored_bytes == 2 * shape.expert_params == expert_bytes
 
     def test_unknown_names_are_refused_with_near_ones(self) -> None:

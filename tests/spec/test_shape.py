@@ -387,11 +387,11 @@ def assert_agrees(shape: ModelShape, config: Any) -> None:
     assert shape.architecture == ARCHITECTURES[family]
     assert shape.num_layers == config.num_hidden_layers
     assert shape.hidden_size == config.hidden_size
-    assert shape.num_heads == config.num_attention_heads
-    assert shape.num_kv_heads == config.num_key_value_heads
+    assert shape.attention.num_heads == config.num_attention_heads
+    assert shape.attention.num_kv_heads == config.num_key_value_heads
     derived = config.hidden_size // config.num_attention_heads
     if family not in tiny.LATENT:
-        assert shape.head_dim == (getattr(config, "head_dim", None) or derived)
+        assert shape.attention.head_dim == (getattr(config, "head_dim", None) or derived)
     assert shape.vocab_size == config.vocab_size
     assert shape.tie_word_embeddings == config.tie_word_embeddings
     step, dense = getattr(config, "decoder_sparse_step", 1), getattr(config, "mlp_only_layers", [])
@@ -467,6 +467,6 @@ def assert_attention_agrees(shape: ModelShape, config: Any) -> None:
     qk_norm = "head" if getattr(config, "use_qk_norm", False) else qk_norms.get(family, "none")
     assert attention.qk_norm == qk_norm
     share = config.rope_parameters.get("partial_rotary_factor", 1.0)
-    assert attention.rotary_dim == int(shape.head_dim * share)
+    assert attention.rotary_dim == int(shape.attention.head_dim * share)
     assert attention.clip_qkv == getattr(config, "clip_qkv", None)
     assert attention.score_scale == getattr(config, "attention_multiplier", None)

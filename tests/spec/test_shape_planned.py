@@ -127,7 +127,7 @@ def test_every_number_is_counted(family: str, entries: dict[str, Any]) -> None:
     assert shape.num_params == sum(numbers.values())
     assert shape.num_experts * shape.expert_params * len(shape.moe_layers) == experts
     assert shape.resident_params == shape.num_params - experts
-    assert shape.attention_params * shape.num_layers == attention
+    assert shape.mixer_params(0) * shape.num_layers == attention
 
 
 @pytest.mark.parametrize(("family", "entries"), OPTIONS)
@@ -173,8 +173,8 @@ def test_absent_keys_are_filled_as_transformers_fills_them(family: str) -> None:
     config = transformers(family, **entries)
     assert shape.num_layers == config.num_hidden_layers
     assert shape.hidden_size == config.hidden_size
-    assert shape.num_heads == config.num_attention_heads
-    assert shape.num_kv_heads == config.num_key_value_heads
+    assert shape.attention.num_heads == config.num_attention_heads
+    assert shape.attention.num_kv_heads == config.num_key_value_heads
     assert shape.max_positions == config.max_position_embeddings
     assert shape.vocab_size == config.vocab_size
     assert shape.tie_word_embeddings == config.tie_word_embeddings
@@ -198,7 +198,7 @@ def test_absent_keys_are_filled_as_transformers_fills_them(family: str) -> None:
         assert shape.router.scale == config.routed_scaling_factor
         assert len(shape.moe_layers) == shape.num_layers - config.first_k_dense_replace
         assert shape.dense_width == config.intermediate_size
-        assert shape.head_dim == config.qk_head_dim
+        assert shape.attention.head_dim == config.qk_head_dim
         assert shape.attention == LatentAttention(
             rotates_neighbours=True,
             num_heads=config.num_attention_heads,
@@ -214,7 +214,7 @@ def test_absent_keys_are_filled_as_transformers_fills_them(family: str) -> None:
     if family == "gpt_oss":
         slides = [kind == "sliding_attention" for kind in config.layer_types]
         assert shape.sliding_windows == tuple(128 if each else None for each in slides)
-        assert shape.head_dim == config.head_dim
+        assert shape.attention.head_dim == config.head_dim
 
 
 def test_deepseek_moe_by_hand() -> None:
@@ -235,7 +235,7 @@ def test_deepseek_moe_by_hand() -> None:
     attention, norms = 4 * 32 * 32, 2 * 32
     dense = attention + norms + 3 * 32 * 28
     sparse = attention + norms + 32 * 6 + 3 * 32 * 24
-    assert (shape.num_kv_heads, shape.head_dim) == (4, 8)
+    assert (shape.attention.num_kv_heads, shape.attention.head_dim) == (4, 8)
     assert shape.moe_layers == (1, 2)
     assert [shape.resident_layer_params(layer) for layer in range(3)] == [dense, sparse, sparse]
     assert shape.num_params == 2 * 50 * 32 + 32 + dense + 2 * sparse + 2 * 6 * 3 * 32 * 12
@@ -255,7 +255,7 @@ def test_absorbed_queries_take_more_per_pair_and_no_keys_of_cached_positions() -
     assert (
         plain.attention.decode_flops_per_pair
         == plain.attention.flops_per_pair
-        == 4 * plain.query_width
+        == 4 * plain.attention.query_width
     )
 
 

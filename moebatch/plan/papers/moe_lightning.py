@@ -225,7 +225,7 @@ def attention_flops(shape: ModelShape, batch: float, queries: float, context: fl
     as a whole.
     """
     attending = shape.num_attention_layers / shape.num_layers
-    of_token = attending * 2 * context * (shape.query_width + shape.num_heads)
+    of_token = attending * 2 * context * (shape.attention.query_width + shape.attention.num_heads)
     if shape.recurrence is not None:
         delta = shape.recurrence
         of_token += (1 - attending) * (delta.decode_flops if queries == 1 else delta.prompt_flops)
@@ -236,7 +236,7 @@ def attention_bytes(shape: ModelShape, batch: float, queries: float, context: fl
     """Bytes that attention touches in one layer: queries and outputs, keys and values, and states,
     which are read and written."""
     attending = shape.num_attention_layers / shape.num_layers
-    ends = attending * 2 * queries * shape.query_width * shape.dtype_bytes
+    ends = attending * 2 * queries * shape.attention.query_width * shape.dtype_bytes
     written = shape.state_bytes(shape.dtype_bytes) / shape.num_layers
     return batch * (ends + cache_bytes(shape, context) + written)
 

@@ -180,31 +180,6 @@ class ModelShape(Layers):
         return 4 if self.dtype == "float32" else 2
 
     @property
-    def num_heads(self) -> int:
-        """Heads of queries."""
-        return self.attention.num_heads
-
-    @property
-    def num_kv_heads(self) -> int:
-        """Heads of keys and values."""
-        return self.attention.num_kv_heads
-
-    @property
-    def head_dim(self) -> int:
-        """Size of a head of queries and keys, the part without positions included."""
-        return self.attention.head_dim
-
-    @property
-    def query_width(self) -> int:
-        """Width of the queries of a token, all heads side by side."""
-        return self.attention.query_width
-
-    @property
-    def kv_width(self) -> int:
-        """Width of the keys of a token in one layer, all heads side by side."""
-        return self.attention.kv_width
-
-    @property
     def expert_width(self) -> int:
         """Width of an expert."""
         return self.expert.width
@@ -362,11 +337,6 @@ class ModelShape(Layers):
     def num_params(self) -> int:
         """Numbers in the whole model."""
         return self.resident_params + len(self.moe_layers) * self.num_experts * self.expert_params
-
-    @cached_property
-    def attention_params(self) -> int:
-        """Numbers in the attention of a layer that attends: projections, biases, norms, sinks."""
-        return _count(self.attention.tensors(self.hidden_size))
 
     def mixer_params(self, layer: int) -> int:
         """Numbers in the attention of a layer, or in its recurrence."""
