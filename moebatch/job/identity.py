@@ -12,7 +12,7 @@ from moebatch.errors import CheckpointError
 from moebatch.folder.claim import GENERATION, INPUT_PATH, Manifest, input_path_text
 from moebatch.rows.parameters import model_defaults
 from moebatch.rows.prompts import read_generation_config
-from moebatch.rows.tokenizer import own_tokenizer
+from moebatch.rows.tokenizer_files import own_tokenizer
 from moebatch.spec.job import Job
 
 _TOKENIZER_FILES = (

@@ -10,7 +10,8 @@ from moebatch.rows.parameters import Defaults, merge_defaults
 from moebatch.rows.parse import RowRules, parse_row
 from moebatch.rows.refused import RowRefused, wrong
 from moebatch.rows.row import Chat, FailedRow, ParsedRow, Prompt, RawRow, ReadyRow, Source
-from moebatch.rows.tokenizer import Tokenizer, load_tokenizer
+from moebatch.rows.tokenizer import Tokenizer
+from moebatch.rows.tokenizer_files import load_tokenizer
 from moebatch.spec.files.json_file import read_object
 from moebatch.spec.files.limits import whole
 from moebatch.spec.job import Job

@@ -1,42 +1,26 @@
-"""The tokenizer of a model folder: text to tokens, messages to tokens, and the way back."""
+"""A tokenizer: text to tokens, messages to tokens, and the way back."""
 
-import datetime
 import inspect
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from moebatch.errors import CheckpointError, ConfigError, Fault
+from moebatch.errors import CheckpointError
 from moebatch.quoting import reason, shown
-from moebatch.rows.gguf_tokenizer import load_gguf_tokenizer
-from moebatch.rows.guards import TimeLimit, TooLong, blamed, silence
+from moebatch.rows.guards import TimeLimit, TooLong, blamed
 from moebatch.rows.refused import RowRefused, unsupported, wrong
 from moebatch.rows.row import Chat
 from moebatch.rows.strict_json import parse
-from moebatch.spec.files.json_file import read_of_model, read_regular
-from moebatch.units import format_bytes
 
 NO_CHAT_TEMPLATE = "no_chat_template"
 """Code of rows with messages on a model without a template: a fault of the model, not of rows."""
-_READ_BY_LIBRARIES = frozenset({".json", ".txt", ".model", ".jinja", ".tiktoken"})
-_CONFIG_NAME = "tokenizer_config.json"
-_FILE_NAME = "tokenizer.json"
-_PROBE = "It's a  test:\n\n\tfor (i=0; i<650841823; i++) {}  \u00fcber\u4e2d\u6587 THE end.\n"
-"""Where rules differ: runs of spaces, newlines and digits, signs, letters of other scripts."""
-_TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json")
-"""Names of files that may be one, or a part of it; the configuration alone is none."""
-_MOST_FILE_BYTES = 2**26
-"""Of a file that is read with the tokenizer; those of the largest vocabularies have half of it."""
-_MOST_TEMPLATE_BYTES = 2**20
 _LONGEST_RENDERING_S = 10.0
 _LONGEST_PROMPT = 2**26
 _LOOKED_AT_FIRST = 64
 """Characters for every token that is allowed: so long are few texts, and none that is prose."""
-_DATE = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\u2581"
 """Stands for a space in the tokens of sentencepiece."""
@@ -242,174 +226,6 @@ def _byte_alphabet() -> dict[str, int]:
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     return {letter: byte for byte, letter in bytes_to_unicode().items()}
-
-
-def load_tokenizer(
-    folder: Path,
-    *,
-    vocab_size: int,
-    gguf: Path | None = None,
-    chat_template: Path | None = None,
-    today: datetime.date | None = None,
-) -> Tokenizer:
-    """Loads the tokenizer of a model from files beside its weights, else from `gguf`, the first
-    file of these, without network and without its code.
-
-    Chat templates that ask for the date get `today` for the whole run. Raises CheckpointError if
-    the tokenizer is missing or damaged, or has tokens beyond the `vocab_size` rows of the model's
-    embedding, and ConfigError if `chat_template` cannot be read.
-    """
-    override = None if chat_template is None else _template_file(chat_template)
-    _require_readable(folder)
-    own = own_tokenizer(folder, gguf)
-    tokenizer, ends = load_gguf_tokenizer(own) if own else (_load(folder), frozenset[int]())
-    largest = _tried(folder, tokenizer)
-    if largest >= vocab_size:
-        lacking = "" if (folder / _CONFIG_NAME).exists() else f", or {_CONFIG_NAME} is missing"
-        raise CheckpointError(
-            f"{folder}: the tokenizer has token ids up to {largest}, but the model has only "
-            f"{vocab_size} tokens; they do not belong together{lacking}"
-        )
-    template = override if override is not None else _own_template(tokenizer)
-    if template is not None:
-        template = _with_date(template, today or datetime.date.today())
-    return Tokenizer(tokenizer, folder=folder, template=template, end_tokens=ends)
-
-
-def own_tokenizer(folder: Path, gguf: Path | None) -> Path | None:
-    """The GGUF file, if there is one, where its own tokenizer counts: no other lies beside it."""
-    return None if _has_tokenizer(folder) else gguf
-
-
-def _has_tokenizer(folder: Path) -> bool:
-    """Whether a file of the folder may be one."""
-    found = (path.name for name in _TOKENIZERS for path in folder.glob(name))
-    return any(name != _CONFIG_NAME for name in found)
-
-
-def _require_readable(folder: Path) -> None:
-    """Raises CheckpointError for files that would keep the libraries busy for ever."""
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder}: no such folder; check model.path in the job file")
-    for path in _read_by_libraries(folder):
-        if path.exists() and not path.is_file() and not path.is_dir():
-            raise CheckpointError(f"{path}: is no regular file")
-        num_bytes = path.stat().st_size if path.is_file() else 0
-        if num_bytes > _MOST_FILE_BYTES:
-            has, most = format_bytes(num_bytes), format_bytes(_MOST_FILE_BYTES)
-            raise CheckpointError(
-                f"{path}: {has}, at most {most} are read: is this the file of a tokenizer?"
-            )
-
-
-@contextmanager
-def _broken_file_first(folder: Path) -> Iterator[None]:
-    """Where a file is no JSON, or the tokenizer is a program, that says more than what libraries
-    make of it."""
-    try:
-        yield
-    except CheckpointError:
-        for path in _read_by_libraries(folder):
-            if path.suffix == ".json":
-                read_of_model(path, most_bytes=_MOST_FILE_BYTES)
-        _refuse_code(folder)
-        raise
-
-
-def _read_by_libraries(folder: Path) -> list[Path]:
-    """Files that libraries may open, in the order of their names."""
-    return [
-        path
-        for path in sorted(folder.iterdir())
-        if path.suffix in _READ_BY_LIBRARIES and not path.name.endswith(".index.json")
-    ]
-
-
-def _load(folder: Path) -> Any:
-    """A tokenizer of transformers.
-
-    Some classes of transformers 5 take words and merges of ``tokenizer.json`` and cut texts by
-    rules of their own, whatever the file says; then the file counts.
-    """
-    if not _has_tokenizer(folder):
-        raise CheckpointError(
-            f"{folder}: no tokenizer is there; put {_FILE_NAME} and {_CONFIG_NAME} of the original "
-            "model there"
-        )
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
-    with silence(), _broken_file_first(folder), blamed(folder, "cannot be loaded"):
-        tokenizer = AutoTokenizer.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=False
-        )
-        if not _cuts_as_its_file(tokenizer, folder / _FILE_NAME):
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
-        return tokenizer
-
-
-def _tried(folder: Path, tokenizer: Any) -> int:
-    """The largest token id of a tokenizer that has encoded and decoded something."""
-    with silence(), _broken_file_first(folder), blamed(folder, "cannot be loaded"):
-        with suppress(Exception):  # It need not know these words; rows may have others.
-            tokenizer("Hello", verbose=False)
-        # What breaks down over a token had better do so before hours of work.
-        tokens = sorted(tokenizer.get_vocab().values())
-        tokenizer.decode(tokens, skip_special_tokens=True)
-        return tokens[-1] if tokens else -1
-
-
-def _cuts_as_its_file(tokenizer: Any, file: Path) -> bool:
-    """Whether a tokenizer makes the tokens of some text that its file makes of them."""
-    if not file.is_file():
-        return True
-    from tokenizers import Tokenizer as Backend
-
-    backend = Backend.from_file(str(file))
-    backend.no_truncation()
-    backend.no_padding()
-    with suppress(Exception):  # It need not know these words.
-        theirs = backend.encode(_PROBE, add_special_tokens=False).ids
-        return bool(tokenizer.encode(_PROBE, add_special_tokens=False) == theirs)
-    return True
-
-
-def _refuse_code(folder: Path) -> None:
-    """Raises CheckpointError where the tokenizer is a program that comes with the model."""
-    if (folder / _FILE_NAME).exists() or not (folder / _CONFIG_NAME).is_file():
-        return
-    config = read_of_model(folder / _CONFIG_NAME, most_bytes=_MOST_FILE_BYTES)
-    programs = config.get("auto_map") if isinstance(config, Mapping) else None
-    if isinstance(programs, Mapping) and "AutoTokenizer" in programs:
-        raise CheckpointError(
-            f"{folder / _CONFIG_NAME}: the tokenizer is a program that comes with the model "
-            f"(auto_map), which is not run; put a {_FILE_NAME} of it there"
-        )
-
-
-def _own_template(tokenizer: Any) -> str | None:
-    try:
-        return str(tokenizer.get_chat_template())
-    except ValueError:
-        return None
-
-
-def _template_file(path: Path) -> str:
-    try:
-        return read_regular(path, most_bytes=_MOST_TEMPLATE_BYTES).decode("utf-8")
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or reason(error)
-        fault = Fault(file=str(path), where="model.chat_template", message=f"not read: {why}")
-        raise ConfigError([fault]) from None
-
-
-def _with_date(template: str, today: datetime.date) -> str:
-    """Dates written into the template, so that a run over midnight has the same prompts."""
-
-    def date(match: re.Match[str]) -> str:
-        moment = datetime.datetime.combine(today, datetime.time())
-        return json.dumps(moment.strftime(match[2]))
-
-    return _DATE.sub(date, template)
 
 
 def _first_with_tools(chat: Chat) -> str | None:

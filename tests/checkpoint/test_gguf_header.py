@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from moebatch.checkpoint.model_files import open_model
 from moebatch.errors import CheckpointError
 from moebatch.formats.ggml import BLOCK_TYPES, GgmlRows, decoded_types, ggml_types
-from moebatch.rows.tokenizer import load_tokenizer
+from moebatch.rows.tokenizer_files import load_tokenizer
 from tests.gguf_models import write_gguf
 
 SIZES: dict[str, Any] = {

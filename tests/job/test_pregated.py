@@ -20,7 +20,7 @@ from moebatch.errors import CheckpointError, ConfigError, DoesNotFit, InputError
 from moebatch.job.identity import manifest_of
 from moebatch.job.opened import load_approximation
 from moebatch.job.run import JobRun
-from moebatch.rows.tokenizer import load_tokenizer
+from moebatch.rows.tokenizer_files import load_tokenizer
 from moebatch.spec.job import Job, load_job
 from moebatch.training.learning_gates import LearningGates, Recipe, learn
 from moebatch.training.reading import Reading

@@ -24,7 +24,7 @@ from moebatch.rows.prompts import read_generation_config
 from moebatch.rows.refused import RowRefused
 from moebatch.rows.row import Chat, FailedRow, ReadyRow
 from moebatch.rows.source import open_source
-from moebatch.rows.tokenizer import load_tokenizer
+from moebatch.rows.tokenizer_files import load_tokenizer
 from moebatch.spec.files.json_file import read_object
 from moebatch.spec.job import load_job
 from moebatch.spec.machine.profile import load_profile

@@ -13,7 +13,8 @@ from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKEN
 
 from moebatch.errors import CheckpointError, ConfigError
 from moebatch.rows.row import Chat
-from moebatch.rows.tokenizer import Tokenizer, load_tokenizer
+from moebatch.rows.tokenizer import Tokenizer
+from moebatch.rows.tokenizer_files import load_tokenizer
 from tests.gguf_models import add_tokenizer, write_gguf
 from tests.job.test_resume import GREEDY, run, write
 from tests.tiny import write_tokenizer

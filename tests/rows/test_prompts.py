@@ -13,7 +13,8 @@ from moebatch.job.scan import scan
 from moebatch.rows.prompts import RowReader, open_reader
 from moebatch.rows.row import FailedRow, RawRow, ReadyRow
 from moebatch.rows.source import open_source
-from moebatch.rows.tokenizer import Tokenizer, load_tokenizer
+from moebatch.rows.tokenizer import Tokenizer
+from moebatch.rows.tokenizer_files import load_tokenizer
 from moebatch.spec.job import Job
 from moebatch.spec.request import RowError
 from tests.tiny import write_tokenizer

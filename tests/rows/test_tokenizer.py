@@ -15,7 +15,8 @@ from moebatch.rows import tokenizer as module
 from moebatch.rows.guards import TimeLimit, TooLong
 from moebatch.rows.refused import RowRefused
 from moebatch.rows.row import Chat
-from moebatch.rows.tokenizer import Tokenizer, load_tokenizer
+from moebatch.rows.tokenizer import Tokenizer
+from moebatch.rows.tokenizer_files import load_tokenizer
 from tests.tiny import write_tokenizer
 
 Make = Callable[..., Path]
