@@ -268,6 +268,7 @@ def test_all_faults_are_listed_at_once() -> None:
         ),
         ("olmoe", {"head_dim": 64}, "num_attention_heads (16) x head_dim (64) must be hidden_size"),
         ("olmoe", {"clip_qkv": -1}, "clip_qkv: expected a number above 0, got -1"),
+        ("granitemoe", {"logits_scaling": 1e-320}, "logits_scaling: expected a number above 0"),
         ("olmoe", {"model_type": "mixtral"}, "model_type: expected 'olmoe'"),
         ("qwen3_moe", {"num_experts": 8, "num_local_experts": 9}, "contradict each other"),
         ("qwen3_moe", {"num_experts": 0}, "num_experts: expected a whole number"),

@@ -94,10 +94,10 @@ class ConfigKeys:
         return ""
 
     def positive(self, key: str) -> float:
-        """A finite number above zero."""
+        """A finite number above zero, with a reciprocal that is one as well."""
         value = self.value(key)
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if number and 0 < value <= sys.float_info.max:
+        if number and sys.float_info.min <= value <= sys.float_info.max:
             return float(value)
         self.fault(key, "a number above 0", value)
         return 1.0
