@@ -4,6 +4,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from moebatch.spec.families.deepseek import DEEPSEEK_MOE, DEEPSEEK_V3
 from moebatch.spec.families.family import (
     FamilySpec,
     Windows,
@@ -17,7 +18,7 @@ from moebatch.spec.model.blocks import Mlp
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.grouped_attention import GroupedAttention
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, usual_roles
+from moebatch.spec.model.tensor_names import LAYER
 
 
 def _glm4(keys: ConfigKeys, num_layers: int) -> Layers:
@@ -78,11 +79,7 @@ def _layers(
     )
 
 
-_NAMES = TensorNames(
-    roles=usual_roles(shared="mlp.shared_experts")
-    | {"router_correction": (LAYER + "mlp.gate.e_score_correction_bias",)},
-    experts=USUAL_EXPERTS,
-)
+_NAMES = DEEPSEEK_V3.names
 GLM4_MOE = FamilySpec(
     architecture="Glm4MoeForCausalLM",
     model_type="glm4_moe",
@@ -107,7 +104,7 @@ GLM4_MOE = FamilySpec(
         first_k_dense_replace=1,
         norm_topk_prob=True,
     ),
-    spelling={"num_experts": "n_routed_experts"},
+    spelling=DEEPSEEK_MOE.spelling,
     layers=_glm4,
     names=_NAMES,
 )
