@@ -108,7 +108,8 @@ def _lanes_there(
     has_staging: bool,
     writes: bool,
 ) -> tuple[Lane, ...]:
-    """Those between some levels, of which some compute, but for what a policy does without."""
+    """Those between some levels, of which some compute, but for what a policy does without.
+    Schedules launch reads of a disk, of nothing where there is none."""
     without = {
         lane
         for lane, is_there in ((BLOCK, has_block), (STAGING, has_staging), (WRITE, writes))
@@ -118,5 +119,5 @@ def _lanes_there(
         lane
         for lane in LANES
         if lane not in without
-        and (lane.at in computing if lane.computes else {*lane.at.split("->")} <= {*levels})
+        and (lane.at in computing if lane.computes else {*lane.at.split("->")} <= {*levels, "disk"})
     )

@@ -10,6 +10,7 @@ from moebatch.schedule.drivers.simulate import simulate
 from moebatch.schedule.lanes import LANES, lane_of_row
 from moebatch.schedule.registry import SCHEDULES
 from moebatch.schedule.request import Sweep
+from moebatch.schedule.timeline.timeline import Timeline
 from moebatch.spec.policy.policy import Placement, Policy
 from tests.plan.problems import SHAPE, cpu_machine, gpu_machine
 from tests.schedule.worlds import RandomWorld
@@ -113,11 +114,24 @@ def test_a_simulated_pass_runs_on_lanes_that_are_listed(
         weights=placed,
         kv_cache=placed,
     )
+    timeline = simulated(ladder, policy)
+    assert {lane_of_row(row) for row in timeline.lanes} <= set(names(ladder, policy))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_machine_without_a_disk_runs_every_schedule(schedule: str) -> None:
+    policy = replace(ON_GPU, schedule=schedule, weights=Placement(dram=1))
+    assert simulated(Ladder(("dram",)), policy).length_s > 0
+    assert simulated(Ladder(("dram", "vram")), replace(policy, num_slots=16)).length_s > 0
+
+
+def simulated(ladder: Ladder, policy: Policy) -> Timeline:
+    """Two passes of two micro-batches."""
     setup = setup_of(SHAPE, policy, ladder)
-    sweep = Sweep(num_micro_batches=2, on_cpu=(ladder.top == "vram" and not attends_above,) * 2)
+    beside_gpu = ladder.attends_at(policy) != ladder.top
+    sweep = Sweep(num_micro_batches=2, on_cpu=(beside_gpu,) * 2)
     world = RandomWorld(
         seed=1, num_layers=32, num_experts=8, experts_per_batch=3, sweeps=[sweep] * 2
     )
     room = room_of(SHAPE, policy, ladder, expert_bytes=2**24)
-    timeline = simulate(schedule, setup, room, world, num_passes=2)
-    assert {lane_of_row(row) for row in timeline.lanes} <= set(names(ladder, policy))
+    return simulate(policy.schedule, setup, room, world, num_passes=2)
