@@ -136,3 +136,11 @@ def test_of_prompts_that_take_many_passes_each_fewer_policies_are_replayed() -> 
         counts.append(len(known.replayed))
     short, long = counts
     assert 0 < long <= 3 < short
+
+
+def test_an_expert_is_computed_while_the_next_one_arrives_however_slow_the_disk_is() -> None:
+    of = job(JOBS["short rows"])
+    of = replace(of, hardware=cpu_machine(5, disk=0.1 * GB, flops=3e12))
+    policy = best_policy(of).policy
+    assert policy.weights.disk > 0
+    assert policy.num_slots >= 2
