@@ -185,6 +185,12 @@ class TestCheckpoints:
         with pytest.raises(CheckpointError, match=f"{path}: hidden_size: expected a whole number"):
             load_model(str(tmp_path))
 
+    def test_a_model_without_experts_is_refused(self, tmp_path: Path) -> None:
+        dense = {"architectures": ["Qwen3MoeForCausalLM"], "decoder_sparse_step": 99}
+        (tmp_path / "config.json").write_text(json.dumps(dense))
+        with pytest.raises(CheckpointError, match="no layer has experts"):
+            load_model(str(tmp_path))
+
     def test_a_folder_without_a_config(self, tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=r"config\.json: cannot be read: No such file"):
             load_model(str(tmp_path))

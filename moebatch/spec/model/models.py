@@ -15,7 +15,7 @@ from moebatch.spec.files.values import Check, Text, WrongValues, one_line
 from moebatch.spec.model.config_keys import FaultyConfig
 from moebatch.spec.model.named_formats import unknown_format
 from moebatch.spec.model.shape import ModelShape
-from moebatch.spec.model.shape_reader import read_shape
+from moebatch.spec.model.shape_reader import read_planned_shape
 
 _CONFIG_FILE = "config.json"
 
@@ -54,7 +54,7 @@ def load_model(name_or_path: str) -> ModelEntry:
 
 
 def _from_json(path: Path) -> ModelEntry:
-    shape = read_shape(read_object(path), str(path))
+    shape = read_planned_shape(read_object(path), str(path))
     named_by = path.absolute().parent.name if path.name == _CONFIG_FILE else path.stem
     return ModelEntry(name=named_by or path.stem, shape=shape, path=path)
 
@@ -76,7 +76,7 @@ def _shape(config: object) -> ModelShape:
         found = "but is missing" if config is None else f"got {shown(config)}"
         raise ValueError(f"must hold the figures of the model's config.json, {found}")
     try:
-        return read_shape(config, "config")
+        return read_planned_shape(config, "config")
     except FaultyConfig as error:
         findings = ((tuple(fault.key.split(".")), fault.message) for fault in error.config_faults)
         raise WrongValues(findings) from None

@@ -35,12 +35,19 @@ def read_shape(config: Mapping[str, Any], where: str) -> ModelShape:
     return _family(config, where).shape(config, where)
 
 
-def read_runnable_shape(config: Mapping[str, Any], where: str) -> ModelShape:
-    """As `read_shape`, of a model that the decoder computes. Raises FaultyConfig for others."""
+def read_planned_shape(config: Mapping[str, Any], where: str) -> ModelShape:
+    """As `read_shape`, of a model that has experts to be placed. Raises FaultyConfig for others."""
     shape = read_shape(config, where)
     if not shape.moe_layers:
-        message = "no layer has experts; Mixture-of-Experts models are run"
+        message = "no layer has experts; Mixture-of-Experts models are planned and run"
         raise FaultyConfig(where, [ConfigFault("architectures", message, names_key=True)])
+    return shape
+
+
+def read_runnable_shape(config: Mapping[str, Any], where: str) -> ModelShape:
+    """As `read_planned_shape`, of a model that the decoder computes. Raises FaultyConfig for
+    others."""
+    shape = read_planned_shape(config, where)
     if shape.activation not in ACTIVATIONS:
         message = f"hidden_act {shown(shape.activation)} is not known"
         raise FaultyConfig(where, [ConfigFault("hidden_act", message, names_key=True)])
