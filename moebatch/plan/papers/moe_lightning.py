@@ -89,8 +89,7 @@ class PaperProblem:
     @property
     def attention_weights_bytes(self) -> int:
         """W_o: the projections of attention of all layers, always on the GPU."""
-        shape = self.shape
-        return shape.dtype_bytes * sum(map(shape.mixer_params, range(shape.num_layers)))
+        return self.shape.dtype_bytes * self.shape.all_mixer_params
 
     def kv_bytes(self, sequences: float, tokens: float) -> float:
         """Keys and values of one layer, and states."""

@@ -82,8 +82,7 @@ class DenseParams:
     @cached_property
     def _mixer(self) -> int:
         """In the attention, or the recurrence, of a mean layer."""
-        shape = self.shape
-        return sum(map(shape.mixer_params, range(shape.num_layers))) // shape.num_layers
+        return self.shape.all_mixer_params // self.shape.num_layers
 
     @cached_property
     def _projection(self) -> int:

@@ -15,7 +15,7 @@ from moebatch.spec.machine.hardware import Dtype
 from moebatch.spec.model.attention import Attention, Sizes
 from moebatch.spec.model.blocks import ClampedGate, Mlp, Norm, Router
 from moebatch.spec.model.cache import CacheGroup
-from moebatch.spec.model.cache_layout import CacheLayout, KvCache, SinkWindow
+from moebatch.spec.model.cache_layout import UNLIMITED, CacheLayout, KvCache, SinkWindow
 from moebatch.spec.model.grouped_attention import RelativeAttention
 from moebatch.spec.model.recurrence import GatedDelta
 from moebatch.spec.workload import Workload
@@ -342,6 +342,11 @@ class ModelShape(Layers):
         """Numbers in the attention of a layer, or in its recurrence."""
         return _count(self.mixer_tensors(layer))
 
+    @cached_property
+    def all_mixer_params(self) -> int:
+        """The same of all layers together."""
+        return sum(map(self.mixer_params, range(self.num_layers)))
+
     @property
     def attends_beside_gpu(self) -> bool:
         """Whether a CPU beside a GPU may attend: all layers do, and to what they cache alone."""
@@ -356,9 +361,9 @@ class ModelShape(Layers):
         """Bytes of the cache of one token in all layers that have one, sliding windows or not,
         where numbers that are computed with have so many."""
         return sum(
-            self.attention_of(layer).cache.token_bytes(compute_bytes)
-            for layer in range(self.num_layers)
-            if not (self.is_recurrent(layer) or self.encodes(layer))
+            len(group.layers) * group.layout.token_bytes(compute_bytes)
+            for group in self.cache_groups(UNLIMITED)
+            if not group.is_state
         )
 
     def state_bytes(self, compute_bytes: int) -> int:
