@@ -4,13 +4,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from moebatch.errors import ConfigError, Fault
 from moebatch.plan.advice import Improvement, improvements
 from moebatch.plan.expert_choice import ExpertChoice, Wishes, choose_experts, wished
 from moebatch.plan.fitting import fitted, policy_for, slot_notes
 from moebatch.plan.prediction import Prediction, predict
 from moebatch.plan.problem import Problem
-from moebatch.plan.runnable import not_priced
+from moebatch.plan.runnable import require_priced
 from moebatch.plan.search.planner import Planned, best_policy
 from moebatch.plan.search.refusal import too_large, too_small
 from moebatch.spec.policy.policy import Policy
@@ -107,12 +106,7 @@ def answer_given(
     Raises ConfigError, with `source`, if it asks for what the machine does not have or do;
     DoesNotFit if it does not fit under another schedule.
     """
-    faults = [
-        Fault(file=source, where=f"policy.{where}", message=message)
-        for where, message in not_priced(problem, policy)
-    ]
-    if faults:
-        raise ConfigError(faults)
+    require_priced(problem, policy, source=source)
     if schedule is not None:
         policy = fitted(problem, policy_for(policy, schedule, problem))
     reasons = (too_small(problem, policy), too_large(problem, policy))

@@ -57,6 +57,16 @@ def not_priced(problem: Problem, policy: Policy) -> Iterator[tuple[str, str]]:
         yield "cache_sizes", fault
 
 
+def require_priced(problem: Problem, policy: Policy, *, source: str) -> None:
+    """Raises ConfigError, with `source`, if a policy asks for what no machine of this kind does."""
+    faults = [
+        Fault(file=source, where=f"policy.{where}", message=message)
+        for where, message in not_priced(problem, policy)
+    ]
+    if faults:
+        raise ConfigError(faults)
+
+
 def _without_slots(problem: Problem, policy: Policy) -> Iterator[tuple[str, str]]:
     top = problem.ladder.top
     if problem.ladder.experts_at(policy) != top or traits_of(policy).is_paged:

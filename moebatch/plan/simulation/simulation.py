@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from moebatch.errors import ConfigError, Fault
 from moebatch.layout.routing import SkewedRouting
 from moebatch.layout.setup import slots_wanted
 from moebatch.plan.answer import Answer
@@ -12,7 +11,7 @@ from moebatch.plan.as_json import policy_json
 from moebatch.plan.fitting import policy_for
 from moebatch.plan.options import SimOptions, Work
 from moebatch.plan.problem import Problem
-from moebatch.plan.runnable import not_priced
+from moebatch.plan.runnable import require_priced
 from moebatch.plan.search.refusal import too_large
 from moebatch.plan.simulation.passes import passes_of
 from moebatch.plan.simulation.world import SimWorld
@@ -44,7 +43,7 @@ class Simulation:
 
 def simulations(problem: Problem, policy: Policy, options: SimOptions) -> dict[str, Simulation]:
     """By schedule, the one asked for first. Raises ConfigError for what cannot be simulated."""
-    _require_simulated(problem, policy)
+    require_priced(problem, policy, source="moebatch simulate")
     changed = replace(
         policy,
         num_hot=policy.num_hot if options.num_hot is None else options.num_hot,
@@ -90,16 +89,6 @@ def _notes(problem: Problem, policy: Policy, options: SimOptions) -> Iterator[st
             else "what does not fit comes later, or again for every micro-batch"
         )
         yield f"{policy.schedule} wants {wanted} slots, the policy has {policy.num_slots}: {what}"
-
-
-def _require_simulated(problem: Problem, policy: Policy) -> None:
-    """MoE-Lightning's planner may have the CPU compute experts."""
-    faults = [
-        Fault(file="moebatch simulate", where=f"policy.{where}", message=message)
-        for where, message in not_priced(problem, policy)
-    ]
-    if faults:
-        raise ConfigError(faults)
 
 
 def simulation_json(answer: Answer, simulated: Mapping[str, Simulation]) -> dict[str, Any]:
