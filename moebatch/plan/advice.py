@@ -12,7 +12,7 @@ from moebatch.plan.search.bounds import lower_seconds
 from moebatch.plan.search.known import Known
 from moebatch.plan.search.planner import Planned, best_policy, best_seconds, ranked_among, screen
 from moebatch.plan.search.refine import widened_s
-from moebatch.spec.machine.hardware import Level, LevelName, Link
+from moebatch.spec.machine.hardware import LevelName, Link
 from moebatch.spec.model.named_formats import written_formats
 from moebatch.units import format_bytes, format_number, format_rate
 
@@ -112,15 +112,15 @@ def _changes(problem: Problem) -> Iterator[_Change]:
             yield _Change(
                 words=f"twice the {level.name} ({format_bytes(twice)})",
                 what_if=f"{level.name}={_figure(twice / 2**30)}GiB",
-                problem=_with_level(problem, replace(level, capacity_bytes=twice)),
+                problem=problem.with_capacity(level.name, twice),
             )
         if level.processor is not None:
             name = _NOUNS[level.name]
             yield _Change(
                 words=f"a {name} twice as fast",
                 what_if=None,
-                problem=_with_level(
-                    problem, replace(level, processor=level.processor.scaled(FACTOR))
+                problem=problem.with_level(
+                    replace(level, processor=level.processor.scaled(FACTOR))
                 ),
                 lanes=frozenset({name.lower()}),
             )
@@ -135,7 +135,6 @@ def _figure(number: float) -> str:
 
 
 def _link_changes(problem: Problem, link: Link) -> Iterator[_Change]:
-    hardware = problem.hardware
     figures: dict[str, tuple[str, frozenset[str]]] = {
         link.name: ("bandwidth", frozenset({link.name})),
         f"{link.name}.staging": ("staging_bandwidth", frozenset({link.name, "staging"})),
@@ -143,12 +142,10 @@ def _link_changes(problem: Problem, link: Link) -> Iterator[_Change]:
     for name, (field, lanes) in figures.items():
         rate = getattr(link, field)
         if rate:
-            changed = replace(link, **{field: rate * FACTOR})
-            links = {**hardware.links, link.name: changed}
             yield _Change(
                 words=f"twice the rate of {name} ({format_rate(rate * FACTOR)})",
                 what_if=f"{name}={_figure(rate * FACTOR / 1e9)}GB/s",
-                problem=replace(problem, hardware=replace(hardware, links=links)),
+                problem=problem.with_link(replace(link, **{field: rate * FACTOR})),
                 lanes=lanes,
             )
 
@@ -169,8 +166,3 @@ def _packed(problem: Problem) -> Iterator[_Change]:
         lanes=frozenset(problem.hardware.links),
         factor=before.expert_bytes(shape) / dtypes.expert_bytes(shape),
     )
-
-
-def _with_level(problem: Problem, level: Level) -> Problem:
-    levels = {**problem.hardware.levels, level.name: level}
-    return replace(problem, hardware=replace(problem.hardware, levels=levels))

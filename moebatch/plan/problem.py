@@ -15,7 +15,7 @@ from moebatch.layout.habits import Habits
 from moebatch.layout.ladder import Ladder
 from moebatch.plan.pricing.cost import CostModel
 from moebatch.plan.pricing.prices import Prices
-from moebatch.spec.machine.hardware import Hardware, LevelName, LinkName
+from moebatch.spec.machine.hardware import Hardware, Level, LevelName, Link, LinkName
 from moebatch.spec.model.shape import ModelShape
 from moebatch.spec.policy.policy import PAGE_TOKENS, Placement, Policy, pages_of
 from moebatch.spec.workload import Workload
@@ -178,12 +178,18 @@ class Problem:
 
     def with_link_rate(self, name: LinkName, bandwidth: float) -> "Problem":
         """The same problem with another rate of a link that is there."""
-        links = self.hardware.links
-        changed = {**links, name: replace(links[name], bandwidth=bandwidth)}
-        return replace(self, hardware=replace(self.hardware, links=changed))
+        return self.with_link(replace(self.hardware.links[name], bandwidth=bandwidth))
 
     def with_capacity(self, level: LevelName, num_bytes: int) -> "Problem":
         """The same problem with another budget."""
-        changed = replace(self.hardware.levels[level], capacity_bytes=num_bytes)
-        levels = {**self.hardware.levels, level: changed}
+        return self.with_level(replace(self.hardware.levels[level], capacity_bytes=num_bytes))
+
+    def with_link(self, link: Link) -> "Problem":
+        """The same problem with other figures of a link that is there."""
+        links = {**self.hardware.links, link.name: link}
+        return replace(self, hardware=replace(self.hardware, links=links))
+
+    def with_level(self, level: Level) -> "Problem":
+        """The same problem with other figures of a level that is there."""
+        levels = {**self.hardware.levels, level.name: level}
         return replace(self, hardware=replace(self.hardware, levels=levels))
