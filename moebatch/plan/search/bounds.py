@@ -3,11 +3,12 @@
 Screening: only candidates that could still be the best are handed to the MILP.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 
-from moebatch.layout.lanes import pass_seconds
+from moebatch.layout.lanes import LaneSeconds, pass_seconds
+from moebatch.layout.load import PassLoad
 from moebatch.plan.problem import Problem
 from moebatch.plan.search.affine import Affine, AffineCandidate, Variable
 from moebatch.plan.search.candidates import Candidate
@@ -47,11 +48,7 @@ def lane_seconds(lanes: Mapping[str, Affine], shares: Mapping[Variable, float]) 
 def least_seconds(known: Known, candidate: Candidate) -> float:
     """Seconds per sequence if everything were where it is computed: cheap to know, and no
     placement takes less."""
-    policy = candidate.policy
-    return sum(
-        phase.num_passes * pass_seconds(known.limits(phase.load, policy), policy)
-        for phase in candidate.phases
-    )
+    return _passes_s(candidate, candidate.policy, known.limits)
 
 
 def least_with_room(problem: Problem, known: Known, candidate: Candidate) -> float:
@@ -62,17 +59,21 @@ def least_with_room(problem: Problem, known: Known, candidate: Candidate) -> flo
     if policy.num_slots and problem.ladder.below(level) is not None:
         room = problem.capacity_bytes(level) // problem.memory.expert_sizes[level]
         policy = problem.with_residents(policy, room)
-    return sum(
-        phase.num_passes * pass_seconds(known.limits(phase.load, policy), policy)
-        for phase in candidate.phases
-    )
+    return _passes_s(candidate, policy, known.limits)
 
 
 def seconds_under(problem: Problem, candidate: Candidate, policy: Policy) -> float:
     """Seconds per sequence when a candidate's shares are those of `policy`."""
     cost = problem.cost
+    return _passes_s(candidate, policy, lambda load, policy: cost.of_pass(load, policy).limits)
+
+
+def _passes_s(
+    candidate: Candidate, policy: Policy, limits_of: Callable[[PassLoad, Policy], LaneSeconds]
+) -> float:
+    """The objective where a candidate's shares are those of `policy`."""
     return sum(
-        phase.num_passes * pass_seconds(cost.of_pass(phase.load, policy).limits, policy)
+        phase.num_passes * pass_seconds(limits_of(phase.load, policy), policy)
         for phase in candidate.phases
     )
 
