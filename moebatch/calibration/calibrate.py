@@ -18,12 +18,22 @@ from moebatch.calibration.order import CalibrationOrder
 from moebatch.calibration.reading_policy import reading_engine, text_engine, text_job
 from moebatch.calibration.text_reading import Advance, TextReading
 from moebatch.calibration.texts import HELD_OUT_SHARE, SEQUENCE_TOKENS, PlacedText, read_sequences
+from moebatch.engine.approximation_files import GATING, PREGATES
 from moebatch.engine.spec import EngineSpec, shares_beginnings
 from moebatch.errors import ConfigError, Fault
+from moebatch.folder.output_path import is_same_file
 from moebatch.folder.work_folder import WorkFolder
 from moebatch.job.opened import OpenedJob
 from moebatch.measure.saved import require_writable_file
-from moebatch.predict.learnt_files import HABITS, empty_table, save_habits, save_table
+from moebatch.predict.learnt_files import (
+    FIRST_GATE,
+    HABITS,
+    LEARNED,
+    TOKENS,
+    empty_table,
+    save_habits,
+    save_table,
+)
 from moebatch.predict.path_table import PathTable
 from moebatch.predict.routing_habits import measure_habits
 
@@ -81,11 +91,11 @@ class Calibration:
         LockHeld if another process does the same.
         """
         order = self._order
-        _require_places(order)
         self._opened = text_job(
             order.model, order.source, output=order.table, dram_bytes=order.dram_bytes
         )
         files = self._opened.files
+        _require_places(order)
         table = empty_table(files.owner, order.path_length)
         require_sizes(order.predictors, files.owner, vocab_size=files.shape.vocab_size)
         gates = GateLessons(
@@ -146,7 +156,7 @@ class Calibration:
             unseen_LTK = np.concatenate(reading.unseen, axis=1)
             accuracy = accuracies(summary.comparisons, summary.lessons)
             habits = measure_habits(unseen_LTK, counted.popular_LE, accuracy)
-            save_habits(order.table.with_name(HABITS.file_name), habits, files.owner)
+            save_habits(HABITS.beside(order.table), habits, files.owner)
         return summary
 
     # --- before the first pass ------------------------------------------------------------------
@@ -198,11 +208,14 @@ def reading_folder(table: Path) -> WorkFolder:
 
 def _require_places(order: CalibrationOrder) -> None:
     """Raises StorageError and ConfigError before anything is computed."""
-    if order.model.is_dir():  # opening it says what is wrong otherwise
-        require_writable_file(order.table)
-    if order.trace is None:
-        return
-    require_writable_file(order.trace)
-    if order.trace.absolute() == order.table.absolute():
-        fault = Fault(file="--trace", message="is where the table goes; give another place")
-        raise ConfigError([fault])
+    beside = (HABITS, TOKENS, LEARNED, FIRST_GATE, GATING, PREGATES)
+    taken = [(order.source, "is the text that is read")]
+    taken += [(kind.beside(order.table), f"is where the {kind.title} goes") for kind in beside]
+    for option, path in (("--output", order.table), ("--trace", order.trace)):
+        if path is None:
+            continue
+        require_writable_file(path)
+        for other, message in taken:
+            if is_same_file(path, other):
+                raise ConfigError([Fault(file=option, message=f"{message}; give another place")])
+        taken.append((path, "is where the table goes"))

@@ -133,7 +133,7 @@ class GateLessons:
             wanted_loss=wanted_loss,
             threshold=chosen.threshold,
         )
-        path = self._order.table.with_name(GATING.file_name)
+        path = GATING.beside(self._order.table)
         save_gating(path, learnt, files.owner)
         return GatingLesson(
             file=path,
@@ -166,7 +166,7 @@ class GateLessons:
             "pre-gates, moved only": moved.before,
             "pre-gates, trained": moved.after,
         }
-        path, num_tokens = self._order.table.with_name(PREGATES.file_name), moved.num_tokens
+        path, num_tokens = PREGATES.beside(self._order.table), moved.num_tokens
         pregates = moved.gates.pregates()
         save_pregates(path, pregates, files.owner, num_tokens=num_tokens, perplexity=found)
         return PreGateLesson(

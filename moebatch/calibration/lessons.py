@@ -227,9 +227,7 @@ def teach_predictors(
     StorageError."""
     return_freed_memory()
     paths = {
-        name: order.table.with_name(kind.file_name)
-        for name, kind in _FILES.items()
-        if name in order.predictors
+        name: kind.beside(order.table) for name, kind in _FILES.items() if name in order.predictors
     }
     known = {name: reading.kept_accuracy(name, path) for name, path in paths.items()}
     missing = [name for name, accuracy in known.items() if accuracy is None]

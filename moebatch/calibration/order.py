@@ -18,7 +18,7 @@ _USUAL_LOSS, _USUAL_LEVEL = 1.0, 1
 class CalibrationOrder(Options):
     """What is to be read and what is to be written."""
 
-    model: Annotated[Path, Option("Model folder.")]
+    model: Annotated[Path, Option("Model: folder or GGUF file.")]
     text: Annotated[
         Path | None, Option("Text like that of your jobs: .txt, or the input of one.")
     ] = None
@@ -99,8 +99,9 @@ class CalibrationOrder(Options):
     def table(self) -> Path:
         """Where the table goes."""
         from moebatch.predict.learnt_files import TABLE
+        from moebatch.spec.job import ModelSection
 
-        return self.output or TABLE.path(self.model)
+        return self.output or TABLE.path(ModelSection(path=self.model).folder)
 
 
 def _learning() -> "list[PredictorName]":

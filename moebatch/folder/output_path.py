@@ -52,7 +52,7 @@ def _faults(job: Job) -> Iterator[Fault]:
     for where, path in outputs.items():
         if path is None:
             continue
-        same = next((other for other, theirs in taken.items() if _same(path, theirs)), None)
+        same = next((other for other, theirs in taken.items() if is_same_file(path, theirs)), None)
         message = f"is the same as {same}; choose another" if same else _obstacle(path)
         if message:
             yield Fault(file=str(path), where=where, message=message)
@@ -82,7 +82,8 @@ def _obstacle(path: Path) -> str | None:
     return None
 
 
-def _same(path: Path, other: Path) -> bool:
+def is_same_file(path: Path, other: Path) -> bool:
+    """Whether both name one place, there or not, through whatever links."""
     try:
         return path.resolve() == other.resolve() or path.samefile(other)
     except (OSError, RuntimeError):  # a name that is too long, links in a circle

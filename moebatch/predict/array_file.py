@@ -46,6 +46,10 @@ class FileKind:
         """Where that of a model is kept."""
         return folder / "moebatch" / self.file_name
 
+    def beside(self, path: Path) -> Path:
+        """Where the one goes that is written together with `path`."""
+        return path.with_name(self.file_name)
+
     @property
     def file_name(self) -> str:
         """How it is called."""

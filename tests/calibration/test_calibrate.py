@@ -34,6 +34,7 @@ from moebatch.predict.learnt_files import load_first_gate, load_learned, load_ta
 from moebatch.predict.path_table import PathTable
 from moebatch.predict.trace import RoutingTrace
 from tests.command import moebatch
+from tests.gguf_models import write_gguf
 from tests.model.pregated import moe_layers_of, router_of
 from tests.tiny import CACHED_APART, write_checkpoint
 
@@ -214,6 +215,51 @@ def test_a_table_that_cannot_be_written_is_refused_before_anything_is_read(
     same = tmp_path / "table"
     with pytest.raises(ConfigError, match="--trace: is where the table goes"):
         run(CalibrationOrder(model=model, text=text, output=same, trace=same))
+
+
+@pytest.mark.parametrize(
+    ("output", "trace", "message"),
+    [
+        ("text.txt", None, "--output: is the text that is read; give another place"),
+        ("table", "link", "--trace: is the text that is read"),
+        ("table", "folder/../table", "--trace: is where the table goes"),
+        ("habits.safetensors", None, "--output: is where the file of habits goes"),
+        ("table", "tokens.safetensors", "--trace: is where the token table goes"),
+        ("pre-gates.safetensors", None, "--output: is where the file of pre-gates goes"),
+    ],
+)
+def test_what_is_read_or_written_is_not_written_over(
+    tmp_path: Path,
+    text: Path,
+    tiny_checkpoint: Checkpoint,
+    output: str,
+    trace: str | None,
+    message: str,
+) -> None:
+    (tmp_path / "link").symlink_to(text)
+    (tmp_path / "folder").mkdir()
+    order = CalibrationOrder(
+        model=tiny_checkpoint("mixtral"),
+        text=text,
+        num_tokens=700,
+        output=tmp_path / output,
+        trace=trace and tmp_path / trace,
+    )
+    with pytest.raises(ConfigError, match=message):
+        run(order)
+    assert text.read_text() == TEXT
+    assert {path.name for path in tmp_path.iterdir()} <= {"text.txt", "link", "folder", "table"}
+
+
+def test_a_gguf_file_is_named_as_in_jobs(tmp_path: Path, text: Path) -> None:
+    source = write_checkpoint(tmp_path / "plain", "mixtral")
+    folder = write_gguf(source, tmp_path / "gguf", lambda name: "F16")
+    order = CalibrationOrder(model=folder / "model.gguf", text=text, num_tokens=60)
+    table = folder / "moebatch/correlation.safetensors"
+    assert run(order).table == table
+    assert run(replace(order, model=folder)).table == table
+    with pytest.raises(CheckpointError, match=r"none\.gguf"):
+        run(replace(order, model=tmp_path / "none.gguf"))
 
 
 def test_a_budget_that_is_too_small_is_refused(
