@@ -13,7 +13,7 @@ import torch
 from moebatch.checkpoint.fingerprint import ModelOwner
 from moebatch.model.routing.gating import GatingPoint, LearntGating
 from moebatch.model.routing.pregates import PreGates
-from moebatch.predict.array_file import Arrays, Description, FileKind, Sizes, is_whole
+from moebatch.predict.array_file import Arrays, Description, FileKind, Sizes, is_whole, length_of
 
 GATING = FileKind(
     title="adaptive gating",
@@ -48,7 +48,7 @@ def load_gating(path: Path, owner: ModelOwner) -> LearntGating:
     def sizes_of(found: Description, arrays: Arrays) -> Sizes | None:
         if not all(_is_amount(found.get(name)) for name in ("wanted_loss", "threshold")):
             return None
-        length = max(1, len(arrays.get("curve.threshold", ())))
+        length = max(1, length_of(arrays, "curve.threshold"))
         sizes = {f"curve.{name}": ((length,), "float64") for name in _OF_CURVE}
         return sizes | {"sensitivities": ((len(owner.moe_layers),), "float64")}
 

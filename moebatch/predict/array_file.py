@@ -110,7 +110,8 @@ def _read(path: Path) -> tuple[Arrays, Description]:
         with safe_open(path, framework="np") as file:
             text = (file.metadata() or {}).get(_KEY)
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, TypeError, AttributeError) as error:
+        # The latter two are for types that numpy does not have, such as BF16.
         raise CheckpointError(f"{path}: cannot be read: {reason(error)}") from None
     try:
         description = json.loads(text or "")
@@ -139,6 +140,12 @@ def _number_fault(arrays: Arrays) -> str | None:
         if not (np.isfinite(array).all() and (array >= 0).all()):
             return f"array {shown(name)} holds numbers that cannot be"
     return None
+
+
+def length_of(arrays: Arrays, name: str) -> int:
+    """Of an array that a file may lack, or have as a single number; 0 then."""
+    array = arrays.get(name)
+    return 0 if array is None or array.ndim == 0 else len(array)
 
 
 def whole_numbers(value: object) -> bool:

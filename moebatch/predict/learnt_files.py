@@ -18,6 +18,7 @@ from moebatch.predict.array_file import (
     FileKind,
     Sizes,
     is_whole,
+    length_of,
     whole_numbers,
 )
 from moebatch.predict.guesser import LearnedGuesser, Perceptron, TokenGuesser
@@ -158,7 +159,7 @@ def load_learned(path: Path, owner: ModelOwner, *, hidden_size: int) -> LearnedG
         inputs |= {f"beginning.{position}": 2 * hidden_size for position in range(stride)}
         sizes = {}
         for place, input_size in inputs.items():
-            width = len(arrays.get(f"{place}.bias_W", ()))
+            width = length_of(arrays, f"{place}.bias_W")
             shapes = (width, input_size), (width,), (num_experts, width), (num_experts,)
             for name, shape in zip(Perceptron._fields, shapes, strict=True):
                 sizes[f"{place}.{name}"] = (shape, "float16")
