@@ -85,6 +85,17 @@ def test_rows_that_have_chosen_count_as_what_they_chose() -> None:
     assert predictor.expected(1) == pytest.approx(np.array([1, 1, 0]) + after_02 + nothing_known)
 
 
+def test_it_guesses_while_the_layer_before_is_ahead() -> None:
+    predictor = CorrelationPredictor(pencil_table(), learns=False)
+    predictor.begin_pass(2)
+    assert not predictor.is_guess(1)
+    predictor.observe(0, slice(0, 2), np.array([[0, 2], [0, 2]]))
+    predictor.observe(1, slice(0, 1), np.array([[1, 0]]))
+    assert predictor.is_guess(1) and not predictor.is_guess(0)
+    predictor.observe(1, slice(1, 2), np.array([[1, 0]]))
+    assert not predictor.is_guess(1)
+
+
 def test_a_new_pass_forgets_the_one_before() -> None:
     predictor = told(pencil_table(), [2, 1], [0, 1])
     before = predictor.expected(1).tolist()

@@ -21,6 +21,7 @@ from moebatch.predict.guesser import (
     LearnedGuesser,
     Perceptron,
     TokenGuesser,
+    beginning_of,
     linear_of,
     top_shares,
 )
@@ -155,6 +156,33 @@ def test_gates_of_the_next_layers_are_asked_as_they_would_answer() -> None:
     predictor.observe(0, slice(0, 1), np.array([[0]]), hidden_RD)
     for position, layer in enumerate(LAYERS[1:], start=1):
         assert predictor.rank(layer)[0] == int((gates[position] @ hidden_RD[0]).argmax())
+
+
+@pytest.mark.parametrize(("depth", "asked"), [(1, [1]), (2, [1, 2]), (3, [1, 2])])
+def test_as_many_gates_are_asked_as_there_are_next_layers(depth: int, asked: list[int]) -> None:
+    gates = [partial(linear_of, gate_ED=torch.zeros(EXPERTS, 8))] * len(LAYERS)
+    guesser = GateGuesser(gates, 1, depth=depth)
+    assert [guess.position for guess in guesser.from_hidden(0, torch.ones(1, 8))] == asked
+    assert not list(guesser.from_hidden(len(LAYERS) - 1, torch.ones(1, 8)))
+
+
+def test_only_what_the_last_layer_sees_tells_of_the_next_pass() -> None:
+    guesser = FirstGateGuesser(torch.zeros(EXPERTS, 8), num_layers=3, num_chosen=1)
+    told = [list(guesser.from_hidden(position, torch.ones(1, 8))) for position in range(3)]
+    assert list(map(len, told)) == [0, 0, 1]
+
+
+def test_rows_of_which_nothing_is_guessed_go_by_what_is_expected_of_rows_that_are_left() -> None:
+    """What others have chosen at that layer is known, and is no part of what is expected."""
+    table = PathTable.empty(LAYERS, num_experts=EXPERTS, experts_per_token=1, path_length=0)
+    table.counts[0][1, 0] = [0, 0, 0, 1]
+    rest = CorrelationPredictor(table, learns=False)
+    predictor = GuessingPredictor([Always(0, 1, expert=2)], rest, moe_layers=LAYERS)
+    predictor.begin_pass(4)
+    predictor.observe(0, slice(0, 3), np.zeros((3, 1), int), torch.zeros(3, 8))
+    predictor.observe(2, slice(0, 2), np.zeros((2, 1), int), torch.zeros(2, 8))
+    # Two rows have chosen 0, one is guessed to choose 2, and of the last one nothing is known.
+    assert predictor.expected(2) == pytest.approx([2, 0, 1, 1])
 
 
 def test_the_last_layer_tells_the_first_one_of_the_next_pass() -> None:
@@ -296,6 +324,17 @@ def test_long_prompts_are_looked_at_block_by_block_and_the_guesses_are_the_same(
         )
         (alone,) = guesser.from_tokens(known)
         assert together.shares_RE[row] == pytest.approx(alone.shares_RE[0], abs=1e-5)
+
+
+def test_what_a_token_is_is_as_long_as_what_gates_see() -> None:
+    embedded_TD = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+    input_TD = beginning_of(embedded_TD, None)
+    assert torch.allclose(beginning_of(embedded_TD * 100, None), input_TD, atol=1e-5)
+    assert torch.allclose(input_TD[:, :8].square().mean(dim=1), torch.ones(3), atol=1e-4)
+
+
+def test_a_gate_that_is_very_sure_is_no_fault() -> None:
+    assert top_shares(torch.tensor([[2e4, -2e4, 0.0]]), 1).tolist() == [[1, 0, 0]]
 
 
 @given(st.integers(1, 6), st.integers(6, 12), st.integers(0, 1000))

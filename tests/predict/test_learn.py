@@ -137,6 +137,27 @@ def test_tokens_keep_what_they_chose_and_unseen_ones_go_by_all() -> None:
     assert not np.allclose(shares[0, 0], shares[0, 1], atol=0.02)
 
 
+def test_a_token_that_was_seen_once_goes_half_by_what_all_tokens_choose() -> None:
+    seen = Seen(
+        hidden_LND=np.zeros((1, 3, 2), np.float16),
+        experts_LNK=np.array([[[0], [1], [1]]], np.uint16),
+        tokens_N=np.array([4, 5, 5]),
+        is_first_N=np.array([True, False, False]),
+    )
+    (shares_VE,) = token_shares(seen, num_experts=2, vocab_size=6)
+    assert shares_VE[4] == pytest.approx([(1 + 1 / 3) / 2, (2 / 3) / 2], rel=1e-3)
+    assert shares_VE[5] == pytest.approx([(1 / 3) / 3, (2 + 2 / 3) / 3], rel=1e-3)
+
+
+def test_no_more_steps_are_made_than_are_allowed() -> None:
+    seen, _ = seen_by(passes=8)
+    shares: list[float] = []
+    effort = Effort(num_epochs=9, most_steps=5)
+    examples = examples_ahead(seen, 0, stride=1)
+    learn_perceptron(examples, num_experts=EXPERTS, effort=effort, advance=shares.append)
+    assert shares == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+
+
 def learned() -> LearnedGuesser:
     torch.manual_seed(0)
 

@@ -45,6 +45,18 @@ def test_longer_paths_need_more_layers_before_them() -> None:
     assert table.counts[2][2].tolist() == [[0, 0], [0, 1], [0, 1], [0, 0]]
 
 
+def test_shorter_paths_are_counted_the_same_beside_longer_ones() -> None:
+    experts_LTK = random_pass(2, layers=4, tokens=50, experts=5, k=2)
+    tables = [
+        PathTable.empty(range(4), num_experts=5, experts_per_token=2, path_length=length)
+        for length in (1, 3)
+    ]
+    for table in tables:
+        table.add_pass(experts_LTK)
+    for one, other in zip(tables[0].counts, tables[1].counts, strict=False):
+        assert np.array_equal(one, other)
+
+
 def test_all_paths_of_a_token_have_codes() -> None:
     before = [np.array([[1, 2]]), np.array([[0, 4]])]
     assert path_codes(before, 5, 1).tolist() == [[5, 9, 10, 14]]

@@ -33,10 +33,10 @@ def sticky_trace(num_tokens: int) -> np.ndarray:
     return experts_LTK
 
 
-def test_lru_and_lifo_miss_what_a_cache_of_that_size_misses() -> None:
+def test_lru_lifo_and_lfu_miss_what_a_cache_of_that_size_misses() -> None:
     trace_LTK = sticky_trace(2000)
     habits = measure_habits(trace_LTK, POPULAR_LE, {"none": (0.5, 0.5)})
-    for rule, size in (("lru", 2), ("lru", 4), ("lifo", 4)):
+    for rule, size in (("lru", 2), ("lru", 4), ("lifo", 4), ("lfu", 4)):
         missing = habits.absent(rule, "none", 1, [size] * L).sum()
         assert missing == pytest.approx(misses(trace_LTK[:, :768], rule, size), abs=0.15), rule
 
@@ -101,6 +101,7 @@ def test_larger_passes_choose_more_and_a_cache_of_all_misses_nothing() -> None:
     chosen = [habits.chosen(tokens).mean() for tokens in (1, 2, 3, 4, 8, 32)]
     assert chosen == sorted(chosen) and chosen[0] == pytest.approx(K)
     assert habits.covers(32) and not habits.covers(1000)
+    assert habits.batches == (1, 2, 4, 8, 16, 32), "of larger ones there are fewer than 16 passes"
     for rule in CACHE_RULES:
         assert habits.absent(rule, "none", 3, [E] * L).sum() == 0
         assert habits.absent(rule, "none", 3, [0] * L) == pytest.approx(habits.chosen(3))
