@@ -25,7 +25,7 @@ from moebatch.store.memory import resident_bytes, return_freed_memory
 from moebatch.training.gating_trial import GatingTrial
 from moebatch.training.learning_gates import LearningGates, Recipe, learn
 from moebatch.training.memory import whole_footprint
-from moebatch.training.whole_model import ANSWER_TOKENS, WholeModel, load_whole
+from moebatch.training.whole_model import ANSWER_TOKENS, WholeModel, load_whole, require_learnable
 from moebatch.units import format_bytes
 
 USUAL = Recipe()
@@ -80,8 +80,8 @@ class GateLessons:
     ) -> None:
         """Sequences are of `sequence_tokens` at most.
 
-        Raises ConfigError and DoesNotFit, before anything is read, for what cannot be learnt from
-        gradients.
+        Raises CheckpointError, ConfigError and DoesNotFit, before anything is read, for what cannot
+        be learnt from gradients.
         """
         self._order, self._files = order, files
         self._sequence_tokens = sequence_tokens
@@ -94,6 +94,9 @@ class GateLessons:
             self._require_whole("--gating", files.dtype, learns=False)
         if order.activation_level is not None:
             num_layers = len(files.shape.moe_layers)
+            if num_layers == 1:
+                why = "gates choose for a later layer with experts, and this model has one"
+                raise _refusal("--pregate", why)
             if order.activation_level >= num_layers:
                 why = f"must be less than {num_layers}, the layers that have experts"
                 raise _refusal("--level", why)
@@ -180,8 +183,10 @@ class GateLessons:
         )
 
     def _require_whole(self, option: str, dtype: torch.dtype, *, learns: bool) -> None:
-        """Raises DoesNotFit where there is too little memory for all of the model in `dtype` with
-        gradients; for gates that learn, if `learns`. `option` is what asked for it."""
+        """Raises CheckpointError where gradients cannot be had of the model, and DoesNotFit where
+        there is too little memory for all of it in `dtype` with gradients; for gates that learn, if
+        `learns`. `option` is what asked for it."""
+        require_learnable(self._files)
         longest = min(self._sequence_tokens + ANSWER_TOKENS, self._files.shape.max_positions)
         footprint = whole_footprint(self._files, dtype=dtype, longest=longest, learns=learns)
         held, room = resident_bytes(), self._order.dram_bytes or detect_machine().dram_bytes

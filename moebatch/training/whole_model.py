@@ -179,16 +179,8 @@ def _up_to_end(said: list[int], ends: Sequence[int]) -> tuple[int, ...]:
     return tuple(said[:stop])
 
 
-def load_whole(files: ModelFiles, *, dtype: torch.dtype, experts: ExpertsWay) -> WholeModel:
-    """The model with all of its weights. Raises CheckpointError.
-
-    Args:
-        dtype: that of the model where its loss is asked about as it runs; float32 where something
-            learns, whose steps are too small for other numbers.
-        experts: how those are computed, which depends on what is to be done with the model.
-    """
-    from transformers import AutoModelForCausalLM
-
+def require_learnable(files: ModelFiles) -> None:
+    """Raises CheckpointError for a model that `load_whole` cannot load."""
     folder, shape = files.checkpoint.folder, files.shape
     if shape.router.weighs_inputs or shape.router.has_own_norm:
         raise CheckpointError(
@@ -197,6 +189,20 @@ def load_whole(files: ModelFiles, *, dtype: torch.dtype, experts: ExpertsWay) ->
         )
     if files.checkpoint.is_gguf:
         raise CheckpointError(f"{folder}: gates cannot learn from GGUF; use safetensors files")
+
+
+def load_whole(files: ModelFiles, *, dtype: torch.dtype, experts: ExpertsWay) -> WholeModel:
+    """The model, for which `require_learnable` holds, with all of its weights. Raises
+    CheckpointError.
+
+    Args:
+        dtype: that of the model where its loss is asked about as it runs; float32 where something
+            learns, whose steps are too small for other numbers.
+        experts: how those are computed, which depends on what is to be done with the model.
+    """
+    from transformers import AutoModelForCausalLM
+
+    folder = files.checkpoint.folder
     try:
         with _no_bars():
             module = AutoModelForCausalLM.from_pretrained(

@@ -262,6 +262,35 @@ def test_a_gguf_file_is_named_as_in_jobs(tmp_path: Path, text: Path) -> None:
         run(replace(order, model=tmp_path / "none.gguf"))
 
 
+@pytest.mark.parametrize("asked", [{"gating": "adaptive"}, {"pregate": True}])
+def test_models_whose_gates_cannot_learn_are_refused_before_anything_is_read(
+    tmp_path: Path, tiny_checkpoint: Checkpoint, asked: dict[str, Any]
+) -> None:
+    source = write_checkpoint(tmp_path / "plain", "mixtral")
+    for model, message in (
+        (write_gguf(source, tmp_path / "gguf", lambda name: "F16"), "cannot learn from GGUF"),
+        (tiny_checkpoint("gemma4_text"), "cannot be changed in transformers"),
+    ):
+        order = CalibrationOrder(
+            model=model, text=tmp_path / "none.txt", output=tmp_path / "table", **asked
+        )
+        with pytest.raises(CheckpointError, match=message):
+            run(order)
+
+
+def test_gates_of_the_only_layer_with_experts_have_no_later_one(
+    tmp_path: Path, tiny_checkpoint: Checkpoint
+) -> None:
+    order = CalibrationOrder(
+        model=tiny_checkpoint("mixtral", num_hidden_layers=1),
+        text=tmp_path / "none.txt",
+        output=tmp_path / "table",
+        pregate=True,
+    )
+    with pytest.raises(ConfigError, match="--pregate: gates choose for a later layer"):
+        run(order)
+
+
 def test_a_budget_that_is_too_small_is_refused(
     tmp_path: Path, text: Path, tiny_checkpoint: Checkpoint
 ) -> None:
