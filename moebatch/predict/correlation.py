@@ -3,14 +3,14 @@
 Shape letters: L MoE layers, T tokens of the pass, R rows, E experts, K experts per token, P paths.
 """
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moebatch.arrays import Floats
-from moebatch.predict.path_table import Counts, PathTable, path_codes
+from moebatch.predict.path_table import PathTable, path_codes
 from moebatch.predict.predictor import Chosen, PassTokens, Predictor, counts_of
 
 if TYPE_CHECKING:
@@ -18,27 +18,20 @@ if TYPE_CHECKING:
 
 MAX_LEARNT_ROWS = 512
 """Of a larger micro-batch so many rows, evenly taken, are counted while a job runs."""
-Method = Literal["probability", "votes"]
 
 
 class CorrelationPredictor(Predictor):
-    """Ranks experts by how often the paths that tokens have taken led to them.
+    """Ranks experts by how often the paths that tokens have taken led to them: the weight of each
+    path goes to its followers in proportion.
 
     Paths of length 0 make it a predictor of marginal counts, which looks at no other layer. Where
     the layer before has not chosen yet, what is expected of it stands in for it. One thread may use
     it at a time.
     """
 
-    def __init__(
-        self, table: PathTable, *, method: Method = "probability", learns: bool = True
-    ) -> None:
-        """`learns` counts what is observed into `table`, in memory only.
-
-        Method `votes` is that of Klotski's authors: every path gives its token's vote to each of
-        its K most frequent followers. `probability` shares it out by frequency.
-        """
+    def __init__(self, table: PathTable, *, learns: bool = True) -> None:
+        """`learns` counts what is observed into `table`, in memory only."""
         self._table = table
-        self._shares = _METHODS[method]
         self._learns = learns
         self._choices = Choices(table.moe_layers, experts_per_token=table.experts_per_token)
         self._rest: dict[int, Floats] = {}
@@ -116,8 +109,8 @@ class CorrelationPredictor(Predictor):
             paths = np.flatnonzero(left_P)
             counts_PE = table.counts[shorter][position, paths]
             seen = counts_PE.any(axis=1)
-            shares_PE = self._shares(counts_PE[seen], table.experts_per_token)
-            expected += left_P[paths[seen]] @ shares_PE
+            times_P1 = counts_PE[seen].sum(axis=1, keepdims=True, dtype=np.float64)
+            expected += left_P[paths[seen]] @ (counts_PE[seen] / times_P1)
             left_P[paths[seen]] = 0.0
             if shorter:
                 left_P = left_P.reshape(table.num_experts, -1).sum(axis=0)
@@ -128,26 +121,6 @@ class CorrelationPredictor(Predictor):
         """What those rows have chosen at the layers before, as far as paths reach, oldest first."""
         first = max(0, position - self._table.path_length)
         return [self._choices.of(earlier, rows) for earlier in range(first, position)]
-
-
-def _probability_shares(counts_PE: Counts, num_choices: int) -> Floats:
-    """Each path's weight goes to its followers in proportion."""
-    shares_PE: Floats = counts_PE / counts_PE.sum(axis=1, keepdims=True, dtype=np.float64)
-    return shares_PE
-
-
-def _vote_shares(counts_PE: Counts, num_choices: int) -> Floats:
-    """Each path's weight goes to its K most frequent followers, evenly, equal ones by number."""
-    shares_PE = np.zeros(counts_PE.shape)
-    best_PK = np.argsort(-counts_PE.astype(np.int64), axis=1, kind="stable")[:, :num_choices]
-    np.put_along_axis(shares_PE, best_PK, 1 / num_choices, axis=1)
-    return shares_PE
-
-
-_METHODS: dict[Method, Callable[[Counts, int], Floats]] = {
-    "probability": _probability_shares,
-    "votes": _vote_shares,
-}
 
 
 class Choices:

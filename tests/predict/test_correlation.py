@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebatch.predict.correlation import MAX_LEARNT_ROWS, CorrelationPredictor, Method
+from moebatch.predict.correlation import MAX_LEARNT_ROWS, CorrelationPredictor
 from moebatch.predict.path_table import PathTable
 from tests.predict.test_path_table import pencil_table, random_pass
 
@@ -17,11 +17,9 @@ def single_paths(paths: list[list[int]], *, path_length: int) -> PathTable:
     return table
 
 
-def told(
-    table: PathTable, *chosen: list[int], method: Method = "probability"
-) -> CorrelationPredictor:
+def told(table: PathTable, *chosen: list[int]) -> CorrelationPredictor:
     """A predictor that has seen one token choose those experts, layer by layer."""
-    predictor = CorrelationPredictor(table, method=method, learns=False)
+    predictor = CorrelationPredictor(table, learns=False)
     predictor.begin_pass(1)
     for layer, experts in enumerate(chosen):
         predictor.observe(table.moe_layers[layer], slice(0, 1), np.array([experts]))
@@ -32,13 +30,6 @@ def test_experts_are_ranked_by_the_probability_that_they_follow() -> None:
     predictor = told(pencil_table(), [0, 2])
     assert predictor.expected(1).tolist() == pytest.approx([2 / 6 + 1 / 4, 1 / 6 + 2 / 4, 3 / 4])
     assert predictor.rank(1) == [2, 1, 0]
-
-
-def test_votes_go_to_the_most_frequent_followers_only() -> None:
-    predictor = told(pencil_table(), [0, 2], method="votes")
-    # 0 votes for 2 and 0, 2 for 1 and, of two equal ones, for the first: 0.
-    assert predictor.expected(1).tolist() == pytest.approx([1.0, 0.5, 0.5])
-    assert predictor.rank(1) == [0, 2, 1], "of equal votes the more frequent expert goes first"
 
 
 def test_the_first_layer_goes_by_marginal_counts() -> None:
@@ -148,11 +139,10 @@ def test_of_many_rows_only_some_are_counted_while_a_job_runs() -> None:
     seed=st.integers(0, 2**32 - 1),
     experts=st.integers(1, 7),
     path_length=st.integers(0, 3),
-    method=st.sampled_from(["probability", "votes"]),
     data=st.data(),
 )
 def test_a_ranking_has_every_expert_once_and_expectations_add_up(
-    seed: int, experts: int, path_length: int, method: Method, data: st.DataObject
+    seed: int, experts: int, path_length: int, data: st.DataObject
 ) -> None:
     k = data.draw(st.integers(1, experts))
     layers, tokens = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 9))
@@ -161,7 +151,7 @@ def test_a_ranking_has_every_expert_once_and_expectations_add_up(
     )
     if data.draw(st.booleans()):
         table.add_pass(random_pass(seed, layers=layers, tokens=20, experts=experts, k=k))
-    predictor = CorrelationPredictor(table, method=method, learns=data.draw(st.booleans()))
+    predictor = CorrelationPredictor(table, learns=data.draw(st.booleans()))
     predictor.begin_pass(tokens)
     experts_LTK = random_pass(seed + 1, layers=layers, tokens=tokens, experts=experts, k=k)
     num_chosen = tokens
