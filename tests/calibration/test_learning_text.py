@@ -21,11 +21,11 @@ LONGEST = 80
 QUESTION = {"role": "user", "content": "Count to two."}
 
 
-def text_of(model: Path, path: Path) -> LearningText:
+def text_of(model: Path, path: Path, *, num_tokens: int = 4000) -> LearningText:
     sections = {"input": InputSection(path=path), "output": OutputSection(path=path)}
     job = Job(model=ModelSection(path=model), **sections)
     reader = open_reader(job, vocab_size=320, max_positions=512)
-    sequences = read_sequences(path, reader, num_tokens=4000, sequence_tokens=LONGEST)
+    sequences = read_sequences(path, reader, num_tokens=num_tokens, sequence_tokens=LONGEST)
     return LearningText.of(path, reader, sequences, longest=LONGEST)
 
 
@@ -54,6 +54,29 @@ def test_conversations_are_expected_to_end_as_they_do(
     assert (len(text.known), len(text.unseen)) == (18, 2)
     first = text.known[0]
     assert 3 <= first.num_expected < first.num_given < len(first) <= LONGEST
+
+
+def test_no_more_conversations_are_learnt_from_than_tokens_are_read(
+    tmp_path: Path, tiny_checkpoint: Checkpoint
+) -> None:
+    rows = [{"messages": [QUESTION, {"role": "assistant", "content": "1 2"}]}] * 200
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    few, all_of_it = (
+        text_of(tiny_checkpoint("mixtral"), path, num_tokens=tokens) for tokens in (500, 10**5)
+    )
+    assert len(all_of_it.known) + len(all_of_it.unseen) == 200
+    num_tokens = sum(map(len, (*few.known, *few.unseen)))
+    assert 500 <= num_tokens < 500 + LONGEST
+
+
+def test_a_last_token_alone_is_nothing_to_expect(
+    tmp_path: Path, tiny_checkpoint: Checkpoint
+) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("The river counts the letters.\n" * 200)
+    text = text_of(tiny_checkpoint("mixtral"), path, num_tokens=20 * LONGEST + 1)
+    assert {len(reading) for reading in (*text.known, *text.unseen)} == {LONGEST}
+    assert (len(text.known), len(text.unseen)) == (18, 2)
 
 
 def test_prompts_are_expected_to_be_answered_as_the_model_does(

@@ -21,6 +21,17 @@ def test_waiting_of_all_threads_counts(tmp_path: Path) -> None:
     assert contention.share == 1
 
 
+def test_the_share_is_that_of_the_time_of_all_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter((0.0, 10.0))
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
+    write(tmp_path, 1, 0)
+    contention = Contention(4, tmp_path)
+    write(tmp_path, 1, 10 * 10**9)  # one of four waits all of the time
+    assert contention.share == 0.25
+
+
 def test_threads_that_end_and_kernels_that_do_not_tell_count_nothing(tmp_path: Path) -> None:
     write(tmp_path, 1, 10**12)
     contention = Contention(1, tmp_path)

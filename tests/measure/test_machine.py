@@ -13,6 +13,7 @@ from moebatch.errors import ConfigError, StorageError
 from moebatch.formats.ggml import decoded_types
 from moebatch.formats.registry import FORMATS, measured_formats
 from moebatch.layout.scratch import needs_matrix
+from moebatch.measure import machine
 from moebatch.measure.machine import _cpu_model, _disturbance, measure_machine
 from moebatch.measure.saved import load_saved, save_profile
 from moebatch.measure.sizes import Sizes, quick_sizes
@@ -110,6 +111,22 @@ def test_without_writing_and_reading_the_disk_has_room_and_no_rates(folder: Path
     assert profile.links == {}
     assert "disk" in profile.levels
     assert set(profile.levels["dram"].gemm) == {"float32"}
+
+
+@ONLY_CPU
+def test_what_the_disk_gives_beside_arithmetic_counts_as_well(
+    folder: Path, weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def beside(paths: object, sizes: object, rates: list[float]) -> Iterator[None]:
+        yield
+        rates.append(1e5)  # a chunk that came slower than any disk is
+
+    monkeypatch.setattr(machine, "reading_beside", beside)
+    sizes = replace(TINY, is_written=False, dtypes=("float32",))
+    profile, _ = measure(folder, read=weights, sizes=sizes)
+    found = profile.links["disk->dram"].bandwidth
+    assert found is not None and "chunks from 100 kB/s to" in found.source
 
 
 @ONLY_CPU
