@@ -14,6 +14,7 @@ from moebatch.formats.ggml import decoded_types
 from moebatch.formats.registry import FORMATS, measured_formats
 from moebatch.layout.scratch import needs_matrix
 from moebatch.measure import machine
+from moebatch.measure.disk import PageTimes
 from moebatch.measure.machine import _cpu_model, _disturbance, measure_machine
 from moebatch.measure.saved import load_saved, save_profile
 from moebatch.measure.sizes import Sizes, quick_sizes
@@ -111,6 +112,17 @@ def test_without_writing_and_reading_the_disk_has_room_and_no_rates(folder: Path
     assert profile.links == {}
     assert "disk" in profile.levels
     assert set(profile.levels["dram"].gemm) == {"float32"}
+
+
+@ONLY_CPU
+def test_reading_a_page_and_writing_one_belong_to_their_links(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = PageTimes(read_s=0.001, write_s=0.002)
+    monkeypatch.setattr(machine, "page_times", lambda folder: times)
+    profile, _ = measure(folder, sizes=replace(TINY, dtypes=("float32",)))
+    found = [profile.links[link].operation_time for link in ("disk->dram", "dram->disk")]
+    assert found == [0.001, 0.002]
 
 
 @ONLY_CPU
