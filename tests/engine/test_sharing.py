@@ -27,6 +27,9 @@ ON_GPU = {
     "cache on the GPU": gpu_policy(kv=Placement(vram=1.0)),
     "cache in main memory, GPU attention": gpu_policy(),
     "CPU attention": gpu_policy(attention_on_gpu=False),
+    "few pages, on disk": gpu_policy(
+        kv=Placement(disk=1.0), num_kv_pages=pages_of(100 + NEW_TOKENS)
+    ),
     "cache on three levels": gpu_policy(
         vram=0.2, disk=0.5, num_slots=3, kv=Placement(vram=0.34, dram=0.33, disk=0.33)
     ),

@@ -47,12 +47,14 @@ def make_cache(
     levels: Sequence[LevelName] = EVERYWHERE,
     cached: CacheLayout = SMALL,
     num_pages: int = NUM_PAGES,
+    shares: bool = False,
 ) -> KVCache:
     return KVCache(
         [CacheGroup(layers=tuple(range(len(levels))), layout=cached)],
         num_pages=[num_pages],
         dtype=torch.float32,
         layout=KvLayout(levels=levels, places=places, window_pages=[WINDOW_PAGES], folder=folder),
+        shares=shares,
     )
 
 
@@ -269,6 +271,23 @@ def test_rows_in_a_window_follow_each_other_wherever_the_pages_are(tmp_path: Pat
         view = cache.view("vram", 1, [KvPiece("b", 40, 41), KvPiece("a", 47, 48)])
         assert np.array_equal(view.groups[0].window_rows["b"], np.arange(41))
         assert np.array_equal(view.groups[0].window_rows["a"], np.arange(48, 96))
+
+
+def test_a_page_that_several_sequences_hold_is_in_a_window_once(tmp_path: Path) -> None:
+    """Or it would need more pages than there are."""
+    prompt = range(2 * PAGE_TOKENS + 2)
+    with closing(make_cache(tmp_path, ON_GPU, shares=True)) as cache:
+        for owner in ("a", "b"):
+            prefix = cache.find(prompt)
+            cache.begin(owner, prompt, prefix, tokens=len(prompt))
+            cache.publish(owner, len(prompt))
+        view = cache.view("vram", 0, [KvPiece(owner, 34, 35) for owner in ("a", "b")])
+        rows = view.groups[0].window_rows
+        assert np.array_equal(rows["a"], np.arange(35))
+        assert np.array_equal(rows["b"], [*range(32), *range(48, 51)])
+        assert cache.num_bytes(Kind.KV_READ, view, 2) == 4 * PAGE
+        assert cache.num_bytes(Kind.KV_WRITE, view, 2) == 2 * PAGE
+        assert cache.num_bytes(Kind.KV_DOWN, view, 1) == 2 * ROW
 
 
 def test_windows_are_only_where_a_layer_lives_elsewhere(tmp_path: Path) -> None:

@@ -166,17 +166,17 @@ class KvPages:
         for owner, pages in self.by_owner.items():
             if not moved.keys().isdisjoint(pages):
                 pages[:] = [moved.get(page, page) for page in pages]
-                self._rows[owner] = self._rows_of(pages)
+                self._rows[owner] = rows_of_pages(pages, self.group.page_rows)
 
     def _add(self, owner: Hashable, new: list[int]) -> None:
         if not new:
             return
         self.by_owner.setdefault(owner, []).extend(new)
-        rows, held = self._rows_of(new), self._rows.get(owner)
+        rows, held = rows_of_pages(new, self.group.page_rows), self._rows.get(owner)
         self._rows[owner] = rows if held is None else np.concatenate([held, rows])
 
-    def _rows_of(self, pages: Sequence[int]) -> Ints:
-        """Cache rows of pages, in their order."""
-        page_rows = self.group.page_rows
-        first_P = page_rows * np.array(pages, np.int64)
-        return (first_P[:, None] + np.arange(page_rows)).reshape(-1)
+
+def rows_of_pages(pages: Sequence[int], page_rows: int) -> Ints:
+    """Rows, int64, of pages of so many, in their order."""
+    first_P = page_rows * np.array(pages, np.int64)
+    return (first_P[:, None] + np.arange(page_rows)).reshape(-1)

@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from moebatch.arrays import Ints
 from moebatch.schedule.steps.kv_route import Place
 from moebatch.spec.model.cache import CacheGroup
 from moebatch.store.kv.moves import Moves
-from moebatch.store.kv.pages import KvPages
+from moebatch.store.kv.pages import KvPages, rows_of_pages
 
 
 class KvPiece(NamedTuple):
@@ -70,19 +71,13 @@ class KvView:
 
 
 class _OwnedPages(NamedTuple):
-    """A piece with its pages and rows at home and the first of its pages in a window."""
+    """A piece with its pages at home and those of a window in which they are, and the rows in both
+    of what its new tokens see."""
 
     piece: KvPiece
-    pages: list[int]
+    pages: Mapping[int, int]
     rows: Ints
-    first: int
-    group: CacheGroup
-
-    @property
-    def window_rows(self) -> Ints:
-        start = self.first * self.group.page_rows
-        places = np.arange(start, start + len(self.pages) * self.group.page_rows)
-        return seen_rows(places, self.piece.num_tokens, self.piece.num_cached, self.group)
+    window_rows: Ints
 
 
 def seen_rows(rows: Ints, num_tokens: int, num_before: int, group: CacheGroup) -> Ints:
@@ -113,45 +108,46 @@ def view_of(
 
 
 def _group_view(pieces: Sequence[KvPiece], table: KvPages) -> GroupView:
-    """In a window the pages of all pieces follow each other, so nothing has to be gathered
-    there."""
+    """In a window the pages of all pieces follow each other, so nothing has to be gathered there;
+    but a page that several of them hold is there once, as a window has no more pages than there
+    are."""
     owned: list[_OwnedPages] = []
-    first, group = 0, table.group
+    places: dict[int, int] = {}
+    group = table.group
     for piece in pieces:
         num_pages = group.pages_of(piece.num_tokens)
         held = table.by_owner[piece.owner][:num_pages]
         assert len(held) == num_pages, f"{piece} lacks pages; grow it before"
-        rows = table.rows(piece.owner)
-        seen = seen_rows(rows, piece.num_tokens, piece.num_cached, group)
-        owned.append(_OwnedPages(piece, held, seen, first, group))
-        first += len(held)
+        pages = {page: places.setdefault(page, len(places)) for page in held}
+        in_window = rows_of_pages([*pages.values()], group.page_rows)
+        rows, window_rows = (
+            seen_rows(rows, piece.num_tokens, piece.num_cached, group)
+            for rows in (table.rows(piece.owner), in_window)
+        )
+        owned.append(_OwnedPages(piece, pages, rows, window_rows))
     return GroupView(
         window_rows={part.piece.owner: part.window_rows for part in owned},
-        moves=_moves_of(owned, group, num_pages=first),
+        moves=_moves_of(owned, group, num_pages=len(places)),
     )
 
 
 def _moves_of(owned: Sequence[_OwnedPages], group: CacheGroup, *, num_pages: int) -> ViewMoves:
-    context: tuple[list[int], list[int]] = [], []
-    touched: tuple[list[int], list[int]] = [], []
+    context: dict[int, int] = {}
+    touched: dict[int, int] = {}
     new_rows: tuple[list[Ints], list[Ints]] = [], []
-    for part in owned:
-        num_new = part.piece.num_tokens - part.piece.num_cached
-        new_in_window = part.window_rows[-num_new:]
-        touched_there = sorted({row // group.page_rows for row in new_in_window.tolist()})
-        num_context = group.pages_of(part.piece.num_cached)
-        context[0].extend(part.pages[:num_context])
-        context[1].extend(range(part.first, part.first + num_context))
-        touched[0].extend(part.pages[page - part.first] for page in touched_there)
-        touched[1].extend(touched_there)
-        new_rows[0].append(part.rows[-num_new:])
-        new_rows[1].append(new_in_window)
-    home_rows, window_rows = (torch.from_numpy(np.concatenate(rows)) for rows in new_rows)
+    for piece, pages, rows, window_rows in owned:
+        num_new = piece.num_tokens - piece.num_cached
+        context |= islice(pages.items(), group.pages_of(piece.num_cached))
+        touched |= {page: pages[page] for page in (rows[-num_new:] // group.page_rows).tolist()}
+        new_rows[0].append(rows[-num_new:])
+        new_rows[1].append(window_rows[-num_new:])
+    home, window = (torch.from_numpy(np.concatenate(rows)) for rows in new_rows)
+    in_window = [*context.values()]
     return ViewMoves(
-        context=Moves.of(*context),
-        staged_context=Moves.of(context[1], context[1]),
-        new=Moves.of(window_rows, home_rows),
-        staged_new=Moves.of(window_rows, window_rows),
-        touched=Moves.of(touched[1], touched[0]),
+        context=Moves.of([*context], in_window),
+        staged_context=Moves.of(in_window, in_window),
+        new=Moves.of(window, home),
+        staged_new=Moves.of(window, window),
+        touched=Moves.of([*touched.values()], [*touched]),
         num_pages=num_pages,
     )
