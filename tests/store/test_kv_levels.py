@@ -22,8 +22,10 @@ from moebatch.spec.policy.policy import PAGE_TOKENS, pages_of
 from moebatch.store.kv.cache import KVCache
 from moebatch.store.kv.layout import KvLayout, WindowName
 from moebatch.store.kv.view import KvPiece, KvView
+from moebatch.store.memory import Arena
 from tests.few import examples
 from tests.store.kv import moved_by, num_lacking, rows_of
+from tests.store.test_kv_disk import num_open_files
 
 MAX_TOKENS = 4 * PAGE_TOKENS
 SEATS = 2
@@ -300,6 +302,21 @@ def test_windows_are_only_where_a_layer_lives_elsewhere(tmp_path: Path) -> None:
     assert windows(["disk"], NO_GPU) == {("dram", "dram")}
     assert windows(["disk"], ON_GPU) == {("vram", "vram"), ("vram", "dram")}
     assert windows(["dram"], ON_BOTH) == {("vram", "vram")}
+
+
+def test_where_memory_is_refused_the_room_on_disk_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run may go on in less memory, and take it anew."""
+
+    def refuse(num_bytes: int, *, pinned: bool) -> Arena:
+        raise MemoryError
+
+    files = num_open_files()
+    monkeypatch.setattr("moebatch.store.kv.tensors.Arena", refuse)
+    with pytest.raises(MemoryError):
+        make_cache(tmp_path, NO_GPU)
+    assert num_open_files() == files
 
 
 def test_a_micro_batch_larger_than_a_window_is_our_mistake(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Keys and values on every level, and windows for layers that live elsewhere than they attend."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import chain
 
 import torch
 
@@ -65,21 +65,19 @@ class KvLevels:
         ]
         self._of_layer = {layer: one for one in self._groups for layer in one.group.layers}
         self._rooms: list[list[KvRoom]] = [[] for _ in groups]
-        self._file = self._open_file()  # first: a full disk is said before memory is taken
         self._num_bytes: dict[LevelName, int] = {}
         self.homes: dict[int, KvTensors] = {}
         """By layer, without those on disk."""
-        for one in self._groups:
-            for level in ("dram", "vram"):
-                layers = [layer for layer in one.group.layers if layout.levels[layer] == level]
-                if layers:
-                    room = self._allocate(level, one, len(layers), one.num_pages)
-                    self._rooms[one.number].append(room)
-                    self.homes |= dict(zip(layers, room.tensors, strict=True))
         self._windows: dict[tuple[WindowName, CacheLayout], list[KvTensors]] = {}
-        self._window_rooms: list[KvRoom] = []
-        for name in sorted(layout.windows):
-            self._open_windows(name)
+        self._opened = ExitStack()
+        """Gives back the scratch file, and memory that is pinned."""
+        with self._opened:  # where memory is refused, a smaller cache may be tried next
+            self._file = self._open_file()  # first: a full disk is said before memory is taken
+            for one in self._groups:
+                self._open_homes(one)
+            for name in sorted(layout.windows):
+                self._open_windows(name)
+            self._opened = self._opened.pop_all()
 
     def bytes_on(self, level: LevelName) -> int:
         """Bytes of homes and windows on a level that is memory, without what was given back."""
@@ -162,10 +160,7 @@ class KvLevels:
 
     def close(self) -> None:
         """Gives the scratch file back and unpins memory."""
-        if self._file is not None:
-            self._file.close()
-        for room in (*chain(*self._rooms), *self._window_rooms):
-            room.close()
+        self._opened.close()
 
     def _move_disk(self, hop: Hop, moves: Moves, view: KvView, layer: int) -> None:
         assert self._file is not None, "a layer on disk has a file"
@@ -203,6 +198,14 @@ class KvLevels:
         """Most pages of a group that a micro-batch has."""
         return min(self.layout.window_pages[one.number], one.num_pages)
 
+    def _open_homes(self, one: _Stored) -> None:
+        for level in ("dram", "vram"):
+            layers = [layer for layer in one.group.layers if self.layout.levels[layer] == level]
+            if layers:
+                room = self._allocate(level, one, len(layers), one.num_pages)
+                self._rooms[one.number].append(room)
+                self.homes |= dict(zip(layers, room.tensors, strict=True))
+
     def _open_windows(self, name: WindowName) -> None:
         """As large as the group needs that needs most of those whose rows are alike."""
         for one in sorted(self._groups, key=self._window_pages, reverse=True):
@@ -210,18 +213,21 @@ class KvLevels:
             if key not in self._windows:
                 room = self._allocate(name.level, one, NUM_WINDOWS, self._window_pages(one))
                 self._windows[key] = room.tensors
-                self._window_rooms.append(room)
 
     def _allocate(self, level: LevelName, one: _Stored, count: int, num_pages: int) -> KvRoom:
         assert num_pages > 0, "layers that live elsewhere than they attend need windows"
         device, pinned = self.layout.device(level), level == "dram" and self.layout.has_cuda
         num_bytes = count * num_pages * one.shape.page_bytes
         self._num_bytes[level] = self._num_bytes.get(level, 0) + num_bytes
-        return KvRoom(one.shape, count, num_pages, device, pinned=pinned)
+        room = KvRoom(one.shape, count, num_pages, device, pinned=pinned)
+        self._opened.callback(room.close)
+        return room
 
     def _open_file(self) -> KvFile | None:
         layers, folder = self.layout.disk_layers, self.layout.folder
         if not layers:
             return None
         assert folder is not None, "keys and values on disk need a folder"
-        return KvFile(folder, [self._of_layer[layer].on_disk for layer in layers])
+        file = KvFile(folder, [self._of_layer[layer].on_disk for layer in layers])
+        self._opened.callback(file.close)
+        return file
