@@ -321,6 +321,32 @@ def test_a_failure_on_the_device_is_told_and_ends_what_was_issued(machine: Machi
         machine.lanes["gpu"].abandon()
 
 
+def test_a_lane_runs_while_it_issues_whatever_has_failed_before(machine: Machine) -> None:
+    gate, issuing, goes_on = Gate(), threading.Event(), threading.Event()
+
+    def fail() -> None:
+        gate()
+        raise ValueError("an illegal address")
+
+    def work(each: Task) -> None:
+        if each == task(0):
+            machine.gpu.launch(fail)
+        else:
+            issuing.set()
+            assert goes_on.wait(PATIENCE_S)
+
+    lane = machine.lanes["gpu"] = machine._make(GPU, LaneWork(run=work))
+    machine.launch("gpu", task(0), task(1))
+    assert issuing.wait(PATIENCE_S)
+    gate.open()
+    machine.wait(lambda: machine._failure)
+    with machine.monitor:
+        was_running = lane.is_running
+    goes_on.set()
+    assert was_running
+    machine.wait(lambda: not lane.is_running)
+
+
 def test_what_was_issued_is_done_before_a_failure_of_issuing_is_told(machine: Machine) -> None:
     order: list[str] = []
     gate = Gate()

@@ -168,9 +168,9 @@ class CudaLane(ThreadLane):
                     self._forget(flight)
                     self._end(flight.item, start_s, end_s)
             except BaseException as error:
-                with monitor:
+                with monitor:  # or the lane would seem to be done before others learn of it
                     self._forget(flight)
-                self._fail(flight.item, error)
+                    self._fail(flight.item, error)
 
     def _times(self, flight: _Flight) -> tuple[float, float]:
         """Start and end in seconds of ``perf_counter``. Two clocks never agree exactly, but what

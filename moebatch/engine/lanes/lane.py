@@ -186,8 +186,10 @@ class ThreadLane:
         return item
 
     def _leave(self, item: Item) -> None:
-        """A row has done what it took, or has failed to; called with the lock held."""
-        if self._in_work.pop(item.row, None) is not None:
+        """A row has done what it took, or has failed to, unless it has done with it already; called
+        with the lock held."""
+        if self._in_work.get(item.row) is item:
+            del self._in_work[item.row]
             self._busy.leave(is_task=item.chunk is None)
 
     def _next(self, row: str) -> Item | None:
