@@ -6,15 +6,17 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from moebatch.schedule.definition import NamedSchedule, Traits, job_schedule
 from moebatch.schedule.drivers.driver import Driver
 from moebatch.schedule.drivers.simulate import Room, simulate
 from moebatch.schedule.lanes import LANES
 from moebatch.schedule.registry import SCHEDULES
-from moebatch.schedule.request import NextPass, Prefetch, Sweep
+from moebatch.schedule.request import Arrivals, InOrder, NextPass, Prefetch, Route, Schedule, Sweep
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.schedule.slots.slots import SlotQueue
-from moebatch.schedule.task import Kind, Task
+from moebatch.schedule.steps.kv import KvTraffic
+from moebatch.schedule.task import Kind, Task, expert, gate
 from tests.schedule.worlds import TableWorld
 
 SETUP = Setup(
@@ -210,3 +212,47 @@ def test_a_cache_that_goes_by_chances_hears_of_all_layers_and_of_each_whose_gate
     assert second[:2] == [0, 1]  # before anything is computed
     first, last = [place for place, what in enumerate(second) if what == "gate"]
     assert 0 in second[first:last] and 1 in second[last:]
+
+
+@job_schedule(Traits())
+def unasked(setup: Setup) -> Schedule:
+    """Asks for what gates have chosen before they have been asked."""
+    yield NextPass()
+    yield Arrivals(0)
+
+
+@job_schedule(Traits())
+def unasked_in_order(setup: Setup) -> Schedule:
+    """The same, one of them having been asked."""
+    yield NextPass()
+    yield gate(0, 0)
+    yield Route(0, 0)
+    yield from (expert(0, e, 1) for e in (yield InOrder(0, 1)))
+
+
+@job_schedule(Traits())
+def unstored(setup: Setup) -> Schedule:
+    """Brings up keys and values that the micro-batch before has not stored."""
+    sweep = yield NextPass()
+    yield from KvTraffic(setup).up(sweep, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        (unasked, "gate of step 0 has not been asked for any micro-batch; yield `Route` before"),
+        (
+            unasked_in_order,
+            "gate of step 0 has not been asked for micro-batch 1; yield `Route` before",
+        ),
+        (unstored, "micro-batch 1 of step 0 continues 0, .*; launch `down` of that one before"),
+    ],
+)
+def test_a_schedule_that_asks_too_early_is_told_what_comes_before(
+    written: NamedSchedule, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SCHEDULES, written.name, written)
+    lanes = Instant(written.name, SETUP)
+    lanes.driver.start()
+    with pytest.raises(AssertionError, match=message):
+        lanes.driver.run_pass(Sweep(num_micro_batches=2, continuing=frozenset({1})))

@@ -208,6 +208,7 @@ class Driver:
     def _select(self, step: int) -> None:
         later = self._setup.selected_by(step)
         if later is not None:
+            assert step in self._chosen, _unasked(step)
             batches = (self._router.selected(step, k, later) for k in self._chosen[step])
             self._foresee(later, sorted(set(chain.from_iterable(batches))))
 
@@ -300,6 +301,7 @@ class Driver:
 
     def _arrivals(self, step: int) -> Arriving:
         layer = self._setup.layer(step)
+        assert step in self._wanted, _unasked(step)
         keys = self._of(layer, sorted(self._wanted[step]))
 
         num_seen = 0
@@ -335,16 +337,17 @@ class Driver:
 
     def _in_order(self, step: int, micro_batch: int) -> Iterator[int]:
         layer = self._setup.layer(step)
-        for expert in sorted(self._chosen[step][micro_batch]):
-            key = self._experts[layer][expert]
+        chosen = self._chosen.get(step, {}).get(micro_batch)
+        assert chosen is not None, _unasked(step, f"micro-batch {micro_batch}")
+        for key in self._of(layer, sorted(chosen)):
             with self._lanes.lock:
                 self._require(key)  # it keeps its slot until its launch
                 self._slots.hurry(key)
                 self.disk_path.hurry([key])
                 self._lanes.slots_changed()
             ready = partial(self._slots.is_ready, key)
-            self._lanes.wait(ready, f"expert {expert} of step {step}")
-            yield expert
+            self._lanes.wait(ready, f"expert {key.expert} of step {step}")
+            yield key.expert
 
     def _is_kept(self, task: Task, key: ExpertKey) -> bool:
         """Whether a later micro-batch of the step has chosen the same expert."""
@@ -373,6 +376,10 @@ def _is_urgent(item: Task | Request) -> bool:
     if isinstance(item, Task):
         return item.kind is Kind.EXPERT
     return isinstance(item, CancelPrefetch | Arrivals)
+
+
+def _unasked(step: int, micro_batch: str = "any micro-batch") -> str:
+    return f"the gate of step {step} has not been asked for {micro_batch}; yield `Route` before"
 
 
 def _some_of(step: int, keys: Collection[ExpertKey]) -> str:

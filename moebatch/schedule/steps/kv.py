@@ -37,7 +37,12 @@ class KvTraffic:
             return
         before = self._last_use.get(self._window(sweep, k), ())
         if sweep.continues(k):
-            before += (self._stored.pop((self._setup.layer(i), k - 1)),)
+            stored = self._stored.pop((self._setup.layer(i), k - 1), None)
+            assert stored is not None, (
+                f"micro-batch {k} of step {i} continues {k - 1}, whose keys and values are not on "
+                "their way down; launch `down` of that one before"
+            )
+            before += (stored,)
         for kind in self._kinds(sweep, i, k, _UP):
             task = Task(kind, i, k, after=before)
             yield task
