@@ -3,6 +3,7 @@ live straight or from disk through main memory."""
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 from moebatch.schedule.slots.expert_load import Chunk, ExpertKey, Load
 from moebatch.schedule.slots.slots import SlotQueue
@@ -61,9 +62,10 @@ class ThroughMemory(DiskPath):
 
     def hurry(self, waiting: Collection[ExpertKey]) -> None:
         """One of those that are waited for comes first, and stays until it can go up."""
-        missing = [key for key in waiting if self._above.is_missing(key)]
-        here = [key for key in missing if self._below.is_ready(key)]
-        for key in (here or missing)[:1]:
+        missing = filter(self._above.is_missing, waiting)  # no further than need be
+        first = next(missing, None)
+        if first is not None:
+            key = next(filter(self._below.is_ready, chain([first], missing)), first)
             self.require(key)
             self._below.hurry(key)
 
