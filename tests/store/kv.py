@@ -20,6 +20,23 @@ def moved_by(cache: KVCache, view: KvView, layer: int) -> set[Kind]:
     return {kind for kind in kinds if cache.num_bytes(kind, view, layer)}
 
 
+def bring(cache: KVCache, view: KvView, layer: int) -> None:
+    """The context of a view, to where it attends."""
+    _move(cache, view, layer, Kind.KV_READ, Kind.KV_UP)
+
+
+def store(cache: KVCache, view: KvView, layer: int) -> None:
+    """What is new in a view, to where it lives."""
+    _move(cache, view, layer, Kind.KV_DOWN, Kind.KV_WRITE)
+
+
+def _move(cache: KVCache, view: KvView, layer: int, *kinds: Kind) -> None:
+    needs = moved_by(cache, view, layer)
+    for kind in kinds:
+        if kind in needs:
+            cache.move(kind, view, layer)
+
+
 def num_lacking(length: int, num_tokens: int) -> int:
     """Pages that an owner of so many tokens lacks to hold more."""
     return max(0, pages_of(num_tokens) - pages_of(length))

@@ -24,7 +24,7 @@ from moebatch.store.kv.layout import KvLayout
 from moebatch.store.kv.pages import KvPages
 from moebatch.store.kv.view import KvPiece, KvView
 from tests.few import examples
-from tests.store.kv import moved_by, num_lacking, rows_of
+from tests.store.kv import bring, moved_by, num_lacking, rows_of, store
 
 SLICE = 6
 MAX_TOKENS = 70
@@ -90,14 +90,9 @@ class Program:
                 if not self.cache.is_direct(view.place, layer):  # nothing old may be of any use
                     for part in self.cache.tensors(view.place, layer, view.window).parts:
                         part.fill_(torch.nan)
-                needs = moved_by(self.cache, view, layer)
-                for kind, move in (("kv read", self.cache.read), ("kv up", self.cache.up)):
-                    if kind in needs:
-                        move(view, layer)
+                bring(self.cache, view, layer)
                 self.attend(view, layer)
-                for kind, move in (("kv down", self.cache.down), ("kv write", self.cache.write)):
-                    if kind in needs:
-                        move(view, layer)
+                store(self.cache, view, layer)
 
     def attend(self, view: KvView, layer: int) -> None:
         """Looks at all that new tokens see, then puts new numbers beside it."""

@@ -24,7 +24,7 @@ from moebatch.store.kv.layout import KvLayout, WindowName
 from moebatch.store.kv.view import KvPiece, KvView
 from moebatch.store.memory import Arena
 from tests.few import examples
-from tests.store.kv import moved_by, num_lacking, rows_of
+from tests.store.kv import bring, moved_by, num_lacking, rows_of, store
 from tests.store.test_kv_disk import num_open_files
 
 MAX_TOKENS = 4 * PAGE_TOKENS
@@ -86,11 +86,7 @@ class Program:
             room = self.cache.tensors(view.place, layer, view.window)
             for part in room.parts:
                 part.fill_(torch.nan)
-        needs = moved_by(self.cache, view, layer)
-        if Kind.KV_READ in needs:
-            self.cache.read(view, layer)
-        if Kind.KV_UP in needs:
-            self.cache.up(view, layer)
+        bring(self.cache, view, layer)
 
     def attend(self, view: KvView, layer: int) -> None:
         """Looks at the whole context, then puts new keys and values beside it."""
@@ -110,11 +106,7 @@ class Program:
                 values_RGC[rows[position]] = -number
 
     def store(self, view: KvView, layer: int) -> None:
-        needs = moved_by(self.cache, view, layer)
-        if Kind.KV_DOWN in needs:
-            self.cache.down(view, layer)
-        if Kind.KV_WRITE in needs:
-            self.cache.write(view, layer)
+        store(self.cache, view, layer)
 
     def run_pass(self, views: Sequence[KvView]) -> None:
         """Brings the next micro-batch while one attends, unless it continues its sequences."""
@@ -261,7 +253,7 @@ def test_a_new_prompt_brings_nothing_up(tmp_path: Path) -> None:
         view = cache.view("vram", 0, [KvPiece("a", 0, 20)])
         assert moved_by(cache, view, 1) == {Kind.KV_DOWN}
         assert moved_by(cache, view, 2) == {Kind.KV_DOWN, Kind.KV_WRITE}
-        cache.up(view, 1)
+        cache.move(Kind.KV_UP, view, 1)
         assert cache.num_bytes(Kind.KV_DOWN, view, 1) == 20 * ROW
 
 
@@ -331,7 +323,7 @@ def test_a_task_that_a_layer_never_has_is_our_mistake(tmp_path: Path) -> None:
         cache.grow("a", 1)
         view = cache.view("dram", 0, [KvPiece("a", 0, 1)])
         with pytest.raises(AssertionError, match="layer 1 needs no kv up to attend at dram"):
-            cache.up(view, 1)
+            cache.move(Kind.KV_UP, view, 1)
 
 
 @pytest.mark.parametrize("cached", [CODED, CODED_BLOCKS])
@@ -355,14 +347,10 @@ def test_codes_and_scales_are_what_is_held_and_moved(tmp_path: Path, cached: Cac
             written[layer] = [part[rows].clone() for part in window.parts]
             # All of it is new once, so that all of it goes home.
             new = cache.view("vram", 0, [KvPiece("a", 0, 20)])
-            for kind in (Kind.KV_DOWN, Kind.KV_WRITE):
-                if kind in moved_by(cache, new, layer):
-                    {Kind.KV_DOWN: cache.down, Kind.KV_WRITE: cache.write}[kind](new, layer)
+            store(cache, new, layer)
         later = cache.view("vram", 1, [KvPiece("a", 20, 21)])
         for layer in range(num_layers):
-            for kind in (Kind.KV_READ, Kind.KV_UP):
-                if kind in moved_by(cache, later, layer):
-                    {Kind.KV_READ: cache.read, Kind.KV_UP: cache.up}[kind](later, layer)
+            bring(cache, later, layer)
             rows = rows_of(cache, later, later.pieces[0], layer)[:20]
             found = [part[rows] for part in cache.tensors("vram", layer, 1).parts]
             assert all(map(torch.equal, found, written[layer])), layer

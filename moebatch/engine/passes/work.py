@@ -135,13 +135,7 @@ class PassWork:
     def _kv(self, task: Task) -> None:
         view = self._input(task).view
         assert view is not None, "layers live elsewhere"
-        move = {
-            Kind.KV_READ: self._cache.read,
-            Kind.KV_UP: self._cache.up,
-            Kind.KV_DOWN: self._cache.down,
-            Kind.KV_WRITE: self._cache.write,
-        }[task.kind]
-        move(view, self._layer(task))
+        self._cache.move(task.kind, view, self._layer(task))
 
     def _has_attended(self, task: Task) -> None:
         self._attended.setdefault(task.step, []).append(self._rows(task))

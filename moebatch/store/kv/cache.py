@@ -29,9 +29,9 @@ class KVCache:
 
     Layers live where `layout` says: all in main memory if it says nothing, and then rows and
     tensors are all there is to know. A layer that lives elsewhere than it attends is worked on in
-    a window: a micro-batch takes a `view`, its context is brought in (`read`, `up`), attention
-    works on `tensors`, and what is new goes home (`down`, `write`). These four are called by the
-    lanes of a schedule, several at once.
+    a window: a micro-batch takes a `view`, its context is brought in (`KV_READ`, `KV_UP`),
+    attention works on `tensors`, and what is new goes home (`KV_DOWN`, `KV_WRITE`). The lanes of a
+    schedule `move` it, several at once.
     """
 
     def __init__(
@@ -159,25 +159,14 @@ class KVCache:
         """Its tensors; none where the layer keeps nothing."""
         return self.tensors(place, layer, window).parts if self._levels.keeps(layer) else ()
 
-    def read(self, view: KvView, layer: int) -> None:
-        """The context of the view from disk to a window in main memory.
+    def move(self, kind: Kind, view: KvView, layer: int) -> None:
+        """Does a task of keys and values for the view: its context to where it attends in whole
+        pages, or what is new to where it lives, one hop of the way.
 
-        This and the following may be called although there is nothing to move, but not for a task
-        that the layer never has. All raise StorageError when the disk fails.
+        May be called although there is nothing to move, but not for a task that the layer never
+        has. Raises StorageError when the disk fails.
         """
-        self._levels.move(Kind.KV_READ, view, layer)
-
-    def up(self, view: KvView, layer: int) -> None:
-        """The context of the view to where it attends, whole pages."""
-        self._levels.move(Kind.KV_UP, view, layer)
-
-    def down(self, view: KvView, layer: int) -> None:
-        """New tokens of the view to where they live, or to main memory on their way to disk."""
-        self._levels.move(Kind.KV_DOWN, view, layer)
-
-    def write(self, view: KvView, layer: int) -> None:
-        """Pages with new tokens of the view from main memory to disk."""
-        self._levels.move(Kind.KV_WRITE, view, layer)
+        self._levels.move(kind, view, layer)
 
     def num_bytes(self, kind: Kind, view: KvView, layer: int) -> int:
         """Bytes that `kind` moves for the view; 0 where it is not needed."""
