@@ -52,7 +52,7 @@ class PageSource(Protocol):
         """Gives files back."""
 
 
-class MemoryPages:
+class MemoryPages(PageSource):
     """Experts of the `ExpertStore` below; those that live on disk pass through its slots.
 
     One expert at a time is in use there, from its first part to its last, so one slot is enough.
@@ -72,12 +72,10 @@ class MemoryPages:
 
     @property
     def is_direct(self) -> bool:
-        """Whether the store below reads past the page cache."""
         return self._store.is_direct
 
     @property
     def slot_bytes(self) -> int:
-        """Room of one packed expert."""
         return self._layout.num_bytes
 
     def num_bytes(self, key: ExpertKey) -> int:
@@ -85,7 +83,6 @@ class MemoryPages:
         return self._layout.num_bytes
 
     def tensors(self, key: ExpertKey, slot: Tensor) -> tuple[Tensor, ...]:
-        """The tensors of an expert that is in a slot; no copies."""
         return self._layout.tensors(slot)
 
     def load(self, slots: Mapping[ExpertKey, Tensor]) -> None:
@@ -99,7 +96,6 @@ class MemoryPages:
             self._store.monitor.changed()
 
     def move(self, key: ExpertKey, start: int, room: Tensor) -> None:
-        """Copies a part when its expert is there. Raises what reading it failed with."""
         if self._held != key:
             assert self._held is None, f"{self._held} has not been moved as a whole"
             self._hold(key)
@@ -140,7 +136,7 @@ class MemoryPages:
             torch.cuda.current_stream(room.device).synchronize()
 
 
-class FilePages:
+class FilePages(PageSource):
     """Experts in their files, read straight into slots in main memory, as they lie in the file.
 
     Used by one thread.
@@ -157,20 +153,16 @@ class FilePages:
 
     @property
     def is_direct(self) -> bool:
-        """Whether every file is read with O_DIRECT."""
         return all(file.is_direct for file in self._files.values())
 
     @property
     def slot_bytes(self) -> int:
-        """Room of the largest expert, a multiple of a page."""
         return self._slot_bytes
 
     def num_bytes(self, key: ExpertKey) -> int:
-        """What is read of an expert."""
         return self._records[key].num_bytes
 
     def tensors(self, key: ExpertKey, slot: Tensor) -> tuple[Tensor, ...]:
-        """The tensors of an expert that is in a slot; no copies."""
         memory = slot.numpy()
         return tuple(
             torch.frombuffer(
@@ -180,7 +172,6 @@ class FilePages:
         )
 
     def load(self, slots: Mapping[ExpertKey, Tensor]) -> None:
-        """Reads whole experts. Raises StorageError."""
         for key, slot in slots.items():
             self.move(key, 0, slot[: self.num_bytes(key)])
 
@@ -188,7 +179,6 @@ class FilePages:
         """Nothing is read ahead: slots are where experts are computed."""
 
     def move(self, key: ExpertKey, start: int, room: Tensor) -> None:
-        """Reads a part of an expert. Raises StorageError."""
         target, stop = room.numpy().data, start + len(room)
         for piece in self._records[key].pieces:
             first = max(start, piece.buffer_offset)
@@ -201,6 +191,5 @@ class FilePages:
         """Every read is for itself."""
 
     def close(self) -> None:
-        """Closes the files."""
         for file in self._files.values():
             file.close()
