@@ -11,7 +11,8 @@ from moebatch.plan.prediction import Prediction
 from moebatch.schedule.drivers.foresight import LayerForesight
 from moebatch.schedule.lanes import CPU, GPU, PROCESSORS, READ, WRITE, lane_of_row
 from moebatch.schedule.task import Kind
-from moebatch.schedule.timeline.statistics import LAUNCH, Statistics, in_order
+from moebatch.schedule.timeline.statistics import Statistics, in_order
+from moebatch.schedule.timeline.timeline import LAUNCH
 from moebatch.spec.policy.policy import Policy
 
 if TYPE_CHECKING:  # `moebatch status` need not load torch

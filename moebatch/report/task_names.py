@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from moebatch.schedule.task import Kind, Task, reason_kind, task_named
-from moebatch.schedule.timeline.statistics import LAUNCH
-from moebatch.schedule.timeline.timeline import Bubble
+from moebatch.schedule.timeline.timeline import LAUNCH, Bubble
 
 _NAMES: Mapping[str, tuple[str, str]] = {
     Kind.ATTEND: ("attention", "attention"),

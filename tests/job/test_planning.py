@@ -31,7 +31,7 @@ from moebatch.job.status import LaneTime, RunSummary
 from moebatch.measure.saved import load_saved, save_profile, this_machine_path
 from moebatch.model.native import loader
 from moebatch.plan.options import PlanOptions
-from moebatch.schedule.timeline.statistics import LAUNCH
+from moebatch.schedule.timeline.timeline import LAUNCH
 from moebatch.spec.job import Job, load_job
 from moebatch.spec.machine.hardware import Level
 from moebatch.spec.machine.profile import load_profile

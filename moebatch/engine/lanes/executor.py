@@ -12,8 +12,7 @@ from moebatch.schedule.lanes import RESULT_LANES, lane_of
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.task import Kind, Task
-from moebatch.schedule.timeline.statistics import LAUNCH
-from moebatch.schedule.timeline.timeline import Span
+from moebatch.schedule.timeline.timeline import LAUNCH, Span
 from moebatch.store.monitor import Monitor
 
 _MOST_PENDING = 2000

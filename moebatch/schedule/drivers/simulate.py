@@ -17,7 +17,7 @@ from moebatch.schedule.slots.expert_load import Chunk, ExpertKey
 from moebatch.schedule.slots.slots import SlotQueue
 from moebatch.schedule.slots.transfer import ChunkStream
 from moebatch.schedule.task import Kind, Task
-from moebatch.schedule.timeline.timeline import Span, Timeline
+from moebatch.schedule.timeline.timeline import LAUNCH, Span, Timeline
 
 
 class World(Router, Protocol):
@@ -153,7 +153,7 @@ class Simulator(Lanes):
         self._pending: dict[Task, float] = {}
         """Launched tasks that have not ended, with when that was."""
         self._ended_s: dict[Task, float] = {}
-        self._last_reason: str | None = None
+        self._last_reason = LAUNCH
         self._begun: list[_Running] = []
         cache = make_cache(room.cache_sizes, room.cache_rule)
         self._slots = _slot_queue(setup, room.num_chunks, room.num_slots, room.resident, cache)
@@ -285,7 +285,7 @@ class Simulator(Lanes):
         last = max(task.after, key=lambda other: self._ended_s[other], default=None)
         if last is not None and self._ended_s[last] >= self._pending[task]:
             return str(last)
-        return self._last_reason or "launch"
+        return self._last_reason
 
     # --- experts --------------------------------------------------------------------------------
 

@@ -8,12 +8,10 @@ from heapq import heappush, heapreplace
 
 from moebatch.schedule.lanes import LANES, PROCESSORS, lane_of_row
 from moebatch.schedule.task import reason_kind
-from moebatch.schedule.timeline.timeline import Bubble, Span, Timeline
+from moebatch.schedule.timeline.timeline import LAUNCH, Bubble, Span, Timeline
 
 NUM_LONGEST = 5
 """Bubbles that are kept one by one."""
-LAUNCH = "launch"
-"""What a lane waited for while nothing had been launched for it."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 from moebatch.schedule.task import Task
 
+LAUNCH = "launch"
+"""What a lane waited for while nothing had been launched for it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -35,7 +38,7 @@ class Bubble:
     before: Task
     """What ran then."""
     waited_for: str
-    """What that had waited for; "launch" if nothing had been launched before."""
+    """What that had waited for."""
 
     @property
     def seconds(self) -> float:
@@ -105,6 +108,6 @@ class Timeline:
         free_s = 0.0
         for span in self.on(lane):
             if span.start_s > free_s:
-                reason = span.waited_for or "launch"
+                reason = span.waited_for or LAUNCH
                 yield Bubble(lane, free_s, span.start_s, span.task, reason)
             free_s = max(free_s, span.end_s)
