@@ -103,12 +103,14 @@ class Engine:
             if not is_out_of_memory(error):
                 raise
             if self.statistics.num_shrunk == MOST_SHRINKS or not batcher.shrink():
-                raise OutOfMemory(
-                    f"the system refuses memory even for passes that were halved "
-                    f"{self.statistics.num_shrunk} times: {error}; lower resources.dram, or "
-                    "resources.vram where a GPU refuses, so that less is allocated beforehand"
-                ) from error
-        self._sweep.give_up()
+                halved = f"even for passes that were halved {self.statistics.num_shrunk} times"
+                raise _out_of_memory(halved, error) from error
+        try:
+            self._sweep.give_up()
+        except Exception as error:  # the schedule begins anew, and looks ahead
+            if not is_out_of_memory(error):
+                raise
+            raise _out_of_memory("between passes", error) from error
         batcher.repeat(slices)
         self.statistics.num_shrunk += 1
         return False
@@ -232,6 +234,13 @@ class Engine:
         counts.num_preempted = batcher.num_preempted
         counts.num_grown = self._tail.num_grown if self._tail else 0
         self.course.after_pass(slices, batcher, num_grown=counts.num_grown)
+
+
+def _out_of_memory(where: str, error: Exception) -> OutOfMemory:
+    return OutOfMemory(
+        f"the system refuses memory {where}: {error}; lower resources.dram, or resources.vram "
+        "where a GPU refuses, so that less is allocated beforehand"
+    )
 
 
 def _begun(sequence: Sequence) -> Begun:

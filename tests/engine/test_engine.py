@@ -308,6 +308,22 @@ def test_when_memory_is_always_refused_the_run_ends_with_a_message(
         run(tiny_checkpoint("mixtral"), policy(), requests())
 
 
+def test_when_memory_is_refused_where_the_schedule_begins_anew_a_smaller_plan_may_help(
+    tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from moebatch.engine.passes.guesses import Guesses
+    from moebatch.model.decoder import Decoder
+
+    def refuse(*arguments: object) -> None:
+        raise MemoryError("7 bytes")
+
+    with engine(tiny_checkpoint("mixtral"), policy()) as built:
+        monkeypatch.setattr(Decoder, "attend", refuse)
+        monkeypatch.setattr(Guesses, "ranked", refuse)
+        with pytest.raises(OutOfMemory, match="refuses memory between passes: 7 bytes"):
+            list(built.engine.run(requests()))
+
+
 def test_a_broken_expert_is_named(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     folder = break_expert(tiny_checkpoint("mixtral"), tmp_path / "broken", layer=1, expert=4)
     outcomes = run(folder, policy(), requests())
