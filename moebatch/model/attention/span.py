@@ -39,12 +39,6 @@ class Span(NamedTuple):
         """Tokens of the sequence before them."""
         return self.num_skipped + self.context
 
-    def with_rows(self, rows_S: Ints) -> "Span":
-        """The same tokens in other rows, where more or less of what is before them is kept."""
-        context = len(rows_S) - self.num_tokens
-        num_skipped = self.num_before - context
-        return self._replace(rows_S=rows_S, context=context, num_skipped=num_skipped)
-
     def in_chunks(self, size: int) -> Iterator["Span"]:
         """The same tokens, those of each chunk of their sequence by themselves, as if nothing were
         before it."""
