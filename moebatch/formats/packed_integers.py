@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from moebatch.errors import CheckpointError
 from moebatch.formats.blocks import WHOLE, Blocks, columns_of
-from moebatch.formats.coded import CodedMatrix
+from moebatch.formats.coded import WORD_BITS, CodedMatrix
 from moebatch.formats.quantization import Scheme
 from moebatch.formats.weight_format import CodedFormat, Look, StoredPart, WeightFormat
 from moebatch.quoting import shown
@@ -17,7 +17,6 @@ from moebatch.quoting import shown
 if TYPE_CHECKING:
     from torch import Tensor
 
-_WORD_BITS = 32
 _SCALE_DTYPES = ("BF16", "F16", "F32")
 
 
@@ -53,7 +52,7 @@ class PackedIntegers(CodedFormat):
 
     def heights(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Zero points are packed as many as fit into a word."""
-        return (1, 1) if self.is_symmetric else (1, 1, _WORD_BITS // self.bits)
+        return (1, 1) if self.is_symmetric else (1, 1, WORD_BITS // self.bits)
 
     def coded(self, parts: Sequence[Tensor], shape: tuple[int, int]) -> CodedMatrix:
         """Words as bytes: the first code is in the lowest bits."""
@@ -103,7 +102,7 @@ class PackedIntegers(CodedFormat):
         return replace(self, group=scheme.blocks.columns, is_symmetric=scheme.is_symmetric)
 
     def _words(self, count: int) -> int:
-        return -(-count * self.bits // _WORD_BITS)
+        return -(-count * self.bits // WORD_BITS)
 
     def __str__(self) -> str:
         kind = "" if self.is_symmetric else ", with zero points"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from moebatch.formats.blocks import Blocks, columns_of
 from moebatch.formats.coded import WORD_BITS
 from moebatch.formats.quantization import one_of, size_of
-from moebatch.formats.weight_format import Look, StoredPart, WeightFormat, beside
+from moebatch.formats.weight_format import CodedFormat, Look, StoredPart, WeightFormat, beside
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,11 +26,10 @@ _SCALE_DTYPES = ("F16", "BF16", "F32")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Words(WeightFormat):
+class Words(CodedFormat):
     """Codes, zero points and scales."""
 
     has_zero_points = True
-    is_coded = True
     name: str
     bits: int
     group: int = 128
@@ -79,14 +78,12 @@ class Words(WeightFormat):
             return found
         return *found, StoredPart(beside(name, ".g_idx"), "I32", (*stack, columns))
 
-    def decode(self, parts: Sequence[Tensor], out: Tensor) -> None:
-        """Rounded to the numbers of the scales, as upstream does."""
-        from moebatch.formats import decoding
-
-        decoding.decode(self.coded(parts, (out.shape[0], out.shape[1])), out)
+    def is_viewed(self, shape: tuple[int, ...]) -> bool:
+        """Never: codes lie across."""
+        return False
 
     def coded(self, parts: Sequence[Tensor], shape: tuple[int, int]) -> CodedMatrix:
-        """Words where they lie."""
+        """Words where they lie. Rounded to the numbers of the scales, as upstream does."""
         from moebatch.formats import decoding
 
         group = Blocks(1, self.group).size(shape)[1]
