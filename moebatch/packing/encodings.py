@@ -114,7 +114,11 @@ class Int8(PackedIntegers):
 
     def encode(self, weight_OI: Tensor) -> tuple[Tensor, ...]:
         """The largest number of a row is 127 steps."""
-        scale_O1 = (weight_OI.abs().amax(1, keepdim=True) / 127).to(self._scale_dtype)
+        largest_O1 = weight_OI.abs().amax(1, keepdim=True)
+        scale_O1 = (largest_O1 / 127).to(self._scale_dtype)
+        # Subnormal scales are coarse: one that was rounded down by much would clip the row, or be 0.
+        numbers = torch.finfo(self._scale_dtype)
+        scale_O1[largest_O1 > 127.5 * scale_O1.float()] += numbers.smallest_normal * numbers.eps
         scale_O1[scale_O1 == 0] = 1
         codes_OI = (weight_OI / scale_O1.float()).round_().clamp_(-128, 127)
         return self._encoded(codes_OI, scale_O1)

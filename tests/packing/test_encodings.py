@@ -128,3 +128,11 @@ def test_groups_are_the_widest_that_fit() -> None:
         group_of([128, 40], None)
     with pytest.raises(CheckpointError, match=r"multiples of 64; .* choose another --group"):
         group_of([128, 96], 64)
+
+
+@pytest.mark.parametrize("largest", [2e-6, 8e-6, 1.1e-5, 1e-4])
+def test_small_rows_in_float16_survive_eight_bits(largest: float) -> None:
+    weight_OI = torch.linspace(-largest, largest, 64).repeat(3, 1).half().float()
+    decoded_OI = decoded(Int8(torch.float16), weight_OI)
+    step = max(2 * largest / 127, 2**-24)
+    torch.testing.assert_close(decoded_OI, weight_OI, rtol=0, atol=0.51 * step)
