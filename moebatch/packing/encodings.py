@@ -116,7 +116,7 @@ class Int8(PackedIntegers):
         """The largest number of a row is 127 steps."""
         largest_O1 = weight_OI.abs().amax(1, keepdim=True)
         scale_O1 = (largest_O1 / 127).to(self._scale_dtype)
-        # Subnormal scales are coarse: one that was rounded down by much would clip the row, or be 0.
+        # Subnormal scales are coarse: one rounded down by much would clip its row, or be 0.
         numbers = torch.finfo(self._scale_dtype)
         scale_O1[largest_O1 > 127.5 * scale_O1.float()] += numbers.smallest_normal * numbers.eps
         scale_O1[scale_O1 == 0] = 1
