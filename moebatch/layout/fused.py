@@ -10,9 +10,6 @@ from moebatch.spec.model.shape import ModelShape
 MOST_TOGETHER = 16
 """Experts that are computed in one task and give their slots back together: more would keep the
 link waiting for these."""
-MOST_RESIDENTS = 128
-"""The same of experts that have no slots to give back: nearly all of a layer, and yet not all of
-one with many, so that the GPU begins with some while the host looks at the others."""
 _MANY_ROWS = 128
 """From so many on an expert is computed alone. Estimated: over so many, one of Qwen3-30B-A3B is 1.2
 GFLOP, some 10 us of a GPU that does 120 TFLOP/s, and its launches are 60."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cache
 
-from moebatch.layout.fused import MOST_RESIDENTS, MOST_TOGETHER
+from moebatch.layout.fused import MOST_TOGETHER
 from moebatch.schedule.lanes import BLOCK, LANES, STAGING, WRITE, Lane
 from moebatch.schedule.registry import traits_of
 from moebatch.schedule.steps.kv_route import Place
@@ -62,11 +62,6 @@ class Ladder:
         if self.has_gpu or (self.top == "dram" and not policy.weights.disk):
             return MOST_TOGETHER
         return max(1, min(MOST_TOGETHER, policy.num_slots // 3)) if self.top == "dram" else 1
-
-    def most_residents(self, policy: Policy) -> int:
-        """The same of experts that stay: on a GPU, where a task costs the host more than the look
-        at a few experts more, there are more of them, since no slot waits for the others."""
-        return MOST_RESIDENTS if self.has_gpu else self.most_together(policy)
 
     def copies_through_buffers(self, policy: Policy) -> bool:
         """Whether weights are copied into pinned buffers on their way up: pages are where the

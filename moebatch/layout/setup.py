@@ -62,7 +62,6 @@ def setup_of(
         kv_homes=_kv_homes(shape, policy, ladder),
         compute=ladder.top,
         most_together=ladder.most_together(policy),
-        most_residents=ladder.most_residents(policy),
         activation_level=activation_level,
         num_encoding=shape.num_encoding_layers,
     )

@@ -1,6 +1,6 @@
 """What a schedule asks of its driver, beside having tasks run."""
 
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -79,21 +79,24 @@ class Sync:
     """Answered when all that has been launched is done."""
 
 
-_Ready = Callable[[Collection[ExpertKey], bool], Sequence[Sequence[ExpertKey]]]
+_Ready = Callable[[Collection[ExpertKey], bool], list[ExpertKey]]
 _Wait = Callable[[Collection[ExpertKey]], None]
 
 
 class Arriving:
     """Chosen experts of a step: resident, arrived, in flight, absent. Each is handed out once."""
 
-    def __init__(self, keys: Iterable[ExpertKey], ready: _Ready, wait: _Wait) -> None:
-        """`ready` gives those of some experts that are ready, in groups that are computed together
-        and in the order in which they are to be: what becomes ready later comes behind them. Unless
-        it is asked for all of them, those will do that have become so since it was asked last.
-        `wait` returns when one is."""
+    def __init__(
+        self, keys: Iterable[ExpertKey], ready: _Ready, wait: _Wait, *, most_together: int = 1
+    ) -> None:
+        """`ready` gives those of some experts that are ready, in the order in which they are to be
+        computed: what becomes ready later comes behind them. Unless it is asked for all of them,
+        those will do that have become so since it was asked last. `wait` returns when one is. A
+        group has `most_together` experts at most."""
         self._left = dict.fromkeys(keys)
         self._ready = ready
         self._wait = wait
+        self._most_together = most_together
         self._has_more = True
         """Whether some that are ready may not have been handed out: a schedule may stop asking."""
 
@@ -105,7 +108,8 @@ class Arriving:
             self._has_more = bool(ready)
             if not ready:
                 return
-            for group in ready:
+            for first in range(0, len(ready), self._most_together):
+                group = ready[first : first + self._most_together]
                 for key in group:
                     del self._left[key]
                 yield [key.expert for key in group]

@@ -33,10 +33,7 @@ class Setup:
     compute: Place = "dram"
     """Where experts are computed: ``vram`` with a GPU."""
     most_together: int = 1
-    """Experts that are computed in one task, once over all micro-batches, and then give their slots
-    back."""
-    most_residents: int = 1
-    """The same of those that stay."""
+    """Experts that are computed in one task, once over all micro-batches."""
     activation_level: int = 0
     """N of Pre-gated MoE: gates choose for so many layers with experts ahead; 0 where every one
     chooses for its own."""

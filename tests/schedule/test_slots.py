@@ -144,9 +144,9 @@ def test_experts_that_arrive_one_by_one_are_not_looked_for_among_all_that_are_le
     asked_for_all: list[bool] = []
     come: list[ExpertKey] = []
 
-    def ready(waiting: Collection[ExpertKey], of_all: bool) -> list[list[ExpertKey]]:
+    def ready(waiting: Collection[ExpertKey], of_all: bool) -> list[ExpertKey]:
         asked_for_all.append(of_all)
-        return [[come.pop()]] if come else []
+        return [come.pop()] if come else []
 
     keys = iter(KEYS[:4])
     arriving = Arriving(KEYS[:4], ready, lambda waiting: come.append(next(keys)))
@@ -157,8 +157,8 @@ def test_experts_that_arrive_one_by_one_are_not_looked_for_among_all_that_are_le
 def test_what_a_schedule_has_not_taken_is_handed_out_when_it_asks_again() -> None:
     waits = iter([])
 
-    def ready(waiting: Collection[ExpertKey], of_all: bool) -> list[list[ExpertKey]]:
-        return [[key] for key in waiting] if of_all else []
+    def ready(waiting: Collection[ExpertKey], of_all: bool) -> list[ExpertKey]:
+        return list(waiting) if of_all else []
 
     arriving = Arriving(KEYS[:3], ready, lambda waiting: next(waits))
     assert next(iter(arriving)) == 0

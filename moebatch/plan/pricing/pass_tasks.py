@@ -45,7 +45,7 @@ class PassTasks:
             policy.schedule,
             policy.attention_on_gpu,
             self._fresh,
-            self._most_residents,
+            self._most_together,
         )
 
     # --- whatever lives where -------------------------------------------------------------------
@@ -120,7 +120,6 @@ class PassTasks:
                 token chooses, if routing is even, and that do not live there.
         """
         yield from self._weights(num_loads)
-        yield self._lane(Kind.EXPERT), self._apart_s
         for home in LEVELS:
             if share := self.policy.kv_cache.on(home):
                 yield from self._of_micro_batches(home, share, self._keys_and_values, of_cache=True)
@@ -248,57 +247,31 @@ class PassTasks:
         return sizes
 
     def _expert_layers_s(self, load: PassLoad) -> float:
-        """Experts of all layers once, over the tokens of a load, launched as those that stay."""
+        """Experts of all layers once, over the tokens of a load."""
         tokens = load.decode_sequences, load.prompt_tokens
-        key = "experts", tokens, self._fresh, self.policy.schedule, self._most_residents
+        key = "experts", tokens, self._fresh, self.policy.schedule, self._most_together
         return self.prices.once(key, lambda: self._of_all_layers_s(load))
 
     def _of_all_layers_s(self, load: PassLoad) -> float:
-        return sum(
-            layers * active * self._price.expert_s(rows, fresh=self._fresh, is_mean=True)
-            + layers * self._launching_s(active, rows, self._most_residents)
-            for layers, active, rows in self._active(load)
-        )
-
-    def _active(self, load: PassLoad) -> Iterator[tuple[int, float, float]]:
-        """Layers, experts of each that some token chooses, and tokens of each of these."""
-        shape = self._shape
+        shape, seconds = self._shape, 0.0
         for layers, tokens in routed(shape, load):
-            if active := distinct_experts(shape, tokens):
-                yield layers, active, tokens * shape.experts_per_token / active
+            active = distinct_experts(shape, tokens)
+            if active:
+                rows = tokens * shape.experts_per_token / active
+                each_s = self._price.expert_s(rows, fresh=self._fresh, is_mean=True)
+                seconds += layers * (active * each_s + self._launching_s(active, rows))
+        return seconds
 
-    def _launching_s(self, active: float, rows: float, most: int) -> float:
+    def _launching_s(self, active: float, rows: float) -> float:
         """Of so many experts of a layer, over so many tokens each. Where they are computed together
         as far as they are there, groups are as large as they get: those that come one by one are
         launched while the GPU waits for the link anyway."""
         together = active
         if not traits_of(self.policy).is_paged:
             groups = computes_together(self.policy.schedule, self._top)
-            together = min(active, most if groups else 1)
+            together = min(active, self._most_together if groups else 1)
         whole = max(1, round(together))
         return active / whole * self._price.launching_s([rows] * whole)
-
-    @property
-    def _apart_s(self) -> float:
-        """What experts that come take longer to launch than those that stay, since fewer of them
-        are computed together."""
-        most, policy = (self._most_together, self._most_residents), self.policy
-        coming = 1 - policy.weights.on(self._top) if policy.cache == "static" else 1.0
-        if most[0] == most[1] or not coming:
-            return 0.0
-        tokens = self.load.decode_sequences, self.load.prompt_tokens
-        key = "apart", tokens, policy.schedule, most
-        return coming * self.prices.once(key, self._all_apart_s)
-
-    def _all_apart_s(self) -> float:
-        return sum(
-            layers
-            * (
-                self._launching_s(active, rows, self._most_together)
-                - self._launching_s(active, rows, self._most_residents)
-            )
-            for layers, active, rows in self._active(self.load)
-        )
 
     @property
     def _fresh(self) -> float:
@@ -319,10 +292,6 @@ class PassTasks:
     @property
     def _most_together(self) -> int:
         return self.prices.ladder.most_together(self.policy)
-
-    @property
-    def _most_residents(self) -> int:
-        return self.prices.ladder.most_residents(self.policy)
 
     @property
     def _top(self) -> Place:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from itertools import chain, groupby
+from itertools import chain
 from typing import Any, Protocol
 
 from moebatch.schedule.drivers.foresight import Foresight
@@ -306,12 +306,12 @@ class Driver:
 
         num_seen = 0
 
-        def ready(waiting: Collection[ExpertKey], of_all: bool) -> list[list[ExpertKey]]:
+        def ready(waiting: Collection[ExpertKey], of_all: bool) -> list[ExpertKey]:
             nonlocal num_seen
             with self._lanes.lock:
                 come = waiting if of_all else new(waiting)
                 num_seen = self._slots.num_arrived
-                return [*self._together(self._slots.ready(come))]
+                return self._slots.ready(come)
 
         def new(waiting: Collection[ExpertKey]) -> list[ExpertKey]:
             return [key for key in self._slots.arrived_after(num_seen) if key in waiting]
@@ -325,15 +325,7 @@ class Driver:
                 lambda: any(map(self._slots.is_ready, new(waiting))), _some_of(step, waiting)
             )
 
-        return Arriving(keys, ready, wait)
-
-    def _together(self, ready: Iterable[ExpertKey]) -> Iterator[list[ExpertKey]]:
-        """Groups of experts that are computed in one task: those that stay apart from those that
-        give their slots back, in the order that they have."""
-        for stay, alike in groupby(ready, self._slots.is_resident):
-            most = self._setup.most_residents if stay else self._setup.most_together
-            keys = [*alike]
-            yield from (keys[first : first + most] for first in range(0, len(keys), most))
+        return Arriving(keys, ready, wait, most_together=self._setup.most_together)
 
     def _in_order(self, step: int, micro_batch: int) -> Iterator[int]:
         layer = self._setup.layer(step)

@@ -59,6 +59,7 @@ def _second_pass(name: str, top: Place, home: LevelName, *, attends_on_cpu: bool
         num_hot=1,
         kv_homes=(home,) * _LAYERS,
         compute=top,
+        most_together=_EXPERTS,
     )
     sweep = Sweep(
         num_micro_batches=2 * _BATCHES,
@@ -81,7 +82,10 @@ def _second_pass(name: str, top: Place, home: LevelName, *, attends_on_cpu: bool
             case Arrivals(step):
                 keys = [ExpertKey(step % _LAYERS, expert) for expert in range(_EXPERTS)]
                 answer = Arriving(
-                    keys, lambda waiting, of_all: [list(waiting)], lambda waiting: None
+                    keys,
+                    lambda waiting, of_all: list(waiting),
+                    lambda waiting: None,
+                    most_together=setup.most_together,
                 )
             case InOrder():
                 answer = iter(range(_EXPERTS))

@@ -90,11 +90,6 @@ class SlotQueue:
         load = self._table.loads.get(key)
         return load is not None and load.is_ready
 
-    def is_resident(self, key: ExpertKey) -> bool:
-        """Whether an expert stays for good where it is, so that no other one waits for its slot."""
-        load = self._table.loads.get(key)
-        return load is not None and load.is_resident
-
     def is_missing(self, key: ExpertKey) -> bool:
         """Whether an expert is asked for and has not arrived."""
         load = self._table.loads.get(key)
