@@ -21,6 +21,8 @@ MAX_LINE_BYTES = 16 * 2**20
 _BOM = b"\xef\xbb\xbf"
 _GZIP_MAGIC = b"\x1f\x8b"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_ZSTD_SKIPPED = b"\x2a\x4d\x18"
+"""Behind a byte from 0x50 to 0x5f: a frame that decoders pass over, with which pzstd begins."""
 _UTF_16_OR_32 = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")
 Stamp = tuple[int, int, int, int]
 CHANGED = "was changed while the job ran; run the job again"
@@ -107,7 +109,7 @@ def _decompressed(path: Path, file: BinaryIO) -> BinaryIO:
     file.seek(0)
     if head.startswith(_GZIP_MAGIC):
         return cast(BinaryIO, gzip.GzipFile(fileobj=file))
-    if head == _ZSTD_MAGIC:
+    if head == _ZSTD_MAGIC or (head[1:] == _ZSTD_SKIPPED and head[0] >> 4 == 5):
         return _zstd(path)(file)
     if path.suffix.lower() in (".gz", ".zst") and head:
         raise refusal(path, f"is not {path.suffix[1:]} data although its name says so")

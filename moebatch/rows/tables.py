@@ -3,7 +3,8 @@
 import base64
 import datetime
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -17,6 +18,9 @@ from moebatch.spec.files.json_file import read_json
 
 _ROWS_AT_ONCE = 64
 """Rows that are Python objects at the same time."""
+_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+"""With which writers end an Arrow stream. Readers take a file that is cut short between two batches
+for a whole one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +52,9 @@ def parquet_batches(path: Path) -> Iterator[Any]:
     """Those of a parquet file."""
     import pyarrow.parquet
 
-    with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as file:
+    # Checksums of pages, which not all writers write, are not compared otherwise.
+    opened = pyarrow.parquet.ParquetFile(path, pre_buffer=False, page_checksum_verification=True)
+    with opened as file:
         yield from file.iter_batches(batch_size=_ROWS_AT_ONCE, use_threads=False)
 
 
@@ -59,6 +65,9 @@ def dataset_batches(folder: Path) -> Iterator[Any]:
     for file in _arrow_files(folder):
         with pyarrow.OSFile(str(file)) as data, pyarrow.ipc.open_stream(data) as batches:
             yield from batches
+            data.seek(max(0, data.size() - len(_END_OF_STREAM)))
+            if data.read() != _END_OF_STREAM:
+                raise refusal(folder, f"{shown(file.name)} is truncated: its stream has no end")
 
 
 def _arrow_files(folder: Path) -> list[Path]:
@@ -86,6 +95,7 @@ def _raw_rows(path: Path, batches: Iterable[Any]) -> Iterator[RawRow]:
     index = 0
     try:
         for batch in batches:
+            _require_different(path, batch.schema.names)
             for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
                 for columns in batch.slice(start, _ROWS_AT_ONCE).to_pylist():
                     yield RawRow(index=index, line=None, content=_plain(columns))
@@ -100,6 +110,13 @@ def _raw_rows(path: Path, batches: Iterable[Any]) -> Iterator[RawRow]:
             raise StorageError(f"{path}: {message}") from error
         message = f"the data cannot be read behind row {index}: {reason(error)}"
         raise refusal(path, message) from None
+
+
+def _require_different(path: Path, names: Sequence[str]) -> None:
+    """Of columns with the same name a row would have the last one only."""
+    name, times = max(Counter(names).items(), key=lambda item: item[1], default=("", 0))
+    if times > 1:
+        raise refusal(path, f"has {times} columns named {shown(name)}; give each a name of its own")
 
 
 def _plain(value: Any) -> Any:

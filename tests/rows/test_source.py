@@ -110,6 +110,9 @@ class TestCompressed:
 
         data = pyarrow.compress(b"1\n2\n" * 1000, codec="zstd", asbytes=True)
         assert contents(write(tmp_path / "a.jsonl.zst", data)) == [b"1", b"2"] * 1000
+        passed_over = b"\x50\x2a\x4d\x18\x04\0\0\0size"  # as pzstd begins
+        found = contents(write(tmp_path / "b.jsonl.zst", passed_over + data))
+        assert found == [b"1", b"2"] * 1000
 
     def test_empty_gzip_file(self, tmp_path: Path) -> None:
         assert contents(write(tmp_path / "a.gz", b"")) == []
@@ -270,6 +273,52 @@ class TestTables:
         found = rows_of(folder)
         assert [row.content for row in found] == list(self.PLAIN) * 200
         assert found[-1].index == 399
+
+    def test_an_arrow_file_cut_short_between_batches_is_not_a_whole_one(
+        self, tmp_path: Path
+    ) -> None:
+        import pyarrow
+
+        file, table = tmp_path / "a.arrow", pyarrow.Table.from_pylist([{"prompt": "a"}])
+        with (
+            pyarrow.OSFile(str(file), "wb") as data,
+            pyarrow.ipc.new_stream(data, table.schema) as stream,
+        ):
+            stream.write_table(table)
+            between = data.tell()
+            stream.write_table(table)
+        write(tmp_path / "state.json", b'{"_data_files": [{"filename": "a.arrow"}]}')
+        assert len(rows_of(tmp_path)) == 2
+        os.truncate(file, between)
+        with pytest.raises(InputError, match=r"'a\.arrow' is truncated"):
+            rows_of(tmp_path)
+
+    def test_columns_of_the_same_name_are_refused(self, tmp_path: Path) -> None:
+        import pyarrow
+        import pyarrow.parquet
+
+        columns = [pyarrow.array([text]) for text in ("a", "b", "c")]
+        table = pyarrow.Table.from_arrays(columns, names=["prompt", "x", "prompt"])
+        pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+        with pytest.raises(InputError, match="has 2 columns named 'prompt'"):
+            rows_of(tmp_path / "a.parquet")
+
+    def test_checksums_of_parquet_pages_are_compared(self, tmp_path: Path) -> None:
+        import pyarrow
+        import pyarrow.parquet
+
+        path = tmp_path / "a.parquet"
+        pyarrow.parquet.write_table(
+            pyarrow.table({"prompt": ["What is six times seven?"]}),
+            path,
+            compression="none",
+            use_dictionary=False,
+            write_statistics=False,
+            write_page_checksum=True,
+        )
+        write(path, path.read_bytes().replace(b"seven", b"eight"))
+        with pytest.raises(InputError, match="the data cannot be read behind row 0"):
+            rows_of(path)
 
     def test_damaged_arrow_file(self, tmp_path: Path) -> None:
         write(tmp_path / "state.json", b'{"_data_files": [{"filename": "a.arrow"}]}')
