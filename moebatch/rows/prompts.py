@@ -192,7 +192,7 @@ def read_generation_config(folder: Path, *, vocab_size: int) -> GenerationConfig
     Raises CheckpointError if one is damaged or names an end token that the model does not have.
     """
     values, config = (
-        read_object(file) if file.exists() else {}
+        read_object(file) if file.exists() or file.is_symlink() else {}
         for file in (folder / "generation_config.json", folder / "config.json")
     )
     inner = config.get("text_config")

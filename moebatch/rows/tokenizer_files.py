@@ -23,6 +23,11 @@ _PROBE = "It's a  test:\n\n\tfor (i=0; i<650841823; i++) {}  \u00fcber\u4e2d\u65
 """Where rules differ: runs of spaces, newlines and digits, signs, letters of other scripts."""
 _TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json")
 """Names of files that may be one, or a part of it; the configuration alone is none."""
+_DECIDING = (
+    *_TOKENIZERS,
+    *("special_tokens_map.json", "added_tokens.json", "merges.txt", "chat_template*"),
+)
+"""Names of files that libraries do without where they are missing, which makes other tokens."""
 _MOST_FILE_BYTES = 2**26
 """Of a file that is read with the tokenizer; those of the largest vocabularies have half of it."""
 _MOST_TEMPLATE_BYTES = 2**20
@@ -77,6 +82,8 @@ def _require_readable(folder: Path) -> None:
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder; check model.path in the job file")
     for path in _read_by_libraries(folder):
+        if any(map(path.match, _DECIDING)):
+            _require_target(path)
         if path.exists() and not path.is_file() and not path.is_dir():
             raise CheckpointError(f"{path}: is no regular file")
         num_bytes = path.stat().st_size if path.is_file() else 0
@@ -85,6 +92,14 @@ def _require_readable(folder: Path) -> None:
             raise CheckpointError(
                 f"{path}: {has}, at most {most} are read: is this the file of a tokenizer?"
             )
+
+
+def _require_target(path: Path) -> None:
+    """Raises CheckpointError for a link that leads nowhere: libraries take it for no file."""
+    try:
+        path.stat()
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 @contextmanager

@@ -318,6 +318,13 @@ class TestModelFolder:
             self.load(self.copy(model, tmp_path, **files))
         assert message in str(caught.value)
 
+    def test_a_link_that_leads_nowhere(self, model: Path, tmp_path: Path) -> None:
+        folder = self.copy(model, tmp_path)
+        (folder / "generation_config.json").unlink(missing_ok=True)
+        (folder / "generation_config.json").symlink_to("../../blobs/0123")
+        with pytest.raises(CheckpointError, match=r"generation_config.json: cannot be read: No "):
+            self.load(folder)
+
     def test_missing_folder(self, tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=r"no such folder; check model\.path"):
             load_tokenizer(tmp_path / "gone", vocab_size=VOCABULARY)

@@ -151,6 +151,17 @@ def test_a_file_that_cannot_be_read_is_named(make: Make) -> None:
         load(folder)
 
 
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.jinja"])
+def test_a_link_that_leads_nowhere_is_not_taken_for_no_file(make: Make, name: str) -> None:
+    folder = make()
+    (folder / name).unlink()
+    (folder / "readme.txt").symlink_to("nowhere")
+    load(folder)
+    (folder / name).symlink_to("../../blobs/0123")
+    with pytest.raises(CheckpointError, match=f"{name}: cannot be read: No such file"):
+        load(folder)
+
+
 def test_what_the_library_prints_of_a_file_is_not_on_the_screen(
     make: Make, capfd: pytest.CaptureFixture[str]
 ) -> None:
