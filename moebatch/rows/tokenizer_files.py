@@ -150,10 +150,12 @@ def _load(folder: Path) -> Any:
 def _tried(folder: Path, tokenizer: Any) -> int:
     """The largest token id of a tokenizer that has encoded and decoded something."""
     with silence(), _broken_file_first(folder), blamed(folder, "cannot be loaded"):
-        with suppress(Exception):  # It need not know these words; rows may have others.
-            tokenizer("Hello", verbose=False)
+        found = set(tokenizer.get_vocab().values())
+        for text in ("", "Hello"):  # What is put around every text need not be in the vocabulary.
+            with suppress(Exception):  # It need not know these words; rows may have others.
+                found.update(tokenizer(text, verbose=False)["input_ids"])
         # What breaks down over a token had better do so before hours of work.
-        tokens = sorted(tokenizer.get_vocab().values())
+        tokens = sorted(found)
         tokenizer.decode(tokens, skip_special_tokens=True)
         return tokens[-1] if tokens else -1
 

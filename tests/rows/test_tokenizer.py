@@ -130,6 +130,18 @@ def test_a_tokenizer_that_is_a_program_is_refused_with_what_to_do(tmp_path: Path
         load(tmp_path)
 
 
+def test_tokens_put_around_every_text_belong_to_the_model(make: Make) -> None:
+    begin = {"SpecialToken": {"id": "<s>", "type_id": 0}}
+    around = {
+        "type": "TemplateProcessing",
+        "single": [begin, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [],
+        "special_tokens": {"<s>": {"id": "<s>", "ids": [700], "tokens": ["<s>"]}},
+    }
+    with pytest.raises(CheckpointError, match="token ids up to 700, but the model has only 320"):
+        load(make(post_processor=around))
+
+
 def test_the_configuration_alone_is_no_tokenizer(make: Make) -> None:
     folder = make()
     (folder / "tokenizer.json").unlink()
