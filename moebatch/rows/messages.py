@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from moebatch.quoting import shown
 from moebatch.rows.refused import checked, missing, unsupported, wrong
-from moebatch.rows.row import Chat
+from moebatch.rows.row import Base64, Chat
 from moebatch.spec.files.limits import flag
 
 TEMPLATE_KEYS = frozenset(
@@ -43,7 +43,7 @@ def prompt_of(body: Mapping[str, object], name: str = "prompt") -> str | tuple[i
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]
     if isinstance(prompt, str):
-        return prompt
+        return text_of(prompt, name)
     if not isinstance(prompt, list):
         raise wrong(name, f"must be a text or a list of token ids, got {shown(prompt)}")
     if prompt and all(isinstance(item, dict) for item in prompt):
@@ -54,6 +54,13 @@ def prompt_of(body: Mapping[str, object], name: str = "prompt") -> str | tuple[i
         if not isinstance(token, int) or isinstance(token, bool):
             raise wrong(name, f"must hold token ids, got {shown(token)}")
     return tuple(prompt)
+
+
+def text_of(text: str, name: str) -> str:
+    """The same. Raises RowRefused for bytes, as which some writers of tables declare texts."""
+    if isinstance(text, Base64):
+        raise wrong(name, "is binary data; give text, or cast the column to a string")
+    return text
 
 
 def _message(message: object, place: int) -> Mapping[str, object]:
@@ -81,7 +88,7 @@ def _message(message: object, place: int) -> Mapping[str, object]:
 def _content(content: object, where: str) -> str:
     """Text, or the texts of its parts joined by newlines as vLLM does."""
     if isinstance(content, str):
-        return content
+        return text_of(content, where)
     if not isinstance(content, list):
         raise wrong(where, f"must be a text or a list of text parts, got {shown(content)}")
     return "\n".join(_part(part, f"{where}[{place}]") for place, part in enumerate(content))
@@ -96,7 +103,7 @@ def _part(part: object, where: str) -> str:
     text = part.get("text")
     if not isinstance(text, str):
         raise wrong(f"{where}.text", f"must be a text, got {shown(text)}")
-    return text
+    return text_of(text, f"{where}.text")
 
 
 def _flag(body: Mapping[str, object], name: str, *, default: bool) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from moebatch.quoting import not_one_of, shown
-from moebatch.rows.messages import TEMPLATE_KEYS, chat_of, prompt_of
+from moebatch.rows.messages import TEMPLATE_KEYS, chat_of, prompt_of, text_of
 from moebatch.rows.refused import NEUTRAL, RowRefused, missing, unsupported, wrong
 from moebatch.rows.row import Dialect, FailedRow, Kind, ParsedRow, Prompt, RawRow, Row
 from moebatch.rows.strict_json import NOT_JSON, parse
@@ -227,7 +227,9 @@ def _made_prompt(content: Mapping[str, object], template: PromptTemplate) -> str
 def _as_text(value: object, column: str) -> str:
     if value is None:
         raise missing(column, "is null")
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str):
+        return text_of(value, column)
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _names(content: Mapping[str, object]) -> str:

@@ -9,6 +9,12 @@ from moebatch.errors import Fault, InputError
 from moebatch.spec.request import Request, RowError
 
 
+class Base64(str):
+    """What stands for bytes of a table, which JSON cannot hold. Models are not given it as text."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RawRow:
     """One row."""

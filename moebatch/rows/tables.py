@@ -13,7 +13,7 @@ from typing import Any
 from moebatch.errors import MoebatchError, StorageError
 from moebatch.quoting import reason, shown
 from moebatch.rows.lines import CHANGED, Stamp, stamp_of
-from moebatch.rows.row import RawRow, refusal
+from moebatch.rows.row import Base64, RawRow, refusal
 from moebatch.spec.files.json_file import read_json
 
 _ROWS_AT_ONCE = 64
@@ -133,7 +133,7 @@ def _plain(value: Any) -> Any:
         case datetime.date() | datetime.time():
             return value.isoformat()
         case bytes():
-            return base64.b64encode(value).decode("ascii")
+            return Base64(base64.b64encode(value).decode("ascii"))
         case Decimal():
             return str(value)
     return str(value)

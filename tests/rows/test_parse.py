@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.rows.parse import RowRules, parse_row
-from moebatch.rows.row import Chat, FailedRow, ParsedRow, RawRow
+from moebatch.rows.row import Base64, Chat, FailedRow, ParsedRow, RawRow
 from moebatch.spec.prompt_template import PromptTemplate
 from moebatch.spec.request import RowError
 
@@ -252,6 +252,31 @@ class TestPlainRows:
         error = bad(line, answer_column="answer")
         assert error.code == code
         assert message in error.message
+
+
+@pytest.mark.parametrize(
+    ("columns", "prompt", "param"),
+    [
+        ({"prompt": Base64("YWI=")}, None, "prompt"),
+        ({"q": Base64("YWI=")}, "q", "q"),
+        ({"q": Base64("YWI="), "n": 1}, "{n}: {q}", "q"),
+        ({"messages": [{"role": "user", "content": Base64("YWI=")}]}, None, "messages[0].content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": Base64("YWI=")}]}]},
+            None,
+            "messages[0].content[0].text",
+        ),
+    ],
+)
+def test_bytes_of_a_table_are_no_text(
+    columns: dict[str, Any], prompt: str | None, param: str
+) -> None:
+    rules = RowRules(prompt=PromptTemplate.parse(prompt) if prompt else None)
+    parsed = parse_row(RawRow(index=0, line=None, content=columns), rules)
+    assert isinstance(parsed, FailedRow), parsed
+    assert parsed.error.param == param
+    assert "is binary data" in parsed.error.message
+    assert b"YWI=" in parsed.row.columns, "what was there comes back"
 
 
 class TestPromptsOfColumns:

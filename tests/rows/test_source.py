@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from moebatch.errors import InputError, StorageError
 from moebatch.rows import lines
-from moebatch.rows.row import RawRow
+from moebatch.rows.row import Base64, RawRow
 from moebatch.rows.source import open_source
 from moebatch.spec.request import RowError
 
@@ -257,7 +257,9 @@ class TestTables:
         path = tmp_path / "a.parquet"
         row = {"day": datetime.date(2026, 1, 2), "raw": b"ab", "far": float("inf")}
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), path)
-        assert contents(path) == [{"day": "2026-01-02", "raw": "YWI=", "far": None}]
+        found = contents(path)
+        assert found == [{"day": "2026-01-02", "raw": "YWI=", "far": None}]
+        assert isinstance(found[0], dict) and isinstance(found[0]["raw"], Base64)
 
     def test_saved_dataset(self, tmp_path: Path) -> None:
         import pyarrow
