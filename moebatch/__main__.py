@@ -20,8 +20,12 @@ def main() -> None:
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     with importing():
         from moebatch.cli import main as command
+        from moebatch.cli.process import ignore_stops
 
-    command()
+    try:
+        command()
+    finally:
+        ignore_stops()
 
 
 if __name__ == "__main__":

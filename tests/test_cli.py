@@ -583,6 +583,35 @@ def test_every_signal_asks_for_a_stop_and_a_second_one_ends_a_run_at_once_with_1
         assert process.wait(PATIENCE_S) == ExitCode.INTERRUPTED
 
 
+LATE = """
+import atexit, signal, sys
+import moebatch.report.summary as summary
+from moebatch.__main__ import main
+
+def failed_rows(done):
+    signal.raise_signal(signal.SIGUSR1)
+    return "said"
+
+if {where!r} == "saying":
+    summary.failed_rows = failed_rows
+else:
+    atexit.register(signal.raise_signal, signal.SIGUSR1)
+sys.argv[1:] = ["run", {job!r}, "--quiet"]
+main()
+"""
+
+
+@pytest.mark.parametrize("where", ["saying", "unloading"])
+def test_a_signal_after_the_last_row_does_not_change_how_a_run_has_ended(
+    tmp_path: Path, model: Path, where: str
+) -> None:
+    job = write_job(tmp_path, model, [*PROMPTS[:1], {"prompt": 7}])
+    code = LATE.format(where=where, job=str(job))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == ExitCode.ROWS_FAILED, done.stderr
+    assert ("said" in done.stderr) == (where == "saying")
+
+
 def test_a_full_disk_is_code_74_and_what_was_written_stays(tmp_path: Path, model: Path) -> None:
     """The system takes no more than so many bytes of each file."""
     rows: list[object] = [{"prompt": f"The lamp {i}", "note": "x" * 900} for i in range(300)]

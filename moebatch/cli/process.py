@@ -31,13 +31,24 @@ def stopping_on_signals(stop: "Stop") -> Iterator[None]:
             os._exit(ExitCode.INTERRUPTED)
         stop.ask(signal.Signals(number).name)
 
-    numbers = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
-    before = {number: signal.signal(number, handle) for number in numbers}
+    before = {number: signal.signal(number, handle) for number in _signals()}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def ignore_stops() -> None:
+    """From here on only Ctrl-C ends the process before its time: a command has ended, and what of
+    it is still to be unloaded must not change its exit code."""
+    for number in _signals():
+        if number != signal.SIGINT:
+            signal.signal(number, signal.SIG_IGN)
+
+
+def _signals() -> list[signal.Signals]:
+    return [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
 
 
 def hear_interrupts() -> None:

@@ -140,28 +140,30 @@ def _execute(
 ) -> "RunSummary":
     console = error_console()
     log = logger(console, quiet=ending.quiet)
-    with stopping_on_signals(stop), stop.heard():
-        # Not before: that takes seconds, in which a signal would just end the process.
-        from moebatch.spec.job import load_job
+    with stopping_on_signals(stop):
+        with stop.heard():
+            # Not before: that takes seconds, in which a signal would just end the process.
+            from moebatch.spec.job import load_job
 
-        loaded = load_job(job)  # what is wrong with it is said before the longer imports
-        from moebatch.job.run import JobRun, require_own_profile
-        from moebatch.report.progress import watching
+            loaded = load_job(job)  # what is wrong with it is said before the longer imports
+            from moebatch.job.run import JobRun, require_own_profile
+            from moebatch.report.progress import watching
 
-        if ending.recalibrate:
-            require_own_profile(loaded)
-        job_run = JobRun(loaded, log, options, stop)
-        try:
-            with watching(job_run.status, console, quiet=ending.quiet):
-                summary = job_run.execute()
-        except Stopped:
-            _draw(job_run, drawings, log)
-            raise
-    ending.done(summary, job)
-    _draw(job_run, drawings, log)
-    with _only_warned():
-        if ending.recalibrate:
-            job_run.recalibrate(summary)
+            if ending.recalibrate:
+                require_own_profile(loaded)
+            job_run = JobRun(loaded, log, options, stop)
+            try:
+                with watching(job_run.status, console, quiet=ending.quiet):
+                    summary = job_run.execute()
+            except Stopped:
+                _draw(job_run, drawings, log)
+                raise
+            stop.over()
+        ending.done(summary, job)
+        _draw(job_run, drawings, log)
+        with _only_warned():
+            if ending.recalibrate:
+                job_run.recalibrate(summary)
     return summary
 
 

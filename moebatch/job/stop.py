@@ -23,6 +23,7 @@ class Stop:
         self._reason: str | None = None
         self._asked = threading.Event()
         self._is_deferred = False
+        self._is_over = False
         self._broke_off = False
         self._is_late = False
         self._gained: str | None = None
@@ -43,14 +44,19 @@ class Stop:
         """From now on a stop at once says `what` there is, not that there is nothing."""
         self._gained = what
 
+    def over(self) -> None:
+        """From now on there is nothing to stop: all that is asked for is there."""
+        self._is_over = True
+
     def ask(self, reason: str) -> None:
-        """Has the run stop: at once by raising StopNow, or where it has more to do before, soon.
+        """Has the run stop: at once by raising StopNow, or where it has more to do before, soon;
+        not at all once it is over.
 
         Called in the main thread, by the handler of a signal.
         """
         self._reason = self._reason or reason
         self._asked.set()
-        if not self._is_deferred:
+        if not self._is_deferred and not self._is_over:
             self._broke_off = True
             raise StopNow(self._said_at_once)
 
