@@ -79,6 +79,23 @@ def test_global_heads_are_as_files_say_or_as_transformers_writes_them() -> None:
     assert gemma(num_global_key_value_heads=2).attentions[1].num_kv_heads == 4, "values apart"
 
 
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("head_dim", [32, 64])
+def test_transformers_leaves_out_sizes_of_gemma_that_are_the_same_in_all_layers(
+    kv_heads: int, head_dim: int
+) -> None:
+    sizes = {"num_key_value_heads": kv_heads, "head_dim": head_dim}
+    usual = {"num_key_value_heads": 4, "head_dim": 32}
+    entry = {key: size for key, size in sizes.items() if size != usual[key]}
+    shape = gemma(
+        **usual,
+        attention_k_eq_v=True,
+        per_layer_config={str(layer): entry for layer in (5, 11, 17, 23, 29)} if entry else {},
+    )
+    whole = shape.attentions[-1]
+    assert (whole.num_kv_heads, whole.head_dim) == (kv_heads, head_dim)
+
+
 @pytest.mark.parametrize(
     ("entries", "says"),
     [

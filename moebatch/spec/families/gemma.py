@@ -92,7 +92,7 @@ def _global_attention(
     """Keys are values where ``attention_k_eq_v`` says so, and only then have heads of their own
     number."""
     values_are_keys = keys.flag("attention_k_eq_v")
-    key, as_written = "num_global_key_value_heads", _as_written(keys, layers)
+    key, as_written = "num_global_key_value_heads", _as_written(keys, sliding, layers)
     given = keys.count_or_none(key) if values_are_keys else None
     kv_heads = as_written.get("num_key_value_heads", given or sliding.num_kv_heads)
     head_dim = as_written.get("head_dim", keys.count("global_head_dim"))
@@ -113,9 +113,15 @@ def _global_attention(
     )
 
 
-def _as_written(keys: ConfigKeys, layers: Sequence[int]) -> Mapping[str, int]:
-    """Sizes of layers of full attention as transformers 5 writes them: once for each layer."""
+def _as_written(
+    keys: ConfigKeys, sliding: GroupedAttention, layers: Sequence[int]
+) -> Mapping[str, int]:
+    """Sizes of layers of full attention as transformers 5 writes them: once for each layer, those
+    that are the same in all layers left out."""
     written = keys.value("per_layer_config")
+    everywhere = {"head_dim": sliding.head_dim, "num_key_value_heads": sliding.num_kv_heads}
+    if written == {}:
+        return everywhere
     if not written:
         return {}
     numbers = {str(layer) for layer in layers}
@@ -129,7 +135,7 @@ def _as_written(keys: ConfigKeys, layers: Sequence[int]) -> Mapping[str, int]:
         and all(type(size) is int and 0 < size <= MAX_COUNT for size in first.values())
     )
     if is_usual:
-        return dict(first)
+        return {**everywhere, **first}
     expected = "head_dim and num_key_value_heads, the same in all layers of full attention and only"
     keys.fault("per_layer_config", f"{expected} there", written)
     return {}
