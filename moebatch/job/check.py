@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 from moebatch.checkpoint.checksums import SUMS_NAME, known_checksums, require_checksums
 from moebatch.checkpoint.inventory import Inventory
 from moebatch.checkpoint.model_files import ModelFiles, open_model
@@ -19,6 +21,7 @@ from moebatch.job.options import CheckOptions
 from moebatch.job.planning import job_problem, plan_job
 from moebatch.job.scan import InputSummary, scan
 from moebatch.model.native import loader
+from moebatch.model.rope import Rope
 from moebatch.rows.parse import parse_row
 from moebatch.rows.prompts import RowReader, row_rules
 from moebatch.spec.job import Job, load_job
@@ -187,7 +190,11 @@ def _check_model(
 def _check_weights(
     found: _Collector, files: ModelFiles, folder: str, checksums: Callable[[int], None] | None
 ) -> tuple[str, ...]:
-    """Notes what is wrong with the weights of a model; returns what is suspicious."""
+    """Notes what is wrong with the weights of a model, and with how it counts positions, which only
+    a run looks at otherwise; returns what is suspicious."""
+    if not files.shape.encoder:
+        config, device = files.config, torch.device("cpu")
+        found.attempt(lambda: Rope.all_of(files.shape, config, device), folder)
     examined = found.attempt(lambda: examine(files), folder)
     found.add(examined.faults if examined else (), ExitCode.CHECKPOINT)
     no_sums = found.attempt(lambda: _require_bytes(files, checksums), folder)

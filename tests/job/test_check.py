@@ -13,7 +13,7 @@ from moebatch.job.options import CheckOptions
 from moebatch.report.console import output_console
 from moebatch.report.overview import print_findings
 from tests.quantised import write_quantised
-from tests.tiny import write_checkpoint
+from tests.tiny import edit_config, write_checkpoint
 
 
 @pytest.fixture
@@ -95,6 +95,15 @@ def test_every_fault_of_a_configuration_counts_under_the_name_of_its_file(model:
         "hidden_size",
     ]
     assert found.exit_code == ExitCode.CHECKPOINT
+
+
+@pytest.mark.parametrize("kind", ["unheard", "mrope"])
+def test_rotary_positions_that_no_run_can_compute_are_a_fault(model: Path, kind: str) -> None:
+    edit_config(model, rope_parameters={"rope_type": kind, "rope_theta": 1e4})
+    for found in (checked(model), check_job(model)):
+        (fault,) = found.faults
+        assert found.exit_code is ExitCode.CHECKPOINT
+        assert fault.message.startswith("config.json: rope parameters")
 
 
 def test_the_last_line_says_how_many_rows_are_bad(capsys: pytest.CaptureFixture[str]) -> None:
