@@ -63,7 +63,7 @@ class Engine:
         self.course.begin()
         while True:
             self._raise_interruption()
-            slices = batcher.next_pass()
+            slices = self._next_pass(batcher)
             if slices and self._run_or_shrink(slices, batcher):
                 if self._tail is not None:
                     self._tail.after_pass(batcher)
@@ -89,10 +89,22 @@ class Engine:
         return self._sweep.doing()
 
     def unfinished(self) -> Iterator[tuple[Request, tuple[Begun, ...]]]:
-        """Requests in work that have tokens, with what there is of each choice."""
+        """Requests that `run` has not yielded and that have tokens, with what there is of each
+        choice."""
         for sequences in self._in_work.values():
             if any(sequence.output_tokens for sequence in sequences):
                 yield sequences[0].request, tuple(map(_begun, sequences))
+        for outcome in self._done:  # ended in the pass that was given up
+            if outcome.error is None:
+                yield outcome.request, tuple(map(_all_of, outcome.choices))
+
+    def _next_pass(self, batcher: Batcher) -> list[Slice]:
+        try:
+            return batcher.next_pass()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise _out_of_memory("between passes", error) from error
 
     def _run_or_shrink(self, slices: list[Slice], batcher: Batcher) -> bool:
         """Runs a pass; if the system refuses memory, prepares for smaller ones and says False."""
@@ -245,3 +257,7 @@ def _out_of_memory(where: str, error: Exception) -> OutOfMemory:
 
 def _begun(sequence: Sequence) -> Begun:
     return Begun(tokens=tuple(sequence.output_tokens), logprobs=tuple(sequence.logprobs))
+
+
+def _all_of(choice: Choice) -> Begun:
+    return Begun(tokens=choice.tokens, logprobs=choice.logprobs or ())

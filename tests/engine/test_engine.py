@@ -324,6 +324,50 @@ def test_when_memory_is_refused_where_the_schedule_begins_anew_a_smaller_plan_ma
             list(built.engine.run(requests()))
 
 
+def test_when_memory_is_refused_as_the_next_pass_is_made_up_a_smaller_plan_may_help(
+    tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from moebatch.engine.batcher import Batcher
+
+    def refuse(self: Batcher) -> None:
+        raise MemoryError("7 bytes")
+
+    with engine(tiny_checkpoint("mixtral"), policy()) as built:
+        monkeypatch.setattr(Batcher, "next_pass", refuse)
+        with pytest.raises(OutOfMemory, match="refuses memory between passes: 7 bytes"):
+            list(built.engine.run(requests()))
+
+
+def test_what_has_ended_in_a_pass_that_is_given_up_is_not_lost(
+    tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logits of one sequence at a time: the first one gets its last token, the second none."""
+    from moebatch.engine.passes import passes
+    from moebatch.model.decoder import Decoder
+
+    folder = tiny_checkpoint("mixtral")
+    rows = requests([3] * 16, max_tokens=1, logprobs=0)
+    (whole, *_) = run(folder, policy(batch_size=16), rows)
+    calls = iter([True] * 3 + [False] + [True])
+    real = Decoder.logits
+
+    def refusing(self: Decoder, x_TD: torch.Tensor) -> torch.Tensor:
+        if next(calls):
+            raise MemoryError("7 bytes")
+        return real(self, x_TD)
+
+    monkeypatch.setattr(passes, "logits_rows", lambda *arguments: 1)
+    monkeypatch.setattr(Decoder, "logits", refusing)
+    with engine(folder, policy(batch_size=16)) as built:
+        with pytest.raises(OutOfMemory):
+            list(built.engine.run(rows))
+        ((request, (begun,)),) = built.engine.unfinished()
+    (choice,) = whole.choices
+    assert request == rows[0]
+    assert begun.tokens == choice.tokens
+    assert [each.token for each in begun.logprobs] == list(choice.tokens)
+
+
 def test_a_broken_expert_is_named(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     folder = break_expert(tiny_checkpoint("mixtral"), tmp_path / "broken", layer=1, expert=4)
     outcomes = run(folder, policy(), requests())
