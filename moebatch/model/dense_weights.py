@@ -1,6 +1,7 @@
 """Weights outside the experts, as a decoder computes with them."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import torch
@@ -79,9 +80,8 @@ class DenseWeights:
                 for role, weight in roles.items()
             }
 
-        loaded = cls.of(load(of_all), [load(roles, n) for n, roles in enumerate(of_layers)])
-        loader.close()
-        return loaded
+        with closing(loader):
+            return cls.of(load(of_all), [load(roles, n) for n, roles in enumerate(of_layers)])
 
 
 def _prepared(shape: ModelShape, layer: int, role: str, weight: Tensor) -> Tensor:

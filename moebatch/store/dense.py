@@ -4,6 +4,7 @@ Shape letters: E experts, D hidden, N tokens.
 """
 
 from collections.abc import Iterable
+from contextlib import closing
 from math import prod
 from pathlib import Path
 
@@ -152,7 +153,5 @@ def load_embedded(files: ModelFiles, tokens: Iterable[int]) -> Tensor:
 
 
 def _loaded(weights: list[tuple[Weight, torch.dtype]]) -> list[Tensor]:
-    loader = DenseLoader(weights)
-    loaded = [loader.load(*weight) for weight in weights]
-    loader.close()
-    return loaded
+    with closing(DenseLoader(weights)) as loader:
+        return [loader.load(*weight) for weight in weights]

@@ -1,7 +1,15 @@
 """Projections of one input become one matrix, without taking memory twice."""
 
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
 import torch
 
+from moebatch.checkpoint.model_files import open_model
+from moebatch.errors import StorageError
 from moebatch.model.dense_weights import DenseWeights
 
 
@@ -36,3 +44,17 @@ def test_biases_are_joined_like_their_matrices_and_others_stay() -> None:
     (layer,) = DenseWeights.of({}, [roles]).layers
     assert layer.keys() == {"qkv", "qkv_bias", "o"}
     assert layer["qkv_bias"].tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_files_are_given_back_where_reading_fails(
+    tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    files = open_model(tiny_checkpoint("mixtral"), "float32")
+    before = {*Path("/proc/self/fd").iterdir()}
+    monkeypatch.setattr(os, "preadv", refuse)
+    with pytest.raises(StorageError):
+        DenseWeights.load(files)
+    assert {*Path("/proc/self/fd").iterdir()} == before
