@@ -24,7 +24,7 @@ class PackOrder(Options):
     ] = None
     bits: Annotated[
         float | None,
-        Option("Of a code in the mean, such as 4.5: experts that matter more get 8."),
+        Option("Mean bits of a code, for int4, such as 4.5: experts that matter more get 8."),
     ] = None
     dram: Annotated[str | None, Option(DRAM_HELP)] = None
     text: Annotated[
