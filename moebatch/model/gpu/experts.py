@@ -163,6 +163,6 @@ def _tiles(tokens: ExpertTokens, count: int, height: int, start: int) -> Iterato
 def _on_device(table: Ints, device: torch.device) -> Tensor:
     """Without waiting for the device: torch keeps pinned memory until the copy is done."""
     table_NX = torch.from_numpy(table)
-    return (
-        table_NX.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table_NX
-    )
+    if device.type != "cuda":
+        return table_NX
+    return table_NX.pin_memory().to(device, non_blocking=True)

@@ -20,8 +20,8 @@ class ExpertTokens(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        """M. By a tensor's length, for which torch takes ten times as long, this would show where
-        many experts are looked at."""
+        """M, by the shape: ``len`` of a tensor takes torch three times as long (0.4 us), and a host
+        looks at many experts."""
         return self.rows_M.shape[0]
 
 
