@@ -285,6 +285,7 @@ def _level(name: LevelName, capacity_bytes: int, rates: Processor | None) -> Lev
         sequence_time=_duration(rates.sequence_s),
         launch_time=_duration(rates.launch_s),
         task_time=_duration(rates.task_s),
+        expert_time=_duration(rates.another_expert_s),
         pass_time=_duration(rates.pass_s),
         row_time=_duration(rates.row_s),
         instruction_set=rates.instruction_set,

@@ -17,7 +17,7 @@ from moebatch.measure.between import between_passes
 from moebatch.measure.contention import Patience
 from moebatch.measure.elementwise import elementwise_bandwidth
 from moebatch.measure.gemm import Points, decoding_points, expert_bytes, experts_in, gemm_curve
-from moebatch.measure.launching import launch_s, task_s
+from moebatch.measure.launching import another_expert_s, launch_s, task_s
 from moebatch.measure.sizes import Sizes
 from moebatch.measure.timer import Allocate, Timer
 from moebatch.model.products import Products
@@ -70,7 +70,11 @@ def processor_rates(
         attention, elementwise = _tokens_rates(sizes, disturbed, share, allocate, calmest, log)
     task = patience.calmest(lambda: task_s(timer))
     launch = patience.calmest(lambda: launch_s(timer))
-    log(f"{task * 1e6:.1f} µs to hand over a task, {launch * 1e6:.1f} µs to launch an operator")
+    another = patience.calmest(lambda: another_expert_s(timer, launch))
+    log(
+        f"{task * 1e6:.1f} µs to hand over a task, {another * 1e6:.1f} µs for one expert more, "
+        f"{launch * 1e6:.1f} µs to launch an operator"
+    )
     return Processor(
         bandwidth=bandwidth,
         gemm=gemm,
@@ -81,6 +85,7 @@ def processor_rates(
         decoding=decoding,
         launch_s=launch,
         task_s=task,
+        another_expert_s=another,
         pass_s=between.pass_s,
         row_s=between.row_s,
         instruction_set=instruction_set,

@@ -11,7 +11,7 @@ from moebatch.measure.contention import Patience
 from moebatch.measure.elementwise import elementwise_bandwidth
 from moebatch.measure.gemm import experts_in, gemm_curve
 from moebatch.measure.gpu import gpu_rates, supported
-from moebatch.measure.launching import launch_s, task_s
+from moebatch.measure.launching import another_expert_s, launch_s, task_s
 from moebatch.measure.processor import read_bandwidth
 from moebatch.measure.sizes import Sizes, gpu_sizes
 from moebatch.measure.timer import Timer
@@ -29,6 +29,25 @@ def test_handing_over_and_launching_take_some_time() -> None:
     assert 0 < task_s(TIMER) < 1
     with torch.inference_mode():
         assert 0 < launch_s(TIMER) < 1
+    assert 0 <= another_expert_s(TIMER, 0.0) < 1
+
+
+def test_one_expert_more_takes_the_driver_and_the_decoder_but_no_launch() -> None:
+    """Of passes of four layers, and of one call, with one expert and with sixteen."""
+    driver_s, decoder_s, launched_s = 3e-6, 5e-6, 2e-6
+    launches_s = 15 * 11 * launched_s
+    rounds = iter([(1.0, 1.0 + 4 * 15 * driver_s), (2.0, 2.0 + 15 * decoder_s + launches_s)] * 2)
+
+    class Known(Timer):
+        def seconds_of_each(self, *calls: object, **_: object) -> tuple[float, ...]:
+            assert len(calls) == 2
+            return next(rounds)
+
+    timer = Known(device=TIMER.device, budget_s=0.0)
+    assert another_expert_s(timer, launched_s) == pytest.approx(driver_s + decoder_s)
+    assert another_expert_s(timer, 2 * launched_s) == pytest.approx(driver_s), (
+        "never less than none"
+    )
 
 
 def curve(rows: tuple[int, ...], longest_s: float) -> list[int]:

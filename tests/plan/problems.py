@@ -87,7 +87,7 @@ def launching(hardware: Hardware) -> Hardware:
     """The same machine, whose GPU takes some time to be asked for anything."""
     vram = hardware.levels["vram"]
     assert vram.processor is not None
-    slower = replace(vram.processor, launch_s=10e-6, task_s=40e-6)
+    slower = replace(vram.processor, launch_s=10e-6, task_s=40e-6, another_expert_s=10e-6)
     return replace(hardware, levels={**hardware.levels, "vram": replace(vram, processor=slower)})
 
 

@@ -303,11 +303,11 @@ def test_between_passes_the_host_takes_its_time_for_the_pass_and_for_each_sequen
 
 def test_experts_that_a_gpu_computes_together_are_launched_together() -> None:
     """By kernels of its own, on a GPU that has bfloat16; else one by one, in one task. The host
-    looks at each of them, which takes a quarter of a task."""
+    looks at each of them."""
     machine = gpu_machine()
     assert machine.vram is not None and machine.vram.processor is not None
     gemm = {"float16": machine.vram.processor.gemm["bfloat16"]}
-    processor = replace(machine.vram.processor, launch_s=1e-5, task_s=1e-3)
+    processor = replace(machine.vram.processor, launch_s=1e-5, task_s=1e-3, another_expert_s=1e-4)
     levels = [
         {**machine.levels, "vram": replace(machine.vram, processor=replace(processor, **changes))}
         for changes in ({}, {"gemm": gemm})
@@ -316,7 +316,7 @@ def test_experts_that_a_gpu_computes_together_are_launched_together() -> None:
         Price(prices=problem(replace(machine, levels=each)).prices, policy=policy())
         for each in levels
     )
-    looks_s = 15 * 1e-3 / 4
+    looks_s = 15 * 1e-4
     assert of_new.launching_s([8]) == pytest.approx(1e-3 + 3e-5)
     assert of_new.launching_s([8] * 16) == pytest.approx(1e-3 + 3e-5 + looks_s)
     assert of_old.launching_s([8]) == pytest.approx(1e-3 + 11e-5)

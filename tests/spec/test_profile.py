@@ -450,6 +450,21 @@ class TestChange:
         measured = load_profile("h100-pcie").with_change("disk->dram.operation_time=50us")
         assert measured.hardware().links["disk->dram"].operation_s == 50e-6
 
+    def test_one_expert_more_takes_a_quarter_of_a_task_where_a_profile_does_not_say(self) -> None:
+        def another_expert_s(*changes: str) -> float:
+            profile = load_profile("t4")
+            for change in changes:
+                profile = profile.with_change(change)
+            vram = profile.hardware().vram
+            assert vram is not None and vram.processor is not None
+            return vram.processor.another_expert_s
+
+        assert another_expert_s() == pytest.approx(10e-6)
+        assert another_expert_s("vram.task_time=20us") == pytest.approx(5e-6)
+        assert another_expert_s("vram.expert_time=7us", "vram.task_time=20us") == pytest.approx(
+            7e-6
+        )
+
     @pytest.mark.parametrize("basis", ["peak", "paper"])
     def test_what_stands_beside_a_rate_is_supposed_on_every_basis(self, basis: Basis) -> None:
         before = load_profile("h100-pcie")
@@ -490,7 +505,8 @@ class TestChange:
         assert str(caught.value).endswith(
             "names are dram, dram.gemm, dram.bandwidth, dram.attention_bandwidth, "
             "dram.attention_flops, dram.elementwise_bandwidth, "
-            "dram.sequence_time, dram.launch_time, dram.task_time, dram.pass_time, dram.row_time, "
+            "dram.sequence_time, dram.launch_time, dram.task_time, dram.expert_time, "
+            "dram.pass_time, dram.row_time, "
             "disk, disk->dram, dram->disk, "
             "disk->dram.operation_time, dram->disk.operation_time"
         )

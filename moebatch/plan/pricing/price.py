@@ -23,11 +23,6 @@ from moebatch.spec.machine.hardware import LinkName, Processor
 from moebatch.spec.model.shape import ModelShape
 from moebatch.spec.policy.policy import Policy
 
-_ANOTHER_EXPERT = 0.25
-"""Of the time of a task what the host takes for one expert more: its slot, its tokens, and where
-its matrices lie. Estimated: of 10 us, for the 40 of a task where none is measured, 9 were seen on
-a Zen 4 without a GPU, with 128 experts in tasks of 16."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Price:
@@ -146,8 +141,9 @@ class Price:
         """What it takes to hand over experts that are computed together, over so many tokens each,
         and to launch them; pages have no tasks for them."""
         chosen = [each for each in rows if each]
-        handed = max(0, len(chosen) - 1) * _ANOTHER_EXPERT + (not self._is_paged)
-        return self._launches_s(self._launches.of_experts(chosen)) + handed * self._main.task_s
+        handed_s = max(0, len(chosen) - 1) * self._main.another_expert_s
+        handed_s += 0.0 if self._is_paged else self._main.task_s
+        return self._launches_s(self._launches.of_experts(chosen)) + handed_s
 
     def head_s(self, rows: float) -> float:
         """Logits after so many tokens, and what lies between the pass and the next. No task of its

@@ -87,6 +87,9 @@ class Processor:
     """Seconds of a launch: of a kernel, or of a copy to or from the level, its work left out."""
     task_s: float = 0.0
     """Seconds that the engine takes to hand a task to its lane and to note its end."""
+    another_expert_s: float = 0.0
+    """Seconds that it takes for each expert of a task after the first: its slot, its tokens, and
+    where its matrices lie."""
     pass_s: float = 0.0
     """Seconds between a pass and the next, in which nothing is computed: tokens are chosen, and
     what is attended to is worked out."""
@@ -98,7 +101,7 @@ class Processor:
     @property
     def without_host(self) -> "Processor":
         """The same, where nobody waits for the host."""
-        return replace(self, launch_s=0.0, task_s=0.0, pass_s=0.0, row_s=0.0)
+        return replace(self, launch_s=0.0, task_s=0.0, another_expert_s=0.0, pass_s=0.0, row_s=0.0)
 
     def decoding_rate(self, stored: WeightFormat, rows: float = math.inf) -> float:
         """Bytes per second of a format that become numbers to be multiplied by so many rows; of
