@@ -44,7 +44,9 @@ class BetweenPasses(NamedTuple):
 
 def between_passes(device: torch.device, memory: Tensor) -> BetweenPasses:
     """As the engine takes them, with a model whose layers do nothing and whose head is tiny."""
-    swept = memory[: _SWEPT_BYTES // memory.itemsize]
+    # As integers of the type of their sum, for which torch copies nothing.
+    num_bytes = min(_SWEPT_BYTES, memory.nbytes) // torch.int64.itemsize * torch.int64.itemsize
+    swept = memory.view(torch.uint8)[:num_bytes].view(torch.int64)
     with torch.inference_mode():
         few_s, many_s = (_usual_s(count, device, swept) for count in (_FEW, _MANY))
     row_s = max(0.0, many_s - few_s) / (_MANY - _FEW)

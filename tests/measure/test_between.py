@@ -18,6 +18,16 @@ def test_both_figures_are_times() -> None:
     assert found.pass_s + found.row_s > 0
 
 
+def test_memory_that_is_gone_through_is_not_copied() -> None:
+    """A sum of bytes would be one of eight times as many, made anew in each pass."""
+    swept = torch.zeros(2**20 + 3, dtype=torch.uint8)
+    with torch.profiler.profile() as profiler:
+        between_passes(torch.device("cpu"), swept)
+    sums = [each for each in profiler.events() or () if each.name == "aten::sum"]
+    assert len(sums) == 2 * between._ANSWER
+    assert "aten::to" not in {part.name for each in sums for part in each.cpu_children}
+
+
 def test_every_sequence_is_in_each_pass_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """All begin in one pass, and none ends before the last."""
     num_tokens: list[int] = []
