@@ -274,6 +274,8 @@ def test_all_faults_are_listed_at_once() -> None:
         ("qwen3_moe", {"num_experts": 0}, "num_experts: expected a whole number"),
         ("qwen2_moe", {"mlp_only_layers": ["0"]}, "mlp_only_layers: expected a list of layer"),
         ("qwen2_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step: expected a whole number"),
+        # transformers activates convolutions by it as well.
+        ("qwen3_next", {"hidden_act": "gelu"}, "hidden_act: expected silu or swish, got 'gelu'"),
         (
             "qwen2_moe",
             {"use_sliding_window": True, "layer_types": ["full_attention"]},
