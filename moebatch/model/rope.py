@@ -139,6 +139,7 @@ class _RopeParameters:
         if not attention.rotary_dim:
             return
         self._config = _rope_config(attention, shape, config)
+        self._config.standardize_rope_params()  # as its functions do, for keys beside parameters
         parameters = self._config.rope_parameters
         self.kind = parameters["rope_type"]
         if self.kind == "dynamic" and parameters.get("alpha"):

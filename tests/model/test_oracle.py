@@ -109,6 +109,19 @@ def test_rope_as_older_files_spell_it(tmp_path: Path) -> None:
         assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
 
 
+def test_the_length_that_longrope_begins_at_may_stand_beside_its_parameters(tmp_path: Path) -> None:
+    """As files spell it that are named after Phi-3. Prompts lie on both sides of it."""
+    folder = tiny.write_checkpoint(tmp_path, "mixtral", head_dim=8, max_position_embeddings=128)
+    scaling = {key: value for key, value in ROPES["longrope"].items() if "original" not in key}
+    tiny.edit_config(
+        folder, rope_parameters=None, rope_scaling=scaling, original_max_position_embeddings=32
+    )
+    model = oracle.load(folder)
+    assert model.config.rope_parameters["original_max_position_embeddings"] == 32
+    for seq in Driver(folder).generate(oracle.prompts(), 8):
+        assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
+
+
 @pytest.mark.parametrize(
     ("family", "architecture", "first", "bare"),
     [
