@@ -1,6 +1,7 @@
 """A text model that lies beside one that sees, as Qwen3.5 and Qwen3-VL are published, is read
 alone."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,6 +37,19 @@ def test_answers_are_those_of_the_whole_model(tmp_path: Path, family: str) -> No
     for resident in (0.0, 1.0):
         chosen = policy(num_slots=9, resident=resident)
         assert tokens_of(run(folder, chosen, rows)) == expected
+
+
+def test_the_length_that_yarn_begins_at_may_stand_beside_its_parameters(tmp_path: Path) -> None:
+    """Among what is said of the text model."""
+    folder = write_checkpoint(tmp_path / "model", "qwen3_vl_moe")
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    text = config["text_config"]
+    scaling = text.pop("rope_parameters") | {"rope_type": "yarn", "factor": 4.0}
+    text |= {"rope_scaling": scaling, "original_max_position_embeddings": 24}
+    path.write_text(json.dumps(config))
+    rows = requests((1, 17, 40, 96))
+    assert tokens_of(run(folder, policy(num_slots=9), rows)) == answers(folder, rows)
 
 
 def test_experts_of_qwen3_vl_may_lie_by_columns(tmp_path: Path) -> None:

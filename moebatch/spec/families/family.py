@@ -129,7 +129,8 @@ def nested(
     """Where keys of a text model are in a configuration that has others beside it; all of them have
     defaults, be it None."""
     own = ("tie_word_embeddings",)
-    keys = [*defaults, "dtype", "layer_types", "rope_parameters", "rope_scaling", "rope_theta"]
+    keys = [*defaults, "dtype", "layer_types", "original_max_position_embeddings"]
+    keys += ["rope_parameters", "rope_scaling", "rope_theta"]
     return {key: f"text_config.{spelling.get(key, key)}" for key in keys if key not in own}
 
 
