@@ -251,7 +251,7 @@ def test_what_has_been_made_needs_no_compiler(copier: Path, tmp_path: Path) -> N
     assert isinstance(loader.load(settings), Kernels)
 
 
-@pytest.mark.parametrize("damage", ["cut short", "writable by others"])
+@pytest.mark.parametrize("damage", ["cut short", "cut in the middle", "writable by others"])
 def test_a_library_that_cannot_be_trusted_is_made_anew(
     damage: str, copier: Path, compiled: Path, tmp_path: Path
 ) -> None:
@@ -264,8 +264,11 @@ def test_a_library_that_cannot_be_trusted_is_made_anew(
     assert isinstance(loader.load(environment(elsewhere, CC=str(copier))), Kernels)
     (named,) = (elsewhere / "moebatch").iterdir()
     made = folder / named.name
-    made.write_bytes(b"\x7fELF" if damage == "cut short" else compiled.read_bytes())
-    made.chmod(0o700 if damage == "cut short" else 0o777)
+    whole = compiled.read_bytes()
+    made.write_bytes(
+        {"cut short": b"\x7fELF", "cut in the middle": whole[: len(whole) // 2]}.get(damage, whole)
+    )
+    made.chmod(0o777 if damage == "writable by others" else 0o700)
     assert isinstance(loader.load(settings), Kernels)
     assert num_uses(copier) == 2 and made.stat().st_mode & 0o777 == 0o500
 

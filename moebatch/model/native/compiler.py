@@ -18,6 +18,7 @@ _NAMES = ("cc", "gcc", "clang")
 _FLAGS = ("-O3", "-std=gnu11", "-fopenmp-simd", "-fPIC")
 _LONGEST_S = 600
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_SEAL_BYTES = 32
 
 
 class NotCompiled(Exception):
@@ -69,6 +70,8 @@ class Library:
                 list(compilers.map(compile_part, self.parts, names))
             made = Path(folder, target.name)
             _run([*command, "-shared", *names, "-o", str(made)], "")
+            linked = made.read_bytes()
+            made.write_bytes(linked + _seal(linked))
             made.chmod(0o500)
             made.replace(target)
 
@@ -76,7 +79,7 @@ class Library:
 def cache_folder(environment: Mapping[str, str]) -> Path | None:
     """The user's folder for compiled libraries, made if need be; None where none can be used.
 
-    No other user may write there: a library is loaded without further checks.
+    No other user may write there: nothing asks where a library comes from that is loaded.
     """
     base = environment.get("XDG_CACHE_HOME") or environment.get("HOME")
     if not base or not Path(base).is_absolute():
@@ -97,6 +100,20 @@ def is_ours(path: Path) -> bool:
     except OSError:
         return False
     return status.st_uid == os.getuid() and not status.st_mode & _OTHERS_MAY_WRITE
+
+
+def is_whole(path: Path) -> bool:
+    """Whether all of it is as it was compiled: to load one that is not may end the process."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return False
+    return content[-_SEAL_BYTES:] == _seal(content[:-_SEAL_BYTES])
+
+
+def _seal(linked: bytes) -> bytes:
+    """Stands behind a library, where nothing else looks."""
+    return hashlib.sha256(linked).digest()
 
 
 def _first_in(path: str | None) -> list[str]:

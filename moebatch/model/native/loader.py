@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from moebatch.model.native import instruction_set
-from moebatch.model.native.compiler import Library, NotCompiled, cache_folder, is_ours
+from moebatch.model.native.compiler import Library, NotCompiled, cache_folder, is_ours, is_whole
 from moebatch.model.native.kernels import Kernels
 
 SWITCH = "MOEBATCH_NATIVE"
@@ -113,11 +113,10 @@ def _library(environment: Mapping[str, str]) -> Library:
 
 def _kept(library: Library, folder: Path) -> ctypes.CDLL:
     path = folder / library.name
-    if is_ours(path):
-        try:
+    # One that is damaged, say by a disk or a crash of the machine, is made anew.
+    if is_ours(path) and is_whole(path):
+        with contextlib.suppress(OSError):
             return ctypes.CDLL(str(path))
-        except OSError:
-            pass  # damaged, say by a full disk: made anew
     return _made(library, path)
 
 
