@@ -28,6 +28,7 @@ from moebatch.model.native.compiler import cache_folder
 from moebatch.model.native.helpers import Helpers, torch_parallel
 from moebatch.model.native.kernels import Kernels
 from moebatch.model.native.scoring import Scoring
+from moebatch.quoting import shown
 from moebatch.spec.model.cache_layout import CacheDtype
 from moebatch.spec.policy.policy import PAGE_TOKENS, pages_of
 from tests.few import examples
@@ -198,6 +199,33 @@ def test_a_compiler_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     found = loader.load(environment(tmp_path, CC=str(compiler)))
     assert found == f"{compiler} failed: no disk"
     assert not list((tmp_path / "moebatch").iterdir())
+
+
+@pytest.mark.parametrize("said", ['gcc "', "gcc \\"])
+def test_a_compiler_that_is_no_command_is_a_reason(said: str, tmp_path: Path) -> None:
+    settings = environment(tmp_path, CC=said)
+    loader.log_compiling(lambda line: pytest.fail(line), settings)
+    found = loader.load(settings)
+    assert isinstance(found, str)
+    assert found.startswith(f"CC is {shown(said)}, which is no command: No ")
+
+
+def test_a_compiler_may_be_named_and_complain_in_any_encoding(tmp_path: Path) -> None:
+    compiler = tmp_path / os.fsdecode(b"c\xe9c")
+    compiler.write_bytes(b"#!/bin/sh\necho 'no r\xe9pertoire' >&2\nexit 1\n")
+    compiler.chmod(0o700)
+    found = loader.load(environment(tmp_path, CC=str(compiler)))
+    assert found == f"{compiler} failed: no r\\xe9pertoire"
+
+
+def test_of_what_a_compiler_says_the_error_is_the_reason(tmp_path: Path) -> None:
+    """As an assembler has it that is too old for the compiler."""
+    compiler = tmp_path / "cc"
+    said = "{standard input}: Assembler messages:\\n{standard input}:7: Error: no such instruction"
+    compiler.write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
+    compiler.chmod(0o700)
+    found = loader.load(environment(tmp_path, CC=str(compiler)))
+    assert found == f"{compiler} failed: {{standard input}}:7: Error: no such instruction"
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from moebatch.quoting import shown
+
 _NAMES = ("cc", "gcc", "clang")
 _FLAGS = ("-O3", "-std=gnu11", "-fopenmp-simd", "-fPIC")
 _LONGEST_S = 600
@@ -45,12 +47,18 @@ class Library:
         The processor counts, since nodes of a cluster may share a folder.
         """
         made_of = (self.source, self.compiler, *_FLAGS, *self.flags, *self.parts, _processor())
-        return hashlib.sha256("\0".join(made_of).encode()).hexdigest()[:32] + ".so"
+        return hashlib.sha256(os.fsencode("\0".join(made_of))).hexdigest()[:32] + ".so"
 
     @property
     def command(self) -> list[str]:
         """The compiler. Raises NotCompiled if there is none."""
-        return shlex.split(self.compiler) or _first_in(self.path)
+        try:
+            said = shlex.split(self.compiler)
+        except ValueError as error:
+            raise NotCompiled(
+                f"CC is {shown(self.compiler)}, which is no command: {error}"
+            ) from None
+        return said or _first_in(self.path)
 
     def compile(self, target: Path) -> None:
         """Makes the library, its parts at the same time; `target` is there whole or not at all.
@@ -127,13 +135,20 @@ def _first_in(path: str | None) -> list[str]:
 def _run(command: Sequence[str], text: str) -> None:
     try:
         done = subprocess.run(
-            command, input=text, capture_output=True, text=True, timeout=_LONGEST_S, check=False
+            command,
+            input=text,
+            capture_output=True,
+            text=True,
+            errors="backslashreplace",  # what is said may name files in any encoding
+            timeout=_LONGEST_S,
+            check=False,
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise NotCompiled(f"{command[0]} cannot be run: {error}") from error
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines()
-        why = said[0] if said else f"exit code {done.returncode}"
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        # Lines before it say where it is, if not what.
+        why = next((line for line in said if "error" in line.lower()), said[0])
         raise NotCompiled(f"{command[0]} failed: {why}")
 
 
