@@ -83,6 +83,7 @@ class Case:
         rows_per_item: int | None = None,
         q_THC: Tensor | None = None,
         out_THC: Tensor | None = None,
+        sink_scores_H: Tensor | None = None,
     ) -> Tensor:
         """By the kernel."""
         assert isinstance(KERNELS, Kernels)
@@ -102,7 +103,7 @@ class Case:
             q_THC,
             cached,
             out_THC,
-            Scoring(self.head_dim**-0.5),
+            Scoring(self.head_dim**-0.5, sink_scores_H=sink_scores_H),
             num_threads=num_threads,
             window=self.window,
         )
@@ -249,6 +250,15 @@ def test_broken_numbers_stay_broken_and_with_their_sequence(
     assert not got[20:40, :2].isfinite().any(), "the heads that see it"
     assert got[:20].isfinite().all() and got[40:].isfinite().all()
     assert got[20:40, 2:].isfinite().all()
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("score", [-torch.inf, torch.finfo(torch.bfloat16).min, -1e4])
+def test_sink_scores_may_weigh_nothing(dtype: torch.dtype, score: float) -> None:
+    """Also for tokens whose window begins behind all that is met first."""
+    case = Case(slices=[(130, 40)], window=50, dtype=dtype)
+    assert_close(case, case.attended(sink_scores_H=torch.full((8,), score)))
 
 
 @needs_kernel

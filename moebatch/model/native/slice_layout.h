@@ -3,6 +3,8 @@
 
 #define KEYS 256 /* copied at a time */
 #define LOG2_E 1.44269504f
+/* Of what rows have met: what is infinitely little differs from itself by no number. */
+#define LEAST -3e38f
 
 /* Narrower vectors have not been found faster than torch. */
 OF_THE_REST int moebatch_supports_slices(int dtype) {
@@ -104,7 +106,8 @@ INLINE void place_group(const AttentionWork *w, Item item, int64_t index, Group 
     for (int i = 0; i < SIDE; i++) {
         group->tokens[i] = w->tokens[item.slice] + token;
         group->heads[i] = item.head * shared + head;
-        group->largest[i] = w->sink_scores ? w->sink_scores[group->heads[i]] * LOG2_E : -3e38f;
+        float largest = w->sink_scores ? w->sink_scores[group->heads[i]] * LOG2_E : LEAST;
+        group->largest[i] = largest < LEAST ? LEAST : largest;
         group->totals[i] = w->sink_scores != NULL;
         if (i + 1 < num && ++head == shared) {
             head = 0;
