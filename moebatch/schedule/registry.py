@@ -81,8 +81,8 @@ def schedule_faults(policy: OpenPolicy) -> Iterator[tuple[str, str]]:
     traits = traits_of(policy)
     if policy.cache != "static" and traits.is_paged:
         yield "cache", f"must be static with schedule: {name}, which brings whole layers"
-    if traits.attention is None or traits.moves != "block":
-        return
+    if traits.attention is None or traits.moves != "block" or not policy.ffn_on_gpu:
+        return  # without a GPU everything attends on the CPU
     wants_gpu = traits.attention == "gpu"
     if policy.attention_on_gpu != wants_gpu:
         there = "GPU" if policy.attention_on_gpu else "CPU"

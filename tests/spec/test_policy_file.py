@@ -450,6 +450,10 @@ class TestRefusals:
             "flexgen_c needs attention_on_gpu: false; on the GPU it is flexgen"
         )
 
+    def test_without_a_gpu_flexgen_attends_on_the_cpu_by_either_name(self, tmp_path: Path) -> None:
+        for name in ("flexgen", "flexgen_c"):
+            assert load(tmp_path, f"{SHORT}  schedule: {name}\n").policy.schedule == name
+
     def test_unknown_keys(self, tmp_path: Path) -> None:
         assert fault(tmp_path, SHORT + "batch_size: 8\n") == (
             5,
@@ -510,7 +514,8 @@ class TestRefusals:
     def test_what_does_not_go_together_is_said_at_once_for_policy_and_schedule(
         self, tmp_path: Path
     ) -> None:
-        text = SHORT.replace("micro_batch_size: 4", "micro_batch_size: 9") + "  schedule: flexgen\n"
+        text = SHORT.replace("micro_batch_size: 4", "micro_batch_size: 9")
+        text += "  ffn_on_gpu: true\n  schedule: flexgen\n"
         assert [each.where for each in faults(tmp_path, text)] == [
             "policy.micro_batch_size",
             "policy.schedule",
