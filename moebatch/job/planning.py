@@ -233,7 +233,8 @@ def plan_job(
 
     Args:
         wishes: what the job says of its experts; the planner chooses the rest.
-        is_plain: everything is done one after the other, so only main memory has keys and values.
+        is_plain: everything is done one after the other, so only main memory has keys and values,
+            and the same experts stay there, whatever the policy and the wishes say.
 
     Raises DoesNotFit, and ConfigError for a policy that cannot be run.
     """
@@ -245,6 +246,8 @@ def plan_job(
         policy = _given(asked, given, wishes, is_plain=is_plain)
     if is_static:
         policy = replace(policy, batching="static")
+    if is_plain:
+        policy = replace(policy, cache="static", cache_sizes=())
     return JobPlan(
         problem=problem,
         policy=policy,

@@ -300,6 +300,18 @@ def test_sync_runs_the_plain_driver(write_job: Callable[..., Path], reference: l
     assert "busy" in said and "longest waits" not in said
 
 
+@pytest.mark.parametrize("share", [1, 0.5])
+def test_sync_keeps_the_same_experts_whatever_the_cache(
+    write_job: Callable[..., Path], reference: list[str], share: float
+) -> None:
+    path = write_job()
+    weights = Placement(dram=share, disk=1 - share)
+    changing = policy(cache="lru", weights=weights, num_slots=None)
+    summary, _ = run(path, is_plain=True, policy=changing)
+    assert texts(path) == reference
+    assert summary.policy is not None and summary.policy.cache == "static"
+
+
 REFUSED = {
     "no such schedule": (["--schedule", "klotsky"], {}, "there are klotski, hot, multi, simple"),
     "plain with a schedule": (["--sync", "--schedule", "hot"], {}, "leave --schedule out"),
