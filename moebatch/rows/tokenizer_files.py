@@ -19,8 +19,6 @@ from moebatch.units import format_bytes
 _READ_BY_LIBRARIES = frozenset({".json", ".txt", ".model", ".jinja", ".tiktoken"})
 _CONFIG_NAME = "tokenizer_config.json"
 _FILE_NAME = "tokenizer.json"
-_PROBE = "It's a  test:\n\n\tfor (i=0; i<650841823; i++) {}  \u00fcber\u4e2d\u6587 THE end.\n"
-"""Where rules differ: runs of spaces, newlines and digits, signs, letters of other scripts."""
 _TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json")
 """Names of files that may be one, or a part of it; the configuration alone is none."""
 _DECIDING = (
@@ -129,7 +127,8 @@ def _load(folder: Path) -> Any:
     """A tokenizer of transformers.
 
     Some classes of transformers 5 take words and merges of ``tokenizer.json`` and cut texts by
-    rules of their own, whatever the file says; then the file counts.
+    rules of their own, whatever the file says, and some are programs that come with the model. The
+    file counts, so it is read by the class that has no rules.
     """
     if not _has_tokenizer(folder):
         raise CheckpointError(
@@ -139,12 +138,11 @@ def _load(folder: Path) -> Any:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     with silence(), _broken_file_first(folder), blamed(folder, "cannot be loaded"):
-        tokenizer = AutoTokenizer.from_pretrained(
+        if (folder / _FILE_NAME).is_file():
+            return PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
+        return AutoTokenizer.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )
-        if not _cuts_as_its_file(tokenizer, folder / _FILE_NAME):
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
-        return tokenizer
 
 
 def _tried(folder: Path, tokenizer: Any) -> int:
@@ -158,21 +156,6 @@ def _tried(folder: Path, tokenizer: Any) -> int:
         tokens = sorted(found)
         tokenizer.decode(tokens, skip_special_tokens=True)
         return tokens[-1] if tokens else -1
-
-
-def _cuts_as_its_file(tokenizer: Any, file: Path) -> bool:
-    """Whether a tokenizer makes the tokens of some text that its file makes of them."""
-    if not file.is_file():
-        return True
-    from tokenizers import Tokenizer as Backend
-
-    backend = Backend.from_file(str(file))
-    backend.no_truncation()
-    backend.no_padding()
-    with suppress(Exception):  # It need not know these words.
-        theirs = backend.encode(_PROBE, add_special_tokens=False).ids
-        return bool(tokenizer.encode(_PROBE, add_special_tokens=False) == theirs)
-    return True
 
 
 def _refuse_code(folder: Path) -> None:

@@ -122,6 +122,57 @@ def test_texts_are_cut_as_the_file_says_whatever_the_class_of_transformers_does(
     assert tokenizer.has_chat_template and tokenizer.end_tokens == {2}
 
 
+def test_spaces_are_put_where_the_file_says_also_behind_special_tokens(make: Make) -> None:
+    """LlamaTokenizer of transformers 5 puts one before a text alone; the file of the first Mixtral,
+    before all that stands between special tokens."""
+    letters = ["<pad>", "<s>", "</s>", "<unk>", "\u2581", *"Helo[]"]
+    every_byte = [f"<0x{byte:02X}>" for byte in range(256)]
+    space, strip = {"String": "\u2581"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    folder = make(
+        model={
+            "type": "BPE",
+            "vocab": {letter: place for place, letter in enumerate(letters + every_byte)},
+            "merges": [],
+            "unk_token": "<unk>",
+            "fuse_unk": True,
+            "byte_fallback": True,
+        },
+        normalizer={
+            "type": "Sequence",
+            "normalizers": [
+                {"type": "Prepend", "prepend": "\u2581"},
+                {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
+            ],
+        },
+        pre_tokenizer=None,
+        post_processor=None,
+        decoder={
+            "type": "Sequence",
+            "decoders": [{"type": "Replace", "pattern": space, "content": " "}, strip],
+        },
+        template="<s>[{{ messages[0].content }}]</s>[",
+    )
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config |= {"tokenizer_class": "LlamaTokenizer", "legacy": False}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = load(folder)
+    assert tokenizer.encode(" Hello")[-7:] == (4, 4, 5, 6, 7, 7, 8)
+    expected = [letters.index(each) for each in ("<s>", *"\u2581[Hello]", "</s>", *"\u2581[")]
+    assert tokenizer.encode_chat(HELLO, {}) == tuple(expected)
+
+
+def test_a_file_put_beside_a_tokenizer_that_is_a_program_is_read(make: Make) -> None:
+    folder = make()
+    expected = load(folder).encode("The river finds 1 of the lamps.")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    programs = {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]}
+    config |= {"tokenizer_class": "TikTokenTokenizer", "auto_map": programs}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "tokenization_kimi.py").write_text("raise SystemExit(1)")
+    (folder / "tiktoken.model").write_text("dGhl 0")
+    assert load(folder).encode("The river finds 1 of the lamps.") == expected
+
+
 def test_a_tokenizer_that_is_a_program_is_refused_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "tiktoken.model").write_text("dGhl 0")
     config = {"auto_map": {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]}}
