@@ -95,9 +95,15 @@ class AnswerText:
         text = self._decoder.decode(tokens[:-1] if end.by_token else tokens)
         if not isinstance(end.stop_reason, str):
             return text
-        ignored = self._decoder.decode(tokens[: self._min_tokens]).rstrip(REPLACEMENT)
-        match = first_stop(text, self._stops, after=len(ignored))
+        match = first_stop(text, self._stops, after=self._num_ignored(tokens))
         return text if match is None else text[: match.start]
+
+    def _num_ignored(self, tokens: Sequence[int]) -> int:
+        """Characters of the text of the first ``min_tokens`` tokens. Some decoders take bytes side
+        by side for text only if all of them are: half a character would hide what is before it."""
+        ends = range(max(0, self._min_tokens - 3), self._min_tokens + 1)
+        heads = (self._decoder.decode(tokens[:end]) for end in ends)
+        return max(len(head.rstrip(REPLACEMENT)) for head in heads)
 
     def _take(self, token: int) -> str | None:
         self._pending.append(token)

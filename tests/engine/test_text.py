@@ -208,6 +208,13 @@ class TestSentencepiece:
         text = decoder.decode(tokens)
         assert stream(decoder, tokens, Sampling(stop=(stop,)))[:2] == (answer, ("stop", stop)), text
 
+    def test_a_character_cut_by_the_least_length_does_not_hide_what_is_before_it(self) -> None:
+        decoder = sentencepiece()
+        pieces = ["▁the", "<0x0A>", "<0xE4>", "<0xB8>", "<0x96>", "s"]
+        tokens = [decoder.tokenizer.token_to_id(piece) for piece in pieces]
+        sampling = Sampling(stop=("\n", "s"), min_tokens=4)
+        assert stream(decoder, tokens, sampling)[:2] == ("the\n世", ("stop", "s"))
+
 
 class TestAnyText:
     @examples(300)
