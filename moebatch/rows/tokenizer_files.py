@@ -3,6 +3,7 @@
 import datetime
 import json
 import re
+import string
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,7 +30,16 @@ _DECIDING = (
 _MOST_FILE_BYTES = 2**26
 """Of a file that is read with the tokenizer; those of the largest vocabularies have half of it."""
 _MOST_TEMPLATE_BYTES = 2**20
-_DATE = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
+_CLOCK = (
+    "{% macro strftime_now(format) %}{% set read = namespace(code='') %}{% for letter in format %}"
+    "{% set read.code = read.code ~ letter %}"
+    "{% if read.code in TEXTS or read.code[0] != '%' %}"
+    "{{ TEXTS.get(read.code, read.code) }}{% set read.code = '' %}"
+    "{% endif %}{% endfor %}{{ read.code }}{% endmacro +%}"
+)
+"""Stands before a template, in its first line. TEXTS is what codes such as %d stand for."""
+_INDENTED = re.compile(r"\A[ \t]+(?={[%#](?!\+))")
+"""Blanks before a block that begins a line, which Jinja leaves out."""
 
 
 def load_tokenizer(
@@ -188,10 +198,12 @@ def _template_file(path: Path) -> str:
 
 
 def _with_date(template: str, today: datetime.date) -> str:
-    """Dates written into the template, so that a run over midnight has the same prompts."""
-
-    def date(match: re.Match[str]) -> str:
-        moment = datetime.datetime.combine(today, datetime.time())
-        return json.dumps(moment.strftime(match[2]))
-
-    return _DATE.sub(date, template)
+    """A template with a macro in the place of the library's clock, so that a run over midnight has
+    the same prompts, whatever formats the template makes up."""
+    if "strftime_now" not in template:
+        return template
+    midnight = datetime.datetime.combine(today, datetime.time())
+    letters = f"{string.ascii_letters}%"
+    codes = [f"%{flag}{letter}" for flag in ("", *"-_0^#") for letter in letters]
+    texts = json.dumps({code: midnight.strftime(code) for code in codes})
+    return _CLOCK.replace("TEXTS", texts) + _INDENTED.sub("", template)

@@ -154,12 +154,25 @@ class TestTemplates:
         with pytest.raises(ConfigError, match=r"model\.chat_template: not read: No such file"):
             ready(model={"chat_template": str(tmp_path / "gone.jinja")})
 
-    def test_date_is_that_of_the_run(self, model: Path, tmp_path: Path) -> None:
-        job = job_of(model, model=self.write(tmp_path, "{{ strftime_now('%d %b %Y') }}"))
+    @pytest.mark.parametrize(
+        ("asked", "date"),
+        [
+            ("strftime_now('%d %b %Y')", "03 Feb 2001"),
+            ("strftime_now(wanted)", "2001-02-03"),
+            ("strftime_now(format='%Y' ~ '%-H%%')", "20010%"),
+        ],
+    )
+    def test_date_is_that_of_the_run(
+        self, model: Path, tmp_path: Path, asked: str, date: str
+    ) -> None:
+        template = self.write(tmp_path, " {% set wanted = '%Y-%m-%d' %}{{ " + asked + " }}")
         reader = open_reader(
-            job, vocab_size=VOCABULARY, max_positions=64, today=datetime.date(2001, 2, 3)
+            job_of(model, model=template),
+            vocab_size=VOCABULARY,
+            max_positions=64,
+            today=datetime.date(2001, 2, 3),
         )
-        assert self.text(reader) == "03 Feb 2001"
+        assert self.text(reader) == date
 
     def test_no_template(self, model: Path, tmp_path: Path) -> None:
         for name in ("tokenizer.json", "tokenizer_config.json"):
