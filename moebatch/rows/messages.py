@@ -29,7 +29,7 @@ def chat_of(body: Mapping[str, object]) -> Chat:
         raise wrong("continue_final_message", message)
     return Chat(
         messages=tuple(_message(message, place) for place, message in enumerate(messages)),
-        variables=variables or {},
+        variables=_given(variables or {}),
         add_generation_prompt=opens,
         continue_final_message=goes_on,
     )
@@ -67,8 +67,7 @@ def _message(message: object, place: int) -> Mapping[str, object]:
     where = f"messages[{place}]"
     if not isinstance(message, dict):
         raise wrong(where, f"must be an object with role and content, got {shown(message)}")
-    # Tables fill columns that a message does not have with null; templates ask what is defined.
-    given = {key: value for key, value in message.items() if value is not None}
+    given = _given(message)
     role = given.get("role")
     if not isinstance(role, str) or not role:
         raise wrong(f"{where}.role", f"must be a text such as user, got {shown(role)}")
@@ -83,6 +82,12 @@ def _message(message: object, place: int) -> Mapping[str, object]:
     # Templates add what goes before the calls, so nothing is an empty text for them.
     given["content"] = _content(given.get("content", ""), f"{where}.content")
     return given
+
+
+def _given(content: Mapping[str, object]) -> dict[str, object]:
+    """Without null, with which tables fill what a row does not have: templates ask what is
+    defined."""
+    return {key: value for key, value in content.items() if value is not None}
 
 
 def _content(content: object, where: str) -> str:

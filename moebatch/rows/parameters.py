@@ -69,12 +69,12 @@ def merge_defaults(
     try:
         _in_vocabulary(own, vocab_size)
     except RowRefused as refused:
-        raise _config_error(f"sampling.{refused.error.param}", refused.error.message) from None
+        raise config_error(f"sampling.{refused.error.param}", refused.error.message) from None
     values = {**model, **own}
     for name, message in contradictions(_with_library(values)).items():
         # Only what the job says can be wrong for all rows; the rest may be put right by each row.
         if name in own:
-            raise _config_error(f"sampling.{name}", f"{name} {message}")
+            raise config_error(f"sampling.{name}", f"{name} {message}")
     return Defaults(values=values, vocab_size=vocab_size)
 
 
@@ -88,7 +88,7 @@ def model_defaults(generation_config: Mapping[str, object]) -> dict[str, object]
         try:
             values[ours] = CHECKS[ours](value)
         except ValueError as error:
-            raise _config_error(
+            raise config_error(
                 f"sampling.{ours}",
                 f"generation_config.json of the model has a {theirs} that cannot be used: it "
                 f"{error}; set sampling.{ours} in the job file and remove it there",
@@ -96,7 +96,8 @@ def model_defaults(generation_config: Mapping[str, object]) -> dict[str, object]
     return values
 
 
-def _config_error(where: str, message: str) -> ConfigError:
+def config_error(where: str, message: str) -> ConfigError:
+    """What the job file says of sampling does not go with the model."""
     return ConfigError([Fault(file="job file", where=where, message=message)])
 
 

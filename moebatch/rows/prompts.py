@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from moebatch.errors import CheckpointError
-from moebatch.rows.parameters import Defaults, merge_defaults
+from moebatch.rows.parameters import Defaults, config_error, merge_defaults
 from moebatch.rows.parse import RowRules, parse_row
 from moebatch.rows.refused import RowRefused, wrong
 from moebatch.rows.row import Chat, FailedRow, ParsedRow, Prompt, RawRow, ReadyRow, Source
@@ -148,6 +148,10 @@ def open_reader(
         chat_template=job.model.chat_template,
         today=today,
     )
+    try:
+        tokenizer.require_free(job.sampling.chat_template_kwargs)
+    except RowRefused as refused:
+        raise config_error(f"sampling.{refused.error.param}", refused.error.message) from None
     end_tokens, warnings = config.end_tokens or tokenizer.end_tokens, []
     if not end_tokens:
         warnings.append(

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -81,8 +81,7 @@ class Tokenizer:
             message = "messages need a chat template, and the tokenizer of the model has none"
             raise RowRefused(message, code=NO_CHAT_TEMPLATE, param="messages")
         own = {**variables, **chat.variables}
-        for name in own.keys() & self._reserved:
-            raise wrong("chat_template_kwargs", f"may not set {name}")
+        self.require_free(own)
         place = _first_with_tools(chat)
         try:
             text = self._render(chat, own) if place is None else self._render_tools(chat, own)
@@ -110,6 +109,11 @@ class Tokenizer:
         """What one token stands for, special ones by their name; empty if it has no text."""
         with self._blamed(f"cannot decode {token}"):
             return self._bytes.of(token)
+
+    def require_free(self, variables: Iterable[str]) -> None:
+        """Raises RowRefused for variables of a chat template that are not the user's to set."""
+        for name in sorted(self._reserved.intersection(variables)):
+            raise wrong("chat_template_kwargs", f"may not set {name}")
 
     def require_chat_template(self, first_chat: str) -> None:
         """Raises CheckpointError if there is none; `first_chat` names a row that needs it."""

@@ -59,7 +59,7 @@ class TestBatchLines:
 
     def test_template_options(self) -> None:
         message = {"role": "assistant", "content": [{"type": "text", "text": "a"}] * 2}
-        body = {"messages": [message], "chat_template_kwargs": {"x": 1}}
+        body = {"messages": [message], "chat_template_kwargs": {"x": 1, "of other rows": None}}
         parsed = good(batch(body | {"continue_final_message": True}))
         assert parsed.prompt == Chat(
             messages=({"role": "assistant", "content": "a\na"},),

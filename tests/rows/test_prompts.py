@@ -125,12 +125,17 @@ class TestTemplates:
         reader = ready(model=model, sampling=kwargs)
         assert self.text(reader) == "job-job"
         assert self.text(reader, chat_template_kwargs={"b": "row"}) == "job-row"
+        assert self.text(reader, chat_template_kwargs={"a": None, "b": "row"}) == "job-row"
 
     def test_variables_that_are_ours(self, ready: Prepare) -> None:
         line = {"messages": [{"role": "user", "content": "Hi"}]}
         for name in ("tokenize", "messages", "tools", "chat_template", "strftime_now"):
             error = bad(ready(), line | {"chat_template_kwargs": {name: 1}})
             assert error.message == f"chat_template_kwargs may not set {name}"
+            with pytest.raises(
+                ConfigError, match=rf"sampling\.chat_template_kwargs: .* set {name}"
+            ):
+                ready(sampling={"chat_template_kwargs": {name: 1}})
 
     def test_template_says_no(self, ready: Prepare, tmp_path: Path) -> None:
         model = self.write(tmp_path, "{{ raise_exception('roles must alternate') }}")
