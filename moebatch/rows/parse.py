@@ -26,7 +26,7 @@ _MOST_NAMES = 20
 _PLAIN_PARAMETERS = (
     CHECKS.keys()
     | TEMPLATE_KEYS
-    | {"max_completion_tokens", "top_logprobs", "sampling_params"}
+    | {"max_completion_tokens", "top_logprobs", "sampling_params", "reasoning_effort"}
     | (NEUTRAL.keys() - {"suffix", "documents", "modalities"})
 )
 """Columns of a plain row that are parameters, those that are refused included. The words left out

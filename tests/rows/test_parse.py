@@ -397,7 +397,9 @@ KEYS = st.sampled_from(
 OBJECTS = st.dictionaries(KEYS, JSON | st.sampled_from(["POST", "/v1/completions"]))
 
 
-@pytest.mark.parametrize("name", ["best_of", "echo", "stream", "response_format", "tools"])
+@pytest.mark.parametrize(
+    "name", ["best_of", "echo", "stream", "response_format", "tools", "reasoning_effort"]
+)
 def test_parameters_of_plain_rows_are_never_ignored(name: str) -> None:
     assert good({"prompt": "x", name: 1}).parameters == {name: 1}
 
