@@ -190,7 +190,7 @@ def _own_template(tokenizer: Any) -> str | None:
 
 def _template_file(path: Path) -> str:
     try:
-        return read_regular(path, most_bytes=_MOST_TEMPLATE_BYTES).decode("utf-8")
+        return read_regular(path, most_bytes=_MOST_TEMPLATE_BYTES).decode("utf-8-sig")
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or reason(error)
         fault = Fault(file=str(path), where="model.chat_template", message=f"not read: {why}")

@@ -155,6 +155,12 @@ class TestTemplates:
         with pytest.raises(CheckpointError, match="the chat template is broken in line 2"):
             ready(model=model)
 
+    def test_a_byte_order_mark_is_no_part_of_a_template(
+        self, ready: Prepare, tmp_path: Path
+    ) -> None:
+        model = self.write(tmp_path, "\ufeffDear {{ messages[0].content }}")
+        assert self.text(ready(model=model)) == "Dear Hi"
+
     def test_template_file_is_missing(self, ready: Prepare, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"model\.chat_template: not read: No such file"):
             ready(model={"chat_template": str(tmp_path / "gone.jinja")})
