@@ -116,11 +116,14 @@ def _broken_file_first(folder: Path) -> Iterator[None]:
     make of it."""
     try:
         yield
-    except CheckpointError:
+    except CheckpointError as error:
         for path in _read_by_libraries(folder):
             if path.suffix == ".json":
                 read_of_model(path, most_bytes=_MOST_FILE_BYTES)
         _refuse_code(folder)
+        if not (folder / _FILE_NAME).exists():
+            advice = f"put a {_FILE_NAME} of it there, which needs no other library"
+            raise CheckpointError(f"{error}; {advice}") from error
         raise
 
 

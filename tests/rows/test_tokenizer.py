@@ -161,6 +161,15 @@ def test_spaces_are_put_where_the_file_says_also_behind_special_tokens(make: Mak
     assert tokenizer.encode_chat(HELLO, {}) == tuple(expected)
 
 
+def test_a_tokenizer_that_other_libraries_would_read_is_refused_with_what_to_do(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
+    (tmp_path / "tokenizer.model").write_bytes(b"\x0a\x0e\x0a\x05<unk>")
+    with pytest.raises(CheckpointError, match=r"cannot be loaded: .*; put a tokenizer\.json of it"):
+        load(tmp_path)
+
+
 def test_a_file_put_beside_a_tokenizer_that_is_a_program_is_read(make: Make) -> None:
     folder = make()
     expected = load(folder).encode("The river finds 1 of the lamps.")
