@@ -14,7 +14,9 @@ _PIECES = ("gemma4",)
 has one, put a space in front; files do not say whether behind special tokens as well."""
 _COMPOSED = ("qwen2", "qwen35")
 """Ways to cut text before which the models' own tokenizers compose characters (NFC)."""
-_WHOLE = ("gpt-4o",)
+_LLAMA_3 = ("llama-bpe", "llama3", "llama-v3")
+"""The same of Llama 3, which puts a begin token before a text. Older files do not say so."""
+_WHOLE = ("gpt-4o", *_LLAMA_3)
 """The same of those which look a piece up whole before they put it together, as tiktoken does."""
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 """Of an answer, of a turn in a conversation, of a message that goes on."""
@@ -40,6 +42,8 @@ def load_gguf_tokenizer(file: Path) -> tuple[Any, frozenset[int]]:
             backend.normalizer = normalizers.NFC()
         if said["pre"] in _WHOLE:
             backend.model.ignore_merges = True
+        if said["pre"] in _LLAMA_3:
+            config.setdefault("add_bos_token", True)
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **config)
     return tokenizer, frozenset(said[key] for key in _ENDS if type(said[key]) is int)
 

@@ -41,7 +41,7 @@ def cutting(folder: Path, cuts: str) -> Path:
     content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [cut, by_bytes]}
     content["normalizer"] = {"type": "NFC"} if cuts == "qwen2" else None
     content["post_processor"] = None
-    content["model"]["ignore_merges"] = cuts == "gpt-4o"
+    content["model"]["ignore_merges"] = cuts in ("gpt-4o", "llama-bpe")
     content["model"]["vocab"]["zebra"] = len(content["model"]["vocab"])  # which no merges make
     file.write_text(json.dumps(content))
     return folder
@@ -86,7 +86,7 @@ def load(path: Path) -> Tokenizer:
     return load_tokenizer(folder, vocab_size=400, gguf=gguf)
 
 
-@pytest.mark.parametrize("cuts", ["qwen2", "gpt-4o"])
+@pytest.mark.parametrize("cuts", ["qwen2", "gpt-4o", "llama-bpe"])
 def test_tokens_are_those_of_the_tokenizer_that_it_was_made_of(
     cuts: str, original: Path, file: Callable[..., Path]
 ) -> None:
@@ -99,6 +99,18 @@ def test_tokens_are_those_of_the_tokenizer_that_it_was_made_of(
         assert [*map(ours.token_bytes, tokens)] == [*map(theirs.token_bytes, tokens)]
     assert ours.encode_chat(CHAT, {}) == theirs.encode_chat(CHAT, {})
     assert ours.end_tokens == theirs.end_tokens == {2}
+
+
+def test_texts_of_llama_3_begin_with_a_token_of_their_own_unless_the_file_says_no(
+    original: Path, file: Callable[..., Path]
+) -> None:
+    def says_nothing(writer: Any) -> None:
+        del writer.kv_data[0]["tokenizer.ggml.add_bos_token"]
+
+    path = file("llama-bpe", says_nothing)
+    theirs, ours = load(original), load(path)
+    assert ours.encode("a zebra") == (1, *theirs.encode("a zebra"))
+    assert ours.encode_chat(CHAT, {}) == theirs.encode_chat(CHAT, {})
 
 
 def test_turns_may_end_with_tokens_of_their_own(file: Callable[..., Path]) -> None:
