@@ -201,6 +201,16 @@ class TestAgainstTransformers:
         biased = row(replace(GREEDY, repetition_penalty=1.7), prompt=prompt, output=output)
         torch.testing.assert_close(adjusted(logits_RV[0], biased), theirs_RV[0])
 
+    @pytest.mark.parametrize("penalty", [1e-320, 1e-300, 1e-38, 1e-20])
+    def test_a_tiny_repetition_penalty_is_no_fault_of_the_model(self, penalty: float) -> None:
+        sampling = replace(GREEDY, repetition_penalty=penalty, min_tokens=1)
+        repeated = row(sampling, prompt=(4, 5, 6, END))
+        logits_V = torch.linspace(-2.0, 3.0, 10)
+        logits_V[[4, 5, 6]] = torch.tensor([-1.0, 2.5, 0.0])
+        adjusted_V = adjusted(logits_V, repeated)
+        assert int(adjusted_V.argmax()) == 5
+        assert adjusted_V[5].isfinite() and adjusted_V[END] == -torch.inf
+
     @pytest.mark.parametrize("num_output", [0, 2, 3])
     def test_min_tokens(self, num_output: int) -> None:
         logits_RV = random_logits(1, 50)

@@ -52,7 +52,10 @@ def _hold_back_ends(logits_V: Tensor, ends: frozenset[int]) -> None:
 def _penalise_repetition(logits_V: Tensor, seen: Sequence[int], penalty: float) -> None:
     ids_U = torch.unique(_ids(seen, logits_V))
     seen_U = logits_V[ids_U]
-    logits_V[ids_U] = torch.where(seen_U > 0, seen_U / penalty, seen_U * penalty)
+    limits = torch.finfo(logits_V.dtype)
+    penalty = max(penalty, limits.tiny)  # nor is any quotient infinite, as a broken model's logits
+    raised_U = (seen_U / penalty).clamp(max=limits.max)
+    logits_V[ids_U] = torch.where(seen_U > 0, raised_U, seen_U * penalty)
 
 
 def _ids(tokens: Sequence[int], like: Tensor) -> Tensor:
