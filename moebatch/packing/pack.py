@@ -328,6 +328,8 @@ def _copy(shard: Shard, files: ModelFiles, writer: ShardWriter) -> None:
 
 def _blocks(extent: Extent) -> Iterator[bytes]:
     left = extent.num_bytes
+    if not left:
+        yield b""  # a tensor without numbers has its turn as well
     with storage_errors(extent.path), extent.path.open("rb") as file:
         file.seek(extent.offset)
         while left:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from moebatch.checkpoint.direct import PAGE_BYTES
 from moebatch.checkpoint.index import Checkpoint
@@ -78,6 +79,19 @@ def test_everything_but_experts_is_copied(
     assert kept <= {path.name for path in output.iterdir()}
     assert (output / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
     assert not [path for path in tmp_path.iterdir() if path != output]
+
+
+def test_tensors_without_numbers_are_copied_as_all_others(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    model = model_of(tiny_checkpoint)
+    tensors = load_file(model / "model.safetensors")
+    tensors |= {"a.nothing": torch.zeros(0, 4), "z.nothing": torch.zeros(2, 0)}
+    save_file(tensors, model / "model.safetensors")
+    packed(model, tmp_path / "out")
+    after = Checkpoint.open(tmp_path / "out")
+    assert after.extent("a.nothing").shape == (0, 4)
+    assert after.extent("z.nothing").shape == (2, 0)
 
 
 @pytest.mark.parametrize("to", ["int4", "int8", "fp8"])
