@@ -181,16 +181,19 @@ def files_to_read(path: Path) -> list[Path]:
 
 @contextmanager
 def scratch_file(folder: Path, sizes: DiskSizes) -> Iterator[tuple[Path, float]]:
-    """A file of random data, and the bytes per second at which it reached the disk; it is removed
-    afterwards, whatever happens. It is shorter than ``sizes.file_bytes`` where the disk is short.
+    """A file of random data, and the bytes per second at which it reached the disk. It is shorter
+    than ``sizes.file_bytes`` where the disk is short.
+
+    The file has no name in the folder, so nothing is left of it however the process ends.
 
     Raises StorageError when the folder cannot be written or has no room.
     """
-    path, num_pieces = _new_file(folder, sizes)
+    fd, num_pieces = _new_file(folder, sizes)
+    path = Path(f"/proc/self/fd/{fd}")
     try:
-        yield path, _write(path, num_pieces)
+        yield path, _write(path, folder, num_pieces)
     finally:
-        path.unlink(missing_ok=True)
+        os.close(fd)
 
 
 def free_bytes(folder: Path) -> int:
@@ -202,18 +205,18 @@ def free_bytes(folder: Path) -> int:
     return status.f_bavail * status.f_frsize
 
 
-def _new_file(folder: Path, sizes: DiskSizes) -> tuple[Path, int]:
-    """An empty file, and how many pieces to write into it."""
+def _new_file(folder: Path, sizes: DiskSizes) -> tuple[int, int]:
+    """A descriptor of an empty file without a name, and how many pieces to write into it."""
     room = int(free_bytes(folder) * _SHARE_OF_FREE_DISK)
     if room < sizes.extent_bytes:
         raise StorageError(f"{folder}: too little room for a file of random data; {_WAY_OUT}")
     try:
         fd, name = tempfile.mkstemp(prefix=".moebatch-profile-", dir=folder)
-        os.close(fd)
+        Path(name).unlink()
     except OSError as error:
         message = f"{folder}: cannot be written: {error.strerror}; {_WAY_OUT}"
         raise StorageError(message) from error
-    return Path(name), -(-min(sizes.file_bytes, room) // PIECE_BYTES)
+    return fd, -(-min(sizes.file_bytes, room) // PIECE_BYTES)
 
 
 def _extents(paths: Sequence[Path], extent_bytes: int) -> list[Extent]:
@@ -231,8 +234,8 @@ def _extents(paths: Sequence[Path], extent_bytes: int) -> list[Extent]:
     ]
 
 
-def _write(path: Path, num_pieces: int) -> float:
-    """Bytes per second with which so many pieces reach the disk."""
+def _write(path: Path, folder: Path, num_pieces: int) -> float:
+    """Bytes per second with which so many pieces reach the disk of the folder."""
     arena = Arena(PIECE_BYTES)
     data = arena.view(0, PIECE_BYTES)
     # Noise that is of use as weights in any format: no zeros, nothing that is not a number.
@@ -250,7 +253,7 @@ def _write(path: Path, num_pieces: int) -> float:
         finally:
             os.close(fd)
     except OSError as error:
-        raise StorageError(f"{path.parent}: cannot be written: {error.strerror}") from error
+        raise StorageError(f"{folder}: cannot be written: {error.strerror}") from error
 
 
 def _noise(num_bytes: int) -> Any:

@@ -69,10 +69,16 @@ def test_the_written_file_is_read_and_then_gone(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_nothing_is_left_of_the_written_file_however_the_process_ends(tmp_path: Path) -> None:
+    with scratch_file(tmp_path, TINY_DISK) as (path, _):
+        assert path.stat().st_size >= TINY_DISK.file_bytes
+        assert list(tmp_path.iterdir()) == [], "a signal would leave what has a name"
+
+
 def test_the_written_file_is_gone_after_a_failure(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), scratch_file(tmp_path, TINY_DISK):
+    with pytest.raises(RuntimeError), scratch_file(tmp_path, TINY_DISK) as (path, _):
         raise RuntimeError
-    assert list(tmp_path.iterdir()) == []
+    assert not path.exists(), "an open descriptor would keep its room"
 
 
 def test_the_written_file_is_gone_when_writing_it_fails(
