@@ -10,6 +10,7 @@ Shape letters: S tokens of the text, N tokens that are kept, T tokens of a pass.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
 
@@ -43,10 +44,12 @@ def read_sequences(
     sequences of at most `sequence_tokens` for which the model has positions. Rows that cannot be
     run are passed over.
 
-    Raises InputError if there is nothing to read.
+    Raises InputError if there is nothing to read, or no position to read it in.
     """
     texts = _of_text(path, reader) if is_plain_text(path) else _of_rows(path, reader)
     longest = min(sequence_tokens, reader.max_positions - 1)
+    if longest < 1:
+        raise refusal(path, "cannot be read: a text takes two positions, and the model has one")
     sequences, left = [], num_tokens
     for tokens in texts:
         for start in range(0, min(len(tokens), left), longest):
@@ -67,11 +70,13 @@ def is_plain_text(path: Path) -> bool:
 
 def _of_text(path: Path, reader: RowReader) -> Iterator[TokenSequence]:
     try:
-        with path.open(encoding="utf-8") as file:
-            while block := file.read(_BLOCK_CHARACTERS):
-                yield reader.tokenizer.encode(block + file.readline(_BLOCK_CHARACTERS))
-    except UnicodeDecodeError as error:
-        raise refusal(path, f"is no UTF-8 text: {error.reason} at byte {error.start}") from None
+        with path.open("rb") as raw, TextIOWrapper(raw, encoding="utf-8") as file:
+            try:
+                while block := file.read(_BLOCK_CHARACTERS):
+                    yield reader.tokenizer.encode(block + file.readline(_BLOCK_CHARACTERS))
+            except UnicodeDecodeError as error:  # of a part of the file, up to what has been read
+                place = raw.tell() - len(error.object) + error.start
+                raise refusal(path, f"is no UTF-8 text: {error.reason} at byte {place}") from None
     except OSError as error:
         raise refusal(path, f"cannot be read: {error.strerror}") from None
 

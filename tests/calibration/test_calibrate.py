@@ -185,21 +185,32 @@ def test_prompts_of_a_job_may_be_the_text(tmp_path: Path, tiny_checkpoint: Check
 def test_what_is_no_text_is_refused(tmp_path: Path, tiny_checkpoint: Checkpoint) -> None:
     empty, binary, bad_rows = tmp_path / "e.txt", tmp_path / "b.txt", tmp_path / "bad.jsonl"
     empty.touch()
-    binary.write_bytes(b"\xff\xfe\x00")
+    binary.write_bytes("é\n".encode() * 100_000 + b"\xff\xfe\x00")
     bad_rows.write_text('{"no": "prompt"}\n')
     for path, message in (
         (empty, "holds no text"),
-        (binary, "is no UTF-8 text"),
+        (binary, "is no UTF-8 text: invalid start byte at byte 300000"),
         (tmp_path / "none.txt", "No such file"),
         (bad_rows, "bad.jsonl:1: "),
     ):
         with pytest.raises(InputError, match=message):
             run(
                 CalibrationOrder(
-                    model=tiny_checkpoint("mixtral"), text=path, output=tmp_path / "table"
+                    model=tiny_checkpoint("mixtral"),
+                    text=path,
+                    num_tokens=2**20,
+                    output=tmp_path / "table",
                 )
             )
     assert not (tmp_path / "table").exists()
+
+
+def test_a_model_of_one_position_reads_no_text(
+    tmp_path: Path, text: Path, tiny_checkpoint: Checkpoint
+) -> None:
+    model = tiny_checkpoint("mixtral", max_position_embeddings=1)
+    with pytest.raises(InputError, match="takes two positions, and the model has one"):
+        run(CalibrationOrder(model=model, text=text, output=tmp_path / "table"))
 
 
 def test_a_table_that_cannot_be_written_is_refused_before_anything_is_read(
