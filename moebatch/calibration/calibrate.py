@@ -29,6 +29,7 @@ from moebatch.predict.learnt_files import (
     FIRST_GATE,
     HABITS,
     LEARNED,
+    TABLE,
     TOKENS,
     empty_table,
     save_habits,
@@ -36,6 +37,7 @@ from moebatch.predict.learnt_files import (
 )
 from moebatch.predict.path_table import PathTable
 from moebatch.predict.routing_habits import measure_habits
+from moebatch.predict.trace import TRACE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,11 +213,17 @@ def _require_places(order: CalibrationOrder) -> None:
     beside = (HABITS, TOKENS, LEARNED, FIRST_GATE, GATING, PREGATES)
     taken = [(order.source, "is the text that is read")]
     taken += [(kind.beside(order.table), f"is where the {kind.title} goes") for kind in beside]
-    for option, path in (("--output", order.table), ("--trace", order.trace)):
+    reading = reading_folder(order.table)
+    taken += [(path, "is where what is read is kept") for path in (reading.path, reading.lock)]
+    places = ("--output", order.table, TABLE), ("--trace", order.trace, TRACE)
+    for option, path, kind in places:
         if path is None:
             continue
         require_writable_file(path)
-        for other, message in taken:
-            if is_same_file(path, other):
-                raise ConfigError([Fault(file=option, message=f"{message}; give another place")])
+        fault = next((message for other, message in taken if is_same_file(path, other)), None)
+        is_named = path in (order.output, order.trace)
+        if is_named and path.is_file() and path.stat().st_size and not kind.is_of(path):
+            fault = fault or f"{path} is there, and is no {kind.title}"
+        if fault:
+            raise ConfigError([Fault(file=option, message=f"{fault}; give another place")])
         taken.append((path, "is where the table goes"))

@@ -25,14 +25,14 @@ class WorkFolder:
         """`subject` is what the work is to become, for messages."""
         self.path = path
         self.record = path / "record"
-        self._lock = path.with_suffix(".lock")
+        self.lock = path.with_suffix(".lock")
         self._subject = str(subject)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """No other process works on the same while the block runs. Raises LockHeld, and
         StorageError where nothing can be written."""
-        with RunLock(self._lock, subject=self._subject, elsewhere="another --output"):
+        with RunLock(self.lock, subject=self._subject, elsewhere="another --output"):
             try:
                 with storage_errors(self.path):
                     self.path.mkdir(exist_ok=True)
@@ -41,7 +41,7 @@ class WorkFolder:
                 if self.path.exists() and not self.record.exists():
                     self.remove()
                 with suppress(OSError):
-                    self._lock.unlink()
+                    self.lock.unlink()
 
     def save(self, record: BaseModel) -> None:
         """Puts a record in the place of the earlier one in a single step. Raises StorageError."""

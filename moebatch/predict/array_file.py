@@ -3,6 +3,7 @@ were learnt: written whole, refused when damaged, stale or of another model."""
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -79,6 +80,12 @@ class FileKind:
             raise self.refusal(path, owner, fault)
         return arrays, description
 
+    def is_of(self, path: Path) -> bool:
+        """Whether a file says that it is one of these, in whatever state, of whatever model."""
+        with suppress(OSError, SafetensorError), safe_open(path, framework="np") as file:
+            return (_description(file.metadata()) or {}).get("kind") == self.title
+        return False
+
     def refusal(self, path: Path, owner: ModelOwner | None, fault: str) -> CheckpointError:
         """Says why a file is of no use, and what to do."""
         return CheckpointError(f"{path}: {fault}; {self._advice(owner)}")
@@ -108,18 +115,23 @@ def _read(path: Path) -> tuple[Arrays, Description]:
     read_header(path)  # names the rule that a damaged file breaks
     try:
         with safe_open(path, framework="np") as file:
-            text = (file.metadata() or {}).get(_KEY)
+            description = _description(file.metadata())
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, TypeError, AttributeError) as error:
         # The latter two are for types that numpy does not have, such as BF16.
         raise CheckpointError(f"{path}: cannot be read: {reason(error)}") from None
-    try:
-        description = json.loads(text or "")
-    except (ValueError, RecursionError):
-        description = None
-    if not isinstance(description, dict):
+    if description is None:
         raise CheckpointError(f"{path}: does not say what it holds")
     return arrays, description
+
+
+def _description(metadata: Mapping[str, str] | None) -> Description | None:
+    """What a file says of itself; None where that is nothing of use."""
+    try:
+        description = json.loads((metadata or {}).get(_KEY, ""))
+    except (ValueError, RecursionError):
+        return None
+    return description if isinstance(description, dict) else None
 
 
 def _size_fault(arrays: Arrays, sizes: Sizes) -> str | None:

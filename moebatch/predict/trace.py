@@ -24,7 +24,7 @@ from moebatch.predict.array_file import (
 from moebatch.predict.predictor import Chosen, counts_of
 from moebatch.spec.model.shape import ModelShape
 
-_TRACE = FileKind(
+TRACE = FileKind(
     title="routing trace",
     file="trace",
     version=1,
@@ -77,19 +77,19 @@ class RoutingTrace:
     @classmethod
     def load(cls, path: Path) -> "RoutingTrace":
         """A trace that `save` has written. Raises CheckpointError where it is damaged."""
-        arrays, description = _TRACE.load(path, None, _sizes)
+        arrays, description = TRACE.load(path, None, _sizes)
         num_experts = description["num_experts"]
         for name, experts in arrays.items():
             if not experts.size or int(experts.max()) >= num_experts:
                 fault = f"{name} is empty or names an expert that is not there"
-                raise _TRACE.refusal(path, None, fault)
+                raise TRACE.refusal(path, None, fault)
         ordered = [arrays[f"pass.{number}"] for number in range(len(arrays))]
         return cls.of(ordered, description["moe_layers"], num_experts=num_experts)
 
     def save(self, path: Path, *, fingerprint: str = "") -> None:
         """Writes the trace of the model of that fingerprint. Raises StorageError."""
         arrays = {f"pass.{number}": one.experts_LTK for number, one in enumerate(self.passes)}
-        _TRACE.save(
+        TRACE.save(
             path,
             None,
             arrays,

@@ -237,6 +237,8 @@ def test_a_table_that_cannot_be_written_is_refused_before_anything_is_read(
         ("habits.safetensors", None, "--output: is where the file of habits goes"),
         ("table", "tokens.safetensors", "--trace: is where the token table goes"),
         ("pre-gates.safetensors", None, "--output: is where the file of pre-gates goes"),
+        ("table.lock", None, "--output: is where what is read is kept"),
+        ("table", "table.reading", "--trace: is where what is read is kept"),
     ],
 )
 def test_what_is_read_or_written_is_not_written_over(
@@ -260,6 +262,29 @@ def test_what_is_read_or_written_is_not_written_over(
         run(order)
     assert text.read_text() == TEXT
     assert {path.name for path in tmp_path.iterdir()} <= {"text.txt", "link", "folder", "table"}
+
+
+@pytest.mark.parametrize("option", ["output", "trace"])
+def test_only_what_a_calibration_has_written_is_written_over(
+    tmp_path: Path, text: Path, option: str
+) -> None:
+    model, table, trace = write_checkpoint(tmp_path / "model"), tmp_path / "a", tmp_path / "b"
+    order = CalibrationOrder(model=model, text=text, num_tokens=700, output=table, trace=trace)
+    table.touch()  # as mktemp makes it
+    run(order)
+    run(order)
+    (tmp_path / "link").symlink_to(model / "config.json")
+    of_other_kind = tmp_path / "other"
+    of_other_kind.write_bytes((trace if option == "output" else table).read_bytes())
+    for path in (tmp_path / "link", model / "model.safetensors", of_other_kind):
+        before = path.read_bytes()
+        with pytest.raises(ConfigError, match=rf"--{option}: {path} is there, and is no "):
+            run(replace(order, **{"output": table, "trace": trace, option: path}))
+        assert path.read_bytes() == before
+    damaged = model / "moebatch" / "correlation.safetensors"
+    damaged.parent.mkdir()
+    damaged.write_bytes(b"damaged")
+    assert run(replace(order, output=None)).table == damaged, "its name is not the user's choice"
 
 
 def test_a_gguf_file_is_named_as_in_jobs(tmp_path: Path, text: Path) -> None:
