@@ -1,6 +1,7 @@
 """Tensors that are read together: the pieces to read and where the tensors then lie."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -182,7 +183,10 @@ def slot_bytes(records: Iterable[Record]) -> int:
 def open_files(records: Iterable[Record]) -> dict[Path, DirectFile]:
     """All files of some records, to be closed by the caller. Raises StorageError."""
     paths = {piece.path for record in records for piece in record.pieces}
-    return {path: DirectFile(path) for path in sorted(paths)}
+    with ExitStack() as opened:
+        files = {path: opened.enter_context(closing(DirectFile(path))) for path in sorted(paths)}
+        opened.pop_all()  # only those of which one cannot be opened are closed here
+    return files
 
 
 def _runs(extents: Sequence[Extent]) -> list[list[int]]:

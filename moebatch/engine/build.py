@@ -269,14 +269,18 @@ class _Assembly:
             vram = self._vram(store) if self._ladder.top == "vram" else None
             return ExpertwiseWeights(self._ladder, setup, store, vram)
         records = self._files.expert_records()
-        pages = PagedExperts(
-            FilePages(records) if store is None else MemoryPages(store, executor.sleep),
-            self._memory,
-            list(records),
-            num_layers=self._files.shape.num_layers,
-            resident=self._homes[self._ladder.top],
-            has_staging=setup.has_staging,
-        )
+        source = FilePages(records) if store is None else MemoryPages(store, executor.sleep)
+        with ExitStack() as refused:
+            refused.callback(source.close)
+            pages = PagedExperts(
+                source,
+                self._memory,
+                list(records),
+                num_layers=self._files.shape.num_layers,
+                resident=self._homes[self._ladder.top],
+                has_staging=setup.has_staging,
+            )
+            refused.pop_all()
         self._opened.callback(pages.close)
         pages.load_residents()
         return PagewiseWeights(setup, pages, store)

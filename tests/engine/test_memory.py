@@ -11,6 +11,7 @@ from moebatch.checkpoint.model_files import ModelFiles, open_model
 from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.device import IN_MAIN_MEMORY, Device
 from moebatch.engine.spec import EngineSpec
+from moebatch.errors import OutOfMemory
 from moebatch.layout.buffers import (
     DENSE_TERM,
     KV_TERM,
@@ -133,6 +134,30 @@ def test_buffers_have_the_sizes_of_what_an_engine_allocates(
     planned = buffers[RESIDENT_TERM] + buffers[SLOTS_TERM]
     experts = files.dtypes.expert_bytes(files.shape) / slot_bytes(files.shape, files.dtypes)
     assert experts * planned <= store._arena.num_bytes <= planned, "blocks at their borders"
+
+
+def test_files_of_pages_are_given_back_where_memory_is_refused(
+    tiny_checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise OutOfMemory("refused")
+
+    files = open_model(tiny_checkpoint("mixtral"), "float32")
+    policy = Policy(
+        batch_size=4,
+        micro_batch_size=2,
+        tokens_per_pass=16,
+        num_slots=0,
+        num_kv_pages=30,
+        weights=Placement(disk=1.0),
+        kv_cache=Placement(dram=1.0),
+        schedule="cgopipe",
+    )
+    before = {*Path("/proc/self/fd").iterdir()}
+    monkeypatch.setattr("moebatch.engine.build.PagedExperts", refuse)
+    with pytest.raises(OutOfMemory):
+        build(files, policy, IN_MAIN_MEMORY, tmp_path)
+    assert {*Path("/proc/self/fd").iterdir()} == before
 
 
 @pytest.mark.few

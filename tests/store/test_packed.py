@@ -1,5 +1,7 @@
 """The layout of slots: chunks cover every byte once, and slots are stacked weights."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from safetensors.torch import save_file
 
 from moebatch.checkpoint.index import Checkpoint
 from moebatch.checkpoint.record import Place, Record, open_files
-from moebatch.errors import CheckpointError
+from moebatch.errors import CheckpointError, StorageError
 from moebatch.plan.pricing import launches as of_copies
 from moebatch.store.dense import DenseLoader, dense_bytes
 from moebatch.store.device_memory import DeviceMemory
@@ -130,6 +132,28 @@ def test_experts_come_from_files_into_packed_slots(
     load_packed(records, layout, dict(zip(KEYS[::-1], slots, strict=True)))
     for key, slot in zip(KEYS[::-1], slots, strict=True):
         assert_is(key, layout.tensors(slot))
+
+
+def test_files_are_given_back_where_one_is_missing_or_reading_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    (tmp_path / "a").mkdir()
+    (tmp_path / "z").mkdir()
+    records = write_experts(tmp_path / "a")
+    missing = {KEYS[0]: write_experts(tmp_path / "z")[KEYS[0]]}
+    (tmp_path / "z" / "model.safetensors").unlink()
+    layout = PackedLayout.of(records.values())
+    slots = torch.zeros(len(KEYS), layout.num_bytes, dtype=torch.uint8)
+    before = {*Path("/proc/self/fd").iterdir()}
+    with pytest.raises(StorageError, match="cannot be opened"):
+        open_files([*records.values(), *missing.values()])
+    monkeypatch.setattr(os, "preadv", refuse)
+    with pytest.raises(StorageError, match="reading at byte"):
+        load_packed(records, layout, dict(zip(KEYS, slots, strict=True)))
+    assert {*Path("/proc/self/fd").iterdir()} == before
 
 
 def test_dense_weights_live_in_the_memory_of_a_device(tmp_path: Path) -> None:

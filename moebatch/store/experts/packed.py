@@ -1,6 +1,7 @@
 """Experts packed: the layout that all slots of a device share, whatever files they come from."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
@@ -139,21 +140,22 @@ def load_packed(
     """
     pieces = [(key, piece) for key in rooms for piece in records[key].pieces]
     window = Arena(max((piece.num_bytes for _, piece in pieces), default=0))
-    files = open_files(records[key] for key in rooms)
-    for key, piece in pieces:
-        files[piece.path].read(window.view(0, piece.num_bytes), piece.file_offset)
-        records[key].convert(piece, window, -piece.buffer_offset)
-        start, stop = piece.buffer_offset, piece.buffer_offset + piece.num_bytes
-        for place, offset in zip(records[key].places, layout.offsets, strict=True):
-            first = max(start, place.buffer_offset)
-            num_bytes = min(stop, place.buffer_offset + place.num_bytes) - first
-            if num_bytes > 0:
-                to = offset + first - place.buffer_offset
-                source = window.bytes[first - start : first - start + num_bytes]
-                # From memory that is not pinned, this returns when it may be filled again.
-                copy_bytes(rooms[key][to : to + num_bytes], source)
-    for file in files.values():
-        file.close()
+    with ExitStack() as opened:
+        files = open_files(records[key] for key in rooms)
+        for file in files.values():
+            opened.callback(file.close)
+        for key, piece in pieces:
+            files[piece.path].read(window.view(0, piece.num_bytes), piece.file_offset)
+            records[key].convert(piece, window, -piece.buffer_offset)
+            start, stop = piece.buffer_offset, piece.buffer_offset + piece.num_bytes
+            for place, offset in zip(records[key].places, layout.offsets, strict=True):
+                first = max(start, place.buffer_offset)
+                num_bytes = min(stop, place.buffer_offset + place.num_bytes) - first
+                if num_bytes > 0:
+                    to = offset + first - place.buffer_offset
+                    source = window.bytes[first - start : first - start + num_bytes]
+                    # From memory that is not pinned, this returns when it may be filled again.
+                    copy_bytes(rooms[key][to : to + num_bytes], source)
     if any(room.device.type == "cuda" for room in rooms.values()):
         torch.cuda.synchronize()  # copies run on whatever stream is next
 
