@@ -12,7 +12,8 @@ from moebatch.errors import CheckpointError
 from moebatch.folder.claim import GENERATION, INPUT_PATH, Manifest, input_path_text
 from moebatch.rows.parameters import model_defaults
 from moebatch.rows.prompts import read_generation_config
-from moebatch.rows.tokenizer_files import own_tokenizer
+from moebatch.rows.tokenizer_files import MOST_FILE_BYTES, own_tokenizer
+from moebatch.spec.files.json_file import read_regular
 from moebatch.spec.job import Job
 
 _TOKENIZER_FILES = (
@@ -94,11 +95,13 @@ def _digest(paths: Mapping[str, Path]) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for name, path in paths.items():
         try:
-            digest.update(name.encode() + path.read_bytes())
+            digest.update(name.encode() + read_regular(path, most_bytes=MOST_FILE_BYTES))
         except (FileNotFoundError, IsADirectoryError):
             continue
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+        except ValueError as error:
+            raise CheckpointError(f"{path}: {error}") from error
     return digest.hexdigest()
 
 

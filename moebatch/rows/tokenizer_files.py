@@ -27,7 +27,7 @@ _DECIDING = (
     *("special_tokens_map.json", "added_tokens.json", "merges.txt", "chat_template*"),
 )
 """Names of files that libraries do without where they are missing, which makes other tokens."""
-_MOST_FILE_BYTES = 2**26
+MOST_FILE_BYTES = 2**26
 """Of a file that is read with the tokenizer; those of the largest vocabularies have half of it."""
 _MOST_TEMPLATE_BYTES = 2**20
 _CLOCK = (
@@ -95,8 +95,8 @@ def _require_readable(folder: Path) -> None:
         if path.exists() and not path.is_file() and not path.is_dir():
             raise CheckpointError(f"{path}: is no regular file")
         num_bytes = path.stat().st_size if path.is_file() else 0
-        if num_bytes > _MOST_FILE_BYTES:
-            has, most = format_bytes(num_bytes), format_bytes(_MOST_FILE_BYTES)
+        if num_bytes > MOST_FILE_BYTES:
+            has, most = format_bytes(num_bytes), format_bytes(MOST_FILE_BYTES)
             raise CheckpointError(
                 f"{path}: {has}, at most {most} are read: is this the file of a tokenizer?"
             )
@@ -119,7 +119,7 @@ def _broken_file_first(folder: Path) -> Iterator[None]:
     except CheckpointError as error:
         for path in _read_by_libraries(folder):
             if path.suffix == ".json":
-                read_of_model(path, most_bytes=_MOST_FILE_BYTES)
+                read_of_model(path, most_bytes=MOST_FILE_BYTES)
         _refuse_code(folder)
         if not (folder / _FILE_NAME).exists():
             advice = f"put a {_FILE_NAME} of it there, which needs no other library"
@@ -175,7 +175,7 @@ def _refuse_code(folder: Path) -> None:
     """Raises CheckpointError where the tokenizer is a program that comes with the model."""
     if (folder / _FILE_NAME).exists() or not (folder / _CONFIG_NAME).is_file():
         return
-    config = read_of_model(folder / _CONFIG_NAME, most_bytes=_MOST_FILE_BYTES)
+    config = read_of_model(folder / _CONFIG_NAME, most_bytes=MOST_FILE_BYTES)
     programs = config.get("auto_map") if isinstance(config, Mapping) else None
     if isinstance(programs, Mapping) and "AutoTokenizer" in programs:
         raise CheckpointError(

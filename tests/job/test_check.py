@@ -1,6 +1,7 @@
 """A check says what the weights are, and what is wrong with them."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,15 @@ def multiply_scales(model: Path, factor: float) -> None:
         if "layers.1." in name and name.endswith("_scale_inv"):
             tensor *= factor
     save_file(tensors, path)
+
+
+def test_files_of_the_tokenizer_are_read_only_as_far_as_they_can_be_some(model: Path) -> None:
+    with (model / "vocab.json").open("wb") as file:
+        file.truncate(200_000_000)
+    assert "vocab.json: is longer than 64.0 MiB" in str(checked(model).faults)
+    (model / "vocab.json").unlink()
+    os.mkfifo(model / "vocab.json")  # nobody writes into it
+    assert "vocab.json: is no regular file" in str(checked(model).faults)
 
 
 def test_sound_weights_are_listed_by_kind(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
