@@ -119,7 +119,8 @@ def _with_worths(
             {
                 "static": popular_LE.astype(np.float64),
                 "lru": last_LE,
-                "lfu": count_LE + last_LE / len(passes),  # of equals the one used last
+                # Of equals the one that came first: the last one leaves, see `LayerCache`.
+                "lfu": count_LE - first_LE / (len(passes) + 1),
                 "lifo": -first_LE,
                 "foreseen": recent_LE,
             },

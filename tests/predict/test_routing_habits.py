@@ -41,6 +41,15 @@ def test_lru_lifo_and_lfu_miss_what_a_cache_of_that_size_misses() -> None:
         assert missing == pytest.approx(misses(trace_LTK[:, :768], rule, size), abs=0.15), rule
 
 
+def test_in_cyclic_use_lfu_keeps_of_equals_what_came_first() -> None:
+    trace_LTK = np.tile(np.arange(600)[:, None] % E, (L, 1, 1))
+    habits = measure_habits(trace_LTK, POPULAR_LE, {"none": (0.5, 0.5)})
+    for size in range(1, E):
+        missing = habits.absent("lfu", "none", 1, [size] * L).sum()
+        assert missing == pytest.approx(misses(trace_LTK, "lfu", size)), size
+        assert missing == pytest.approx(L * (1 - size / E))
+
+
 def misses(trace_LTK: np.ndarray, rule: Rule, size: int) -> float:
     """Of a mean token, in all layers, once the caches are full."""
     cache = make_cache(dict.fromkeys(range(L), size), rule)
