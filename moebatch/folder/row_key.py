@@ -33,7 +33,8 @@ class RowKeys:
         """16 bytes each, the same in every process."""
         own = hashlib.blake2b(_content(raw), digest_size=KEY_BYTES, key=self._identity)
         placed = own.copy()
-        placed.update(b"\n%d" % raw.index)
+        # The line is its name, and blank ones count; without any, it is the one behind the index.
+        placed.update(b"\n%d" % (raw.index if raw.line is None else raw.line - 1))
         duplicate = placed.copy()
         duplicate.update(b"\nduplicate")
         return Keys(own.digest(), placed.digest(), duplicate.digest())

@@ -247,6 +247,20 @@ def test_rows_without_names_are_named_by_their_lines(tmp_path: Path, model: Path
     assert [line["response"]["custom_id"] for line in lines] == ["1", "2", "3", "4"]
 
 
+def test_rows_without_names_are_others_where_blank_lines_have_come_or_gone(
+    tmp_path: Path, model: Path
+) -> None:
+    """Their names, which are their lines, would otherwise be there twice."""
+    lines = [json.dumps({"prompt": [4 + number], "max_tokens": 2}) for number in range(3)]
+    job = write(tmp_path, model, [], **GREEDY)
+    (tmp_path / "in.jsonl").write_text("\n".join(["", *lines[:2]]))
+    run(job)
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    assert run(job).status().num_ended == 3
+    answers = [json.loads(line) for line in (tmp_path / "out.jsonl").read_bytes().splitlines()]
+    assert [answer["response"]["custom_id"] for answer in answers] == ["1", "2", "3"]
+
+
 def test_failed_rows_are_tried_again(tmp_path: Path, model: Path) -> None:
     content: list[dict[str, object]] = [*rows(3), {"custom_id": "bad", "prompt": []}]
     job = write(tmp_path, model, content, **GREEDY)
