@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from moebatch.folder.results import Answered
+from moebatch.folder.row_key import name_hash
 from moebatch.rows.parse import ANY_ROW, RowRules, parse_row
 from moebatch.rows.row import RawRow, Row, Source
 from moebatch.spec.request import RowError
@@ -63,8 +64,20 @@ def find_duplicates(source: Source, names: "array[int]", rules: RowRules) -> Dup
 
 
 def recorded_duplicates(source: Source, answered: Answered, rules: RowRules) -> Duplicates:
-    """Those of an input as far as its rows are known from earlier runs."""
-    return find_duplicates(source, array("Q", map(answered.name_of, source)), rules)
+    """Those of an input as far as its rows are known from earlier runs. Of a row that is known to
+    repeat a name the first one may not be known yet: another shard may have it."""
+    names, known_repeats = array("Q"), False
+    for raw in source:
+        found = answered.of(raw)
+        repeating = None if found else answered.of(raw, is_duplicate=True)
+        known_repeats |= repeating is not None
+        known = found or repeating
+        names.append(known.name if known else 0)
+    if known_repeats:
+        for raw in source:
+            if raw.index < len(names) and not names[raw.index]:
+                names[raw.index] = name_hash(parse_row(raw, rules).row.custom_id)
+    return find_duplicates(source, names, rules)
 
 
 def _repeated(names: "array[int]") -> set[int]:

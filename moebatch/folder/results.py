@@ -29,11 +29,6 @@ class Answered:
             return self._finished.find(keys.duplicate)
         return self._finished.find(keys.own) or self._finished.find(keys.placed)
 
-    def name_of(self, raw: RawRow) -> int:
-        """The hash of a row's name, 0 if it has none or nothing is known of the row."""
-        found = self.of(raw) or self.of(raw, is_duplicate=True)
-        return found.name if found else 0
-
 
 class Results:
     """What earlier runs have left, and the journal of this one."""

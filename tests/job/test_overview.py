@@ -141,6 +141,22 @@ def test_shards_that_never_began_are_listed_and_what_to_do_is_said(
     assert "not written yet" not in said(job, capsys)
 
 
+def test_a_shard_has_ended_though_the_first_row_of_a_name_is_in_another(
+    tmp_path: Path, tiny_checkpoint: Callable[..., Path]
+) -> None:
+    content = rows(4)
+    content[2]["custom_id"] = content[1]["custom_id"]
+    job = write(tmp_path, tiny_checkpoint("mixtral"), content, **GREEDY)
+    run(job, shard=AskedShard(1, 2))
+    found = seen(job)
+    assert (found.num_done, found.num_failed, found.num_left) == (1, 1, 2)
+    assert found.shards[0].num_left == 0
+    assert found.next_command(job) == f"moebatch run {job} --shard 2/2"
+    run(job, shard=AskedShard(2, 2))
+    assert seen(job).next_command(job) == f"moebatch merge {job}"
+    assert merge(load_job(job))[:2] == (4, 1)
+
+
 def test_nothing_has_to_be_done_while_a_run_is_at_work(job: Path) -> None:
     run(job, shard=AskedShard(1, 2))
     path = RunFolder(job.parent / "out.jsonl").path / "status-1-of-2.json"
