@@ -6,8 +6,8 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Mapping
-from contextlib import closing, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,7 @@ from moebatch.folder.run_folder import RunFolder
 from moebatch.folder.shard import Shard
 from moebatch.journal.files import Files, NewFile, storage_errors
 from moebatch.journal.finished import Finished
+from moebatch.journal.lock import RunLock
 from moebatch.quoting import reason, shown
 from moebatch.rows.row import Source
 from moebatch.spec.files.json_file import read_json
@@ -126,11 +127,28 @@ def claim(manifest: Manifest, output: Path, source: Source, ours: FirstRun) -> C
 def require_own_errors(before: Claim | None, output: Path, errors: Path | None) -> None:
     """Raises ConfigError if there is something where failed rows are to go that no run of this job
     has written."""
-    if errors is None or not errors.exists() or not errors.stat().st_size:
+    if errors is None or not errors.exists():
         return
     if before is None or before.first.errors != _beside(output, errors):
         message = "exists, and this job has not written it; choose another, or move it away"
         raise _refusal(errors, message, where="output.errors")
+
+
+@contextmanager
+def errors_held(errors: Path | None) -> Iterator[None]:
+    """No other job writes that file of failed rows while the block runs: of two that end at once
+    each would take the other's draft for its own. Raises LockHeld and StorageError."""
+    if errors is None:
+        yield
+        return
+    target = errors.resolve()
+    lock = target.with_name(f".{target.name}.moebatch-lock")
+    with RunLock(lock, subject=str(errors), elsewhere="another output.errors"):
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                lock.unlink()
 
 
 def claim_errors(ours: Claim, output: Path, errors: Path | None) -> None:

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from moebatch.errors import ConfigError, Fault, MoebatchError
-from moebatch.folder.claim import claim_errors
+from moebatch.folder.claim import FirstRun, claim, claim_errors, errors_held
 from moebatch.folder.duplicates import recorded_duplicates
 from moebatch.folder.final_file import FinalFile, RowsMissing
 from moebatch.folder.output_path import require_writable
@@ -39,12 +39,14 @@ def merge(job: Job) -> Merged:
         message = f"there is nothing to merge: no run has left {folder.path}"
         raise ConfigError([Fault(file=str(job.output.path), message=message)])
     opened = OpenedJob(job)
-    before, source = opened.require_own_output(), opened.source
-    keys = (before.manifest if before else opened.manifest).row_keys
-    final = FinalFile(job.output.path, keys, errors=job.output.errors)
-    with folder.locked(ALL), Finished(folder.journal) as finished:
-        if before is not None:
-            claim_errors(before, job.output.path, job.output.errors)
+    opened.require_own_output()
+    output, source = job.output, opened.source
+    with folder.locked(ALL), errors_held(output.errors), Finished(folder.journal) as finished:
+        # Also of a folder without a manifest: later runs would not know the output for theirs.
+        ours = claim(opened.manifest, output.path, source, FirstRun.today(ALL))
+        claim_errors(ours, output.path, output.errors)
+        keys = ours.manifest.row_keys
+        final = FinalFile(output.path, keys, errors=output.errors)
         duplicates = recorded_duplicates(source, Answered(finished, keys), row_rules(job))
         try:
             num_rows, num_failed = final.write(source, finished, duplicates)

@@ -173,6 +173,18 @@ def test_of_two_jobs_with_one_file_of_failed_rows_the_later_one_is_told(tmp_path
         claim_errors(second, tmp_path / "b.jsonl", errors)
 
 
+def test_that_no_row_failed_is_an_answer_of_its_job_as_well(tmp_path: Path) -> None:
+    """A second job that fills the empty file would lose its rows when the first one runs again."""
+    errors = tmp_path / "failed.jsonl"
+    first, second = (
+        claim_output(JOB, tmp_path / name, HERE, TODAY) for name in ("a.jsonl", "b.jsonl")
+    )
+    claim_errors(first, tmp_path / "a.jsonl", errors)
+    errors.touch()
+    with pytest.raises(ConfigError, match="this job has not written it"):
+        claim_errors(second, tmp_path / "b.jsonl", errors)
+
+
 def test_a_manifest_names_an_input_whose_name_is_not_utf_8(tmp_path: Path) -> None:
     strange = Path(os.fsdecode(b"/data/Pr\xfcf/in.jsonl"))
     job = Manifest(fields={"model": "m", "input.path": input_path_text(strange)})

@@ -21,6 +21,8 @@ from moebatch.errors import (
     Stopped,
     StorageError,
 )
+from moebatch.folder.claim import errors_held
+from moebatch.folder.run_folder import RunFolder
 from moebatch.folder.shard import AskedShard, Shard
 from moebatch.job.answering import Answering
 from moebatch.job.merge import merge
@@ -290,6 +292,37 @@ def test_shards_are_merged_into_the_same_bytes(shards: tuple[Path, bytes]) -> No
     assert (job.parent / "out.jsonl").read_bytes() == expected
 
 
+def test_what_is_merged_without_a_manifest_is_this_jobs_from_then_on(
+    shards: tuple[Path, bytes],
+) -> None:
+    job, expected = shards
+    run(job)
+    RunFolder(job.parent / "out.jsonl").manifest.unlink()
+    (job.parent / "out.jsonl").unlink()
+    merge(load_job(job))
+    assert run(job).status().num_ended == 0
+    assert (job.parent / "out.jsonl").read_bytes() == expected
+
+
+def test_of_two_jobs_that_end_at_once_one_writes_the_failed_rows(
+    tmp_path: Path, model: Path
+) -> None:
+    job = write(tmp_path, model, [*rows(2), {"custom_id": "bad", "prompt": []}], **GREEDY)
+    content = json.loads(job.read_text())
+    content["output"]["errors"] = "failed.jsonl"
+    job.write_text(json.dumps(content))
+    with errors_held(tmp_path / "failed.jsonl"):
+        for end in (run, lambda path: merge(load_job(path))):
+            with pytest.raises(LockHeld, match=r"failed.jsonl: another run is using it"):
+                end(job)
+    assert not (tmp_path / "out.jsonl").exists()
+    assert run(job).status().engine.generated_tokens == 0
+    assert len((tmp_path / "failed.jsonl").read_bytes().splitlines()) == 1
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == [
+        *("failed.jsonl", "in.jsonl", "job.yaml", "out.jsonl")
+    ]
+
+
 def test_nothing_to_merge_is_a_message(tmp_path: Path, model: Path) -> None:
     job = write(tmp_path, model, rows(2), **GREEDY)
     with pytest.raises(ConfigError, match="there is nothing to merge"):
@@ -297,8 +330,6 @@ def test_nothing_to_merge_is_a_message(tmp_path: Path, model: Path) -> None:
 
 
 def test_a_shard_keeps_others_out_but_not_other_shards(shards: tuple[Path, bytes]) -> None:
-    from moebatch.folder.run_folder import RunFolder
-
     job, _ = shards
     folder = RunFolder(job.parent / "out.jsonl")
     with folder.locked(Shard(1, 2)):
