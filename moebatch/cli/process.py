@@ -31,7 +31,7 @@ def stopping_on_signals(stop: "Stop") -> Iterator[None]:
             os._exit(ExitCode.INTERRUPTED)
         stop.ask(signal.Signals(number).name)
 
-    before = {number: signal.signal(number, handle) for number in _signals()}
+    before = {number: signal.signal(number, handle) for number in _signals() if _is_heard(number)}
     try:
         yield
     finally:
@@ -51,9 +51,15 @@ def _signals() -> list[signal.Signals]:
     return [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
 
 
+def _is_heard(number: signal.Signals) -> bool:
+    """Shells have what they run in the background ignore Ctrl-C, which is for what they wait for.
+    Scripts of Slurm ignore SIGUSR1 only for as long as the program does not listen yet."""
+    return number != signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN
+
+
 def hear_interrupts() -> None:
     """From here on Ctrl-C is a KeyboardInterrupt, so that a command can clear up behind itself."""
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+    if _is_heard(signal.SIGINT):
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -1,9 +1,11 @@
 """Being asked to stop, before there is anything to interrupt."""
 
 import queue
+import signal
 
 import pytest
 
+from moebatch.cli.process import stopping_on_signals
 from moebatch.errors import Stopped
 from moebatch.job.stop import Stop
 from tests.patience import PATIENCE_S
@@ -58,3 +60,16 @@ def test_a_time_that_no_clock_reaches_leaves_signals_heard() -> None:
     with stop.heard(), stop.deferred(told.put):
         stop.ask("SIGTERM")
         assert str(told.get(timeout=PATIENCE_S)) == "SIGTERM"
+
+
+def test_in_the_background_a_run_ignores_ctrl_c_as_its_shell_has_it_and_hears_all_else() -> None:
+    stop, before = Stop(), signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with stopping_on_signals(stop), stop.deferred(lambda _: None):
+            signal.raise_signal(signal.SIGINT)
+            assert stop.reason is None
+            signal.raise_signal(signal.SIGUSR1)
+            assert stop.reason == "SIGUSR1"
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
