@@ -33,6 +33,8 @@ from moebatch.errors import (
 from moebatch.predict.learnt_files import load_first_gate, load_learned, load_table, load_tokens
 from moebatch.predict.path_table import PathTable
 from moebatch.predict.trace import RoutingTrace
+from moebatch.spec.model import cache_layout
+from moebatch.spec.policy.policy import PAGE_TOKENS
 from tests.command import moebatch
 from tests.gguf_models import write_gguf
 from tests.model.pregated import moe_layers_of, router_of
@@ -454,6 +456,21 @@ def test_nothing_that_was_held_out_is_learnt_from_where_rows_begin_alike(
     assert len(teacher.known) + len(teacher.unseen) < summary.num_tokens, "beginnings are shared"
     assert 0 < len(teacher.unseen) <= summary.num_held_out
     assert teacher.unseen.is_first_N[0], "it begins with a sequence"
+
+
+def test_rows_are_kept_apart_where_a_window_forgets_their_beginnings(
+    tmp_path: Path, tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The token that an engine adds to the longest row is what the window has no room for."""
+    monkeypatch.setattr(cache_layout, "LARGEST_SLICE", 32)
+    model, rows = tiny_checkpoint("gpt_oss"), tmp_path / "rows.jsonl"
+    longest = min(group.most_rows for group in open_model(model, "auto").shape.cache_groups(512))
+    assert 2 * PAGE_TOKENS <= longest <= 60, "a page that rows could share"
+    prompts = [[5] * (longest - 1) + [number] for number in range(20, 40)] + [[7] * 10]
+    rows.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    trace = tmp_path / "trace"
+    summary = run(CalibrationOrder(model=model, text=rows, output=tmp_path / "t", trace=trace))
+    assert summary.num_tokens == 20 * longest + 10 == RoutingTrace.load(trace).num_tokens
 
 
 def test_a_token_table_that_is_too_large_is_refused_before_anything_is_read(

@@ -15,9 +15,14 @@ from moebatch.rows.prompts import open_reader
 from moebatch.spec.job import InputSection, Job, ModelSection, OutputSection
 from moebatch.training.whole_model import ANSWER_TOKENS, load_whole
 from tests.model.oracle import greedy, load
+from tests.tiny import write_checkpoint
 
 Checkpoint = Callable[..., Path]
 LONGEST = 80
+_WRITTEN = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
 QUESTION = {"role": "user", "content": "Count to two."}
 
 
@@ -54,6 +59,24 @@ def test_conversations_are_expected_to_end_as_they_do(
     assert (len(text.known), len(text.unseen)) == (18, 2)
     first = text.known[0]
     assert 3 <= first.num_expected < first.num_given < len(first) <= LONGEST
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{{ messages | length }}" + _WRITTEN, "the beginning changes with what follows"),
+        ("{{ messages[0].content }}<|assistant|>", "the answer is left out"),
+    ],
+)
+def test_conversations_that_a_template_writes_otherwise_stand_back(
+    tmp_path: Path, template: str, why: str
+) -> None:
+    """What would be learnt as an answer is something else."""
+    model = write_checkpoint(tmp_path / "model", "mixtral")
+    (model / "chat_template.jinja").write_text(template)
+    rows = [{"messages": [QUESTION, {"role": "assistant", "content": "1 2"}]}] * 20
+    text = text_of(model, write_rows(tmp_path / "rows.jsonl", rows))
+    assert text.expected == "the model's own answers to prompts", why
 
 
 def test_no_more_conversations_are_learnt_from_than_tokens_are_read(

@@ -24,6 +24,7 @@ from moebatch.job.run import JobRun
 from moebatch.model.routing.gating import GatingPoint, LearntGating
 from moebatch.report.calibration import calibration_view
 from moebatch.spec.job import load_job
+from moebatch.training.whole_model import WholeModel
 from tests.command import moebatch
 from tests.job.test_run import EMULATED, on_gpu, policy, run, shown, texts, write
 from tests.tiny import CACHED_APART, edit_config, write_checkpoint
@@ -227,6 +228,18 @@ def test_prompts_are_tried_by_what_the_model_answers(tmp_path: Path) -> None:
     for words in ("gating.safetensors", "the model's own answers to prompts", "sensitivity"):
         assert words in screen.getvalue()
     assert re.search(r"threshold  \S+ for 5.00% of perplexity: a single expert", screen.getvalue())
+
+
+def test_gradients_that_are_no_numbers_are_no_sensitivities(
+    tmp_path: Path, tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, sums = tmp_path / "text.txt", {0: 1.0, 1: float("nan"), 2: 1.0}
+    text.write_text(TEXT * 5)
+    monkeypatch.setattr(WholeModel, "fisher_sums", lambda *_: sums)
+    asked = order(tiny_checkpoint("mixtral"), text, output=tmp_path / "table")
+    with pytest.raises(CheckpointError, match="gradients of this model are no numbers"):
+        Calibration(asked, lambda line: None).execute()
+    assert not GATING.beside(tmp_path / "table").exists()
 
 
 def test_a_model_that_does_not_fit_whole_is_refused_before_it_is_loaded(

@@ -49,6 +49,19 @@ def test_what_was_added_is_found(tmp_path: Path) -> None:
     assert found(tmp_path / "journal", 200) == {n: ("done", record(n).line) for n in range(100)}
 
 
+def test_keys_that_share_a_half_are_keys_of_different_rows(tmp_path: Path) -> None:
+    halves = (bytes(8), b"\xff" * 8)
+    keys = [head + tail for head in halves for tail in halves]
+    with JournalWriter(tmp_path) as journal:
+        for number, key in enumerate(keys):
+            journal.add(Record(key, number, "done", b"%d" % number))
+    with Finished(tmp_path) as finished:
+        places = [finished.find(key) for key in keys]
+        assert [place and finished.line(place.place) for place in places] == [
+            b"%d" % number for number in range(4)
+        ]
+
+
 def test_it_is_with_the_system_before_the_journal_is_closed(tmp_path: Path) -> None:
     with JournalWriter(tmp_path / "journal") as journal:
         journal.add(record(1))

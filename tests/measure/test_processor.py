@@ -1,20 +1,24 @@
 """The parts of a measurement do the work that they count."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from moebatch.formats.registry import measured_formats
+from moebatch.measure import gemm, processor
 from moebatch.measure.attention import _Bench, attention_rates, nothing_to_attend
 from moebatch.measure.contention import Patience
 from moebatch.measure.elementwise import elementwise_bandwidth
-from moebatch.measure.gemm import experts_in, gemm_curve
+from moebatch.measure.gemm import Points, experts_in, gemm_curve
 from moebatch.measure.gpu import gpu_rates, supported
 from moebatch.measure.launching import another_expert_s, launch_s, task_s
 from moebatch.measure.processor import read_bandwidth
 from moebatch.measure.sizes import Sizes, gpu_sizes
 from moebatch.measure.timer import Timer
+from moebatch.spec.machine.hardware import Dtype, RateCurve
 from moebatch.store.memory import Arena
 from tests.measure.sizes import TINY
 
@@ -89,6 +93,69 @@ def test_every_dtype_can_be_measured(dtype: torch.dtype) -> None:
 
 def test_memory_is_read() -> None:
     assert read_bandwidth(torch.zeros(2**16, dtype=torch.uint8), TIMER) > 0
+
+
+def test_memory_is_as_fast_as_weights_are_read_from_it_at_least(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    curves: dict[Dtype, RateCurve] = {
+        "bfloat16": RateCurve(points=((2, 80.0), (8, 4000.0))),  # 20 numbers of a weight a second
+        "float32": RateCurve(points=((2, 60.0), (8, 9000.0))),
+    }
+    monkeypatch.setattr(processor, "curve_of", lambda _, dtype, *__: curves[dtype])
+    sizes, memory = replace(TINY, dtypes=tuple(curves)), Arena(2**18).bytes
+    for found, expected in ((50.0, 60.0), (70.0, 70.0)):
+        monkeypatch.setattr(processor, "read_bandwidth", lambda *_, found=found: found)
+        bandwidth, gemm = processor._weights_rates(
+            sizes, memory, TIMER, Patience(1, 0.0), lambda line: None
+        )
+        assert (bandwidth, gemm) == (expected, curves)
+
+
+PLAIN = ((1, 50.0), (100, 400.0), (128, 200.0), (512, 300.0))
+"""FLOP/s, by rows, of an expert whose weights need no decoding."""
+EXPERT_FLOP = 2 * 3 * TINY.model.hidden_size * TINY.model.expert_width
+
+
+def decoded(
+    monkeypatch: pytest.MonkeyPatch, seconds: dict[int, float], decoded_rows: int
+) -> dict[int, float]:
+    """Points of decoding, in experts a second, where one takes so long for so many rows."""
+    (stored, *_) = measured_formats()
+    size = gemm._expert_parts_bytes(TINY.model, stored)
+
+    def curve(_: object, counts: Sequence[int], *__: object, **___: object) -> Points:
+        return tuple((rows, rows * EXPERT_FLOP / seconds[rows]) for rows in counts)
+
+    monkeypatch.setattr(gemm, "gemm_curve", curve)
+    points = gemm.decoding_points(
+        TINY.model, PLAIN, torch.float32, stored, decoded_rows, Arena(4 * size).bytes, TIMER
+    )
+    return {rows: rate / size for rows, rate in points}
+
+
+def test_decoding_takes_what_is_beyond_arithmetic_at_its_best(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arithmetic_s = EXPERT_FLOP / 400
+    seconds = {1: arithmetic_s + 200, 5: 5 * arithmetic_s + 400}
+    found = decoded(monkeypatch, seconds, decoded_rows=4)
+    assert found == pytest.approx({1: 1 / 200, 5: 2 / 400}), "five rows decode twice"
+
+
+def test_the_least_that_decoding_takes_is_a_hundredth_of_arithmetic(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arithmetic_s = EXPERT_FLOP / 400
+    found = decoded(monkeypatch, {1: arithmetic_s, 5: arithmetic_s}, decoded_rows=64)
+    assert found == pytest.approx({1: 100 / arithmetic_s, 5: 20 / arithmetic_s})
+
+
+def test_where_a_whole_matrix_is_decoded_the_rate_of_many_rows_is_that_of_any(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seconds = {128: 128 * EXPERT_FLOP / 200 + 500}
+    assert decoded(monkeypatch, seconds, decoded_rows=10**6) == pytest.approx({1: 1 / 500})
 
 
 def test_pages_of_sequences_are_their_own_and_scattered() -> None:
