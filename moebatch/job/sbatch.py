@@ -23,10 +23,11 @@ def submission_script(job_file: Path, job: Job, asked: Submission) -> str:
 
     Each task replaces its shell (`exec`), so that signals reach it; Slurm asks it to stop two
     minutes before its time is over. It keeps what it has, asks to be queued again, and goes on from
-    there. Raises ConfigError for a limit that Slurm would not understand, and for another number of
-    shards than the job has.
+    there. Raises ConfigError for a limit or a path that Slurm would not understand, and for another
+    number of shards than the job has.
     """
-    path, folder = job_file.resolve(), RunFolder(job.output.path).path
+    # Not what a link leads to: the paths of a job are beside the file that it is called by.
+    path, folder = job_file.absolute(), RunFolder(job.output.path).path
     _require_agreed(RunFolder(job.output.path), asked.num_shards)
     program = f"{shlex.quote(sys.executable)} -m moebatch"
     run = (
@@ -59,12 +60,12 @@ def submission_script(job_file: Path, job: Job, asked: Submission) -> str:
 
 def _of_shards(path: Path, job: Job, folder: Path, asked: Submission) -> list[str]:
     options = [
-        f'--job-name="{path.stem}"',
+        f"--job-name={_quoted(path.stem)}",
         f"--array=1-{asked.num_shards}",
         f"--signal=B:USR1@{notice_s(_limit_s(asked.time_limit)):.0f}",
         "--requeue",
         "--open-mode=append",
-        f'--output="{folder}/slurm-%A_%a.log"',
+        f"--output={_log(folder, 'slurm-%A_%a.log')}",
     ]
     if asked.time_limit is not None:
         options.append(f"--time={asked.time_limit}")
@@ -114,8 +115,27 @@ def _refusal(where: str, message: str) -> ConfigError:
 
 
 def _of_merge(path: Path, folder: Path, asked: Submission) -> list[str]:
-    name = f'--job-name="{path.stem}-merge"'
-    return [name, f'--output="{folder}/slurm-%A-merge.log"', *map(_option, asked.options)]
+    name = f"--job-name={_quoted(f'{path.stem}-merge')}"
+    log = f"--output={_log(folder, 'slurm-%A-merge.log')}"
+    return [name, log, *map(_option, asked.options)]
+
+
+def _log(folder: Path, pattern: str) -> str:
+    """A file that Slurm names itself: a % of the folder stands for itself if it is written twice,
+    and after a backslash none stands for anything else."""
+    if "\\" in str(folder):
+        raise _refusal(
+            "output.path", f"Slurm writes no log below {folder}: no backslash may be in it"
+        )
+    return _quoted(f"{folder}/".replace("%", "%%") + pattern)
+
+
+def _quoted(text: str) -> str:
+    """As sbatch reads it in a line of a script. Raises ConfigError for what is no line."""
+    if "\n" in text:
+        raise _refusal("JOB", f"a line of a script cannot name {shown(text)}; rename it")
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
 
 
 def _directives(options: list[str]) -> list[str]:

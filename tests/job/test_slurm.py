@@ -109,6 +109,43 @@ def test_the_script_asks_for_what_the_job_needs(job_file: Path) -> None:
     assert subprocess.run(["sh", "-n"], input=script, text=True).returncode == 0
 
 
+def in_folder(folder: Path, job_file: Path) -> str:
+    folder.mkdir()
+    moved = job_file.rename(folder / 'my "own" job.yaml')
+    return submission_script(moved, load_job(moved), Submission(num_shards=2))
+
+
+def test_what_slurm_reads_in_paths_stands_for_itself(tmp_path: Path, job_file: Path) -> None:
+    script = in_folder(tmp_path / '100%jobs "x"', job_file)
+    folder = str(tmp_path / '100%%jobs \\"x\\"/out.jsonl.moebatch')
+    for line in (
+        f'--output="{folder}/slurm-%A_%a.log"',
+        f'--output="{folder}/slurm-%A-merge.log"',
+        '--job-name="my \\"own\\" job"',
+        '--job-name="my \\"own\\" job-merge"',
+    ):
+        assert script.count(f"#SBATCH {line}\n") == 1
+
+
+@pytest.mark.parametrize("name", ["back\\slash", "two\nlines"])
+def test_a_folder_that_slurm_cannot_name_is_refused(
+    tmp_path: Path, job_file: Path, name: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"no backslash may be in it|cannot name"):
+        in_folder(tmp_path / name, job_file)
+
+
+def test_a_job_that_is_a_link_keeps_its_paths_beside_the_link(
+    tmp_path: Path, job_file: Path
+) -> None:
+    (tmp_path / "there").mkdir()
+    link = tmp_path / "there/linked.yaml"
+    link.symlink_to(job_file)
+    script = submission_script(link, load_job(link), Submission(num_shards=2))
+    assert script.count(f" {link} --shard") == script.count(f" merge {link} ") == 1
+    assert f"mkdir -p {tmp_path}/there/out.jsonl.moebatch\n" in script
+
+
 @pytest.mark.parametrize("option", ["partition=gpu", "--partition=gpu", " --partition=gpu "])
 def test_options_need_no_dashes(job_file: Path, option: str) -> None:
     asked = Submission(num_shards=1, options=(option, "-A mine"))
