@@ -205,6 +205,7 @@ def _with_date(template: str, today: datetime.date) -> str:
     the same prompts, whatever formats the template makes up."""
     if "strftime_now" not in template:
         return template
+    # transformers makes plain data of variables, so no function can be handed to a template.
     midnight = datetime.datetime.combine(today, datetime.time())
     letters = f"{string.ascii_letters}%"
     codes = [f"%{flag}{letter}" for flag in ("", *"-_0^#") for letter in letters]
