@@ -115,6 +115,7 @@ class Pack:
         order, begun = self._order, time.perf_counter()
         files = open_model(order.model, "auto")
         _require_packable(files)
+        _others(files.checkpoint.folder)  # what is wrong with them is said before hours of work
         encodings = self._encodings(files)
         fingerprint = self._fingerprint(files, encodings)
         path = order.folder.parent / f"{order.folder.name}.packing"  # the root has no name
@@ -247,7 +248,8 @@ class Pack:
         index = {"metadata": {"total_size": total}, "weight_map": weight_map(contents.shards)}
         report = {"moebatch": moebatch.__version__, **record.model_dump(mode="json")}
         with storage_errors(path):
-            _copy_others(contents.files.checkpoint.folder, path)
+            for name, other in _others(contents.files.checkpoint.folder).items():
+                shutil.copyfile(other, path / name)
             (path / REPORT).parent.mkdir(exist_ok=True)
         write_text(path / REPORT, json.dumps(report, indent=2) + "\n")
         write_text(path / INDEX_NAME, json.dumps(index, indent=2) + "\n")
@@ -340,11 +342,13 @@ def _blocks(extent: Extent) -> Iterator[bytes]:
             yield data
 
 
-def _copy_others(source: Path, target: Path) -> None:
-    """Tokenizer, templates and whatever else lies beside the weights. Raises OSError, and
+def _others(source: Path) -> dict[str, Path]:
+    """Tokenizer, templates and whatever else lies beside the weights, by name. Raises
     CheckpointError for links that lead elsewhere."""
+    found = {}
     for path in sorted(source.iterdir()):
         is_weight = path.suffix.lower() in _WEIGHT_FILES or ".safetensors." in path.name
         is_other = path.is_file() and not path.name.startswith(".") and not is_weight
         if is_other and path.name not in _NOT_COPIED:
-            shutil.copyfile(file_inside(source, path.name), target / path.name)
+            found[path.name] = file_inside(source, path.name)
+    return found

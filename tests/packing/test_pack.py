@@ -313,6 +313,17 @@ def test_nothing_is_written_over_other_folders(
         packed(other, tmp_path / "int8", "int8")
 
 
+def test_a_link_that_leads_elsewhere_is_said_before_anything_is_written(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    model = Path(shutil.copytree(model_of(tiny_checkpoint), tmp_path / "model"))
+    (tmp_path / "elsewhere").touch()
+    (model / "notes").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match="'notes' is a link that leads outside"):
+        packed(model, tmp_path / "out")
+    assert {path.name for path in tmp_path.iterdir()} == {"model", "elsewhere"}
+
+
 def test_an_unfinished_pack_of_something_else_is_left_alone(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
