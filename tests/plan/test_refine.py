@@ -15,7 +15,7 @@ from moebatch.plan.search.refine import _neighbours, refined
 from moebatch.plan.search.refusal import too_large
 from moebatch.spec.policy.policy import Placement, Policy, pages_of
 from moebatch.spec.workload import Length, Workload
-from tests.plan.problems import GB, SMALL, cpu_machine, problem
+from tests.plan.problems import GB, SMALL, cpu_machine, gpu_machine, problem
 
 JOBS = {
     "short rows": [Length(20 + i % 90, 1 + i % 40) for i in range(300)],
@@ -136,6 +136,13 @@ def test_of_prompts_that_take_many_passes_each_fewer_policies_are_replayed() -> 
         counts.append(len(known.replayed))
     short, long = counts
     assert 0 < long <= 3 < short
+
+
+def test_experts_that_leave_a_gpu_go_to_disk_where_main_memory_is_full() -> None:
+    one_row = Workload.uniform(prompt_tokens=6000, new_tokens=16, num_sequences=1)
+    policy = best_policy(problem(gpu_machine(15, 40), workload=one_row)).policy
+    assert policy.weights.disk, "main memory has no room for all that leave"
+    assert policy.tokens_per_pass >= 6000, "what is on disk is read once for the whole prompt"
 
 
 def test_an_expert_is_computed_while_the_next_one_arrives_however_slow_the_disk_is() -> None:

@@ -19,7 +19,7 @@ from moebatch.plan.replay.phases import phases_of, sequences_held
 from moebatch.plan.search.candidates import FEWEST_SLOTS, widest_micro_batch
 from moebatch.plan.search.known import Known
 from moebatch.plan.search.refusal import too_small
-from moebatch.plan.search.whole import most_residents
+from moebatch.plan.search.whole import most_residents, with_rest_below
 from moebatch.schedule.registry import traits_of
 from moebatch.spec.machine.hardware import LevelName
 from moebatch.spec.policy.policy import Placement, Policy
@@ -287,21 +287,23 @@ def _slots_never_full(problem: Problem, policy: Policy) -> int:
 
 
 def _with_residents(problem: Problem, policy: Policy, num_resident: int) -> Policy:
-    """Unchanged where experts do not stream, or no such number can stay."""
+    """And as many of the others in main memory as have room there; unchanged where experts do not
+    stream, or no such number can stay."""
     most = problem.num_experts - policy.num_slots
     if not policy.num_slots or not 0 <= num_resident <= most:
         return policy
     other = problem.with_residents(policy, num_resident)
-    if not traits_of(policy).is_paged:
-        return other
-    return replace(other, num_slots=slots_wanted(problem.shape, other, problem.ladder))
+    if traits_of(policy).is_paged:
+        other = replace(other, num_slots=slots_wanted(problem.shape, other, problem.ladder))
+    return with_rest_below(problem, other)
 
 
 def _filled(problem: Problem, policy: Policy) -> Policy:
     """As many experts stay as have room beside the largest cache that the batch can use."""
-    most = most_residents(problem, _with_all_pages(problem, policy))
-    most = min(most, problem.num_experts - policy.num_slots)
-    return _with_residents(problem, policy, max(0, most))
+    roomy = _with_all_pages(problem, policy)
+    most = min(most_residents(problem, roomy), problem.num_experts - policy.num_slots)
+    filled = _with_residents(problem, roomy, max(0, most))
+    return replace(filled, num_kv_pages=policy.num_kv_pages)
 
 
 def _with_slots(problem: Problem, policy: Policy, num_slots: int) -> Policy:

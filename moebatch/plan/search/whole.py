@@ -128,6 +128,16 @@ def _with_middle(problem: Problem, policy: Policy, level: LevelName) -> Policy:
     return replace(policy, weights=_placement(counts, total))
 
 
+def with_rest_below(problem: Problem, policy: Policy) -> Policy:
+    """The same experts on a GPU, and of the others as many as have room in main memory; unchanged
+    where none of them is on disk."""
+    if problem.ladder.top != "vram" or not policy.weights.disk:
+        return policy
+    resident = policy.weights.vram
+    below = replace(policy, weights=Placement(vram=resident, disk=1 - resident))
+    return _with_middle(problem, below, "dram")
+
+
 def _slots_below(problem: Problem, policy: Policy) -> int:
     if not comes_in_pages(policy, problem.ladder):
         return policy.num_slots
