@@ -39,8 +39,9 @@ def with_room(problem: Problem, policy: Policy) -> Policy:
 
 
 def fitted(problem: Problem, policy: Policy) -> Policy:
-    """The same, with fewer experts where they are computed if they leave no room otherwise, or with
-    more of them on disk where those on the GPU change and so live below it as well.
+    """The same, with fewer experts where they are computed if they leave no room otherwise, and
+    more of them on disk where main memory has none for those that leave the GPU, or for those on
+    it, which live below it as well where they change.
 
     Raises DoesNotFit if none of them would leave enough.
     """
@@ -58,11 +59,11 @@ def fitted(problem: Problem, policy: Policy) -> Policy:
 
 
 def _with_room_below(problem: Problem, policy: Policy) -> Policy:
-    """The policy with so many experts on disk, not in main memory, that those on the GPU have room
-    there too; unchanged where they need none, or there is no disk. Where all are on the GPU, none
-    of them has to change."""
+    """The policy with so many experts on disk, not in main memory below a GPU, that all else has
+    room there; unchanged where it has, or there is no disk. Where all are on the GPU, none of them
+    has to change."""
     overfull = problem.overfull(policy).get("dram")
-    if overfull is None or not _lives_twice(problem, policy):
+    if overfull is None or problem.ladder.experts_at(policy) != "vram":
         return policy
     weights = policy.weights
     if weights.vram == 1:

@@ -16,7 +16,6 @@ from moebatch.plan.search.refusal import too_small
 from moebatch.schedule.registry import SCHEDULES, schedule_faults
 from moebatch.schedule.steps.attention import LOOK_AHEAD
 from moebatch.spec.machine.hardware import Hardware
-from moebatch.spec.machine.profile import load_profile
 from tests.plan.problems import SHAPE, SMALL, cpu_machine, gpu_machine, problem
 
 
@@ -63,8 +62,8 @@ def test_a_plan_for_a_schedule_of_a_file_names_the_file() -> None:
 
 
 def test_a_plan_for_a_schedule_leaves_room_for_what_it_needs() -> None:
-    """Two layers of experts in pages: the best plan of all has none left on a T4."""
-    asked = problem(load_profile("t4").hardware(), shape=SHAPE)
+    """Two layers of experts in pages: the best plan of all has none left on a small GPU."""
+    asked = problem(gpu_machine(14), shape=SHAPE)
     other = policy_for(best_policy(asked).policy, "cgopipe", asked)
     assert not asked.fits(with_room(asked, other))
     assert asked.fits(best_policy(replace(asked, schedule="cgopipe")).policy)
@@ -86,6 +85,17 @@ def test_a_cache_that_a_job_asks_for_sends_experts_to_disk_where_main_memory_is_
     assert asked.fits(policy)
     assert policy.cache == ("static" if policy.weights.vram == 1 else "lru")
     assert [*not_runnable(asked, policy)] == []
+
+
+@pytest.mark.parametrize(("vram", "dram"), [(15, 60), (40, 40)])
+def test_experts_that_leave_a_gpu_for_another_schedule_go_to_disk_where_main_memory_is_full(
+    vram: int, dram: int
+) -> None:
+    asked = problem(gpu_machine(vram, dram))
+    policy = best_policy(asked).policy
+    other = fitted(asked, policy_for(policy, "cgopipe", asked))
+    assert other.weights.vram < policy.weights.vram and other.weights.disk > policy.weights.disk
+    assert asked.fits(other)
 
 
 def test_no_more_experts_go_to_disk_than_have_to() -> None:
