@@ -180,6 +180,14 @@ def test_phases_count_the_passes_of_a_job() -> None:
     assert passes == pytest.approx(33, abs=1)
 
 
+@pytest.mark.parametrize(("batch", "tokens"), [(512, 4096), (1536, 8192), (6000, 16384)])
+def test_phases_know_that_the_longest_answers_begin_first(batch: int, tokens: int) -> None:
+    workload = workload_of([(150, 80 if i % 20 == 0 else 18) for i in range(200)], total=6000)
+    one = policy(batch, tokens)
+    passes = 6000 * sum(phase.num_passes for phase in phases_of(workload, one))
+    assert passes == pytest.approx(sum(n for n, _ in job_loads(workload, one)), rel=0.05)
+
+
 def test_a_lane_is_faster_with_a_faster_link_and_nothing_else_changes() -> None:
     slow, fast = small(disk=1 * GB), small(disk=4 * GB)
     one = policy()

@@ -12,6 +12,7 @@ filled by full passes again. The chosen policy is replayed pass by pass (`plan/r
 from math import ceil
 from typing import NamedTuple
 
+from moebatch.layout.admission import AHEAD_TOKENS
 from moebatch.layout.load import PassLoad
 from moebatch.layout.scratch import PROMPT_ROWS
 from moebatch.spec.policy.policy import PAGE_TOKENS, Policy
@@ -44,7 +45,7 @@ def phases_of(workload: Workload, policy: Policy) -> tuple[Phase, ...]:
     at_start = 0.0 if total is None else max(1.0, filling)
     if filling >= steps:  # prompts never stop coming in: every pass is full
         decoding = min(tokens * steps / (steps + prompt), places)
-        at_end = 0.0 if total is None else _steps(workload, workload.longest_answer)
+        at_end = 0.0 if total is None else _passes_at_end(workload, total, waves * filling)
         in_all = waves * places * (prompt + steps) - at_end * decoding / 2
         num_full = in_all / tokens if total is None else max(1.0, in_all / tokens)
         full = in_all / num_full
@@ -77,6 +78,15 @@ def sequences_held(workload: Workload, policy: Policy) -> float:
     held = min(workload.decode_context - shared, workload.most_cached)
     each = held / PAGE_TOKENS + 0.5
     return max(1.0, (policy.num_kv_pages - shared / PAGE_TOKENS) / each)
+
+
+def _passes_at_end(workload: Workload, total: int, filling: float) -> float:
+    """Passes after the last prompt, where prompts come in all the time, for `filling` passes. Of
+    the rows that are looked ahead the longest begin first: the last of them before other prompts.
+    """
+    steps = _steps(workload, workload.mean_new_tokens)
+    ahead = min(1.0, AHEAD_TOKENS / (total * workload.mean_prompt_tokens))
+    return max(steps, _steps(workload, workload.longest_answer) - ahead * filling)
 
 
 def _waves_passes(workload: Workload, waves: float) -> float:
