@@ -8,11 +8,14 @@ import pytest
 
 from moebatch.plan.prediction import predict
 from moebatch.plan.problem import Problem
+from moebatch.plan.question import stated_dtypes
 from moebatch.plan.replay.loads import FEW_LOADS, job_loads
 from moebatch.plan.search.known import Known
 from moebatch.plan.search.planner import best_policy
 from moebatch.plan.search.refine import _neighbours, refined
 from moebatch.plan.search.refusal import too_large
+from moebatch.spec.machine.profile import load_profile
+from moebatch.spec.model.models import load_model
 from moebatch.spec.policy.policy import Placement, Policy, pages_of
 from moebatch.spec.workload import Length, Workload
 from tests.plan.problems import GB, SMALL, cpu_machine, gpu_machine, problem
@@ -136,6 +139,21 @@ def test_of_prompts_that_take_many_passes_each_fewer_policies_are_replayed() -> 
         counts.append(len(known.replayed))
     short, long = counts
     assert 0 < long <= 3 < short
+
+
+def test_rows_of_unequal_lengths_are_planned_as_well_as_those_of_their_mean() -> None:
+    shape = load_model("mixtral-8x7b").shape
+    lengths = [Length(5 + i, 20 + 19 * i) for i in range(20)]
+    unequal = replace(job(lengths).workload, num_sequences=100_000)
+    of = Problem(
+        shape=shape,
+        dtypes=stated_dtypes(shape),
+        hardware=load_profile("h800").hardware(),
+        workload=unequal,
+    )
+    of_means = replace(of, workload=replace(unequal, lengths=()))
+    planned, other = best_policy(of).policy, best_policy(of_means).policy
+    assert seconds(of, planned) <= 1.01 * seconds(of, other)
 
 
 def test_experts_that_leave_a_gpu_go_to_disk_where_main_memory_is_full() -> None:

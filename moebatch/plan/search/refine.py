@@ -70,8 +70,10 @@ def refined(
     for."""
     near_s = known.mean_s(policy) * _NEAR
     near = [one for one in (policy, *rivals) if known.mean_s(one) <= near_s]
-    climbed = _each_once(*(_climbed(problem, known, one) for one in near))
-    timed = [(known.replayed_s(one), one) for one in climbed]
+    climbed = [_climbed(problem, known, one) for one in near]
+    # Where lengths differ, mean ones may lead astray.
+    begun = _each_once(*(near if problem.workload.lengths else ()), *climbed)
+    timed = [(known.replayed_s(one), one) for one in begun]
     near_s = min(seconds for seconds, _ in timed) * _ABREAST
     ends = [_climbed_by_replays(problem, known, one) for one in timed if one[0] <= near_s]
     return min(ends, key=lambda pair: pair[0])
@@ -112,8 +114,8 @@ def widened_s(problem: Problem, known: Known, policy: Policy) -> float:
 
 def _climbed(problem: Problem, known: Known, policy: Policy) -> Policy:
     """Where a climb by mean lengths ends, which takes a tenth of the time of one by replays and
-    comes nearly as far; the policy itself where lengths are known, or its batches are static."""
-    if problem.workload.lengths or policy.batching == "static":
+    comes nearly as far; the policy itself where its batches are static."""
+    if policy.batching == "static":
         return policy
     while True:
         enough_s = known.mean_s(policy) / _LEAST_GAIN
