@@ -156,6 +156,17 @@ def test_rows_of_unequal_lengths_are_planned_as_well_as_those_of_their_mean() ->
     assert seconds(of, planned) <= 1.01 * seconds(of, other)
 
 
+def test_the_last_row_does_not_wait_where_a_few_experts_leave_it_room() -> None:
+    shape = load_model("gemma-4-26b-a4b").shape
+    of = Problem(
+        shape=shape,
+        dtypes=stated_dtypes(shape),
+        hardware=load_profile("2xt4").hardware(),
+        workload=Workload.uniform(prompt_tokens=700, new_tokens=881, num_sequences=12),
+    )
+    assert best_policy(of).policy.num_kv_pages >= 12 * pages_of(700 + 881)
+
+
 def test_experts_that_leave_a_gpu_go_to_disk_where_main_memory_is_full() -> None:
     one_row = Workload.uniform(prompt_tokens=6000, new_tokens=16, num_sequences=1)
     policy = best_policy(problem(gpu_machine(15, 40), workload=one_row)).policy

@@ -22,7 +22,7 @@ from moebatch.plan.search.refusal import too_small
 from moebatch.plan.search.whole import most_residents, with_rest_below
 from moebatch.schedule.registry import traits_of
 from moebatch.spec.machine.hardware import LevelName
-from moebatch.spec.policy.policy import Placement, Policy
+from moebatch.spec.policy.policy import Placement, Policy, pages_of
 
 _MOST_REPLAYED = 2**17
 """Sequences that are replayed in all: a second or two."""
@@ -160,13 +160,19 @@ def _promising(
 
 
 def _in_fewer_rounds(problem: Problem, policy: Policy) -> Iterator[Policy]:
-    """All sequences have their turn in one round less, and passes of fewer tokens leave room to
-    their cache. A batch that is larger by less has as many rounds as before, so no climb leads
-    here."""
-    num_sequences = problem.workload.num_sequences or 0
-    num_rounds = ceil(num_sequences / policy.batch_size)
+    """All sequences have their turn in one round less, and passes of fewer tokens, or experts that
+    go, leave room to their cache. A batch that is larger by less has as many rounds as before, so
+    no climb leads here."""
+    workload = problem.workload
+    num_sequences = workload.num_sequences or 0
+    # Those that begin together end together, with all pages that they ever have.
+    own = min(workload.mean_total_tokens - workload.mean_shared_tokens, workload.most_cached)
+    together = max(1, policy.num_kv_pages // pages_of(ceil(own)))
+    num_rounds = ceil(num_sequences / min(policy.batch_size, together))
     if num_rounds > 1:
-        larger = _with_batch(policy, ceil(num_sequences / (num_rounds - 1)))
+        enough = ceil(num_sequences / (num_rounds - 1))
+        larger = _with_batch(policy, max(policy.batch_size, enough))
+        yield _filled(problem, larger)
         yield from (
             _with_tokens(problem, larger, round(larger.tokens_per_pass * by)) for by in _FEWER
         )
