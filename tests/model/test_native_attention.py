@@ -162,11 +162,21 @@ def test_there_is_a_reason_where_there_are_no_kernels(monkeypatch: pytest.Monkey
 
 @pytest.mark.few
 @pytest.mark.parametrize(
-    "march", ["sapphirerapids", "cooperlake", "skylake-avx512", "haswell", "x86-64"]
+    "march",
+    [
+        "sapphirerapids",
+        "cooperlake",
+        "skylake-avx512",
+        "haswell",
+        "ivybridge",
+        "sandybridge",
+        "nehalem",
+        "x86-64",
+    ],
 )
 def test_a_compiler_takes_the_source_for_every_instruction_set(march: str) -> None:
-    """Also for those that this processor lacks, which no other test can run; without kernels torch
-    would do all work, and tests of kernels would be skipped."""
+    """Also for those that this processor lacks, which no other test can run, and for what lies
+    between two; without kernels torch would do all work, and tests of kernels would be skipped."""
     compiler = shutil.which("gcc")
     if compiler is None or platform.machine() != "x86_64":
         pytest.skip("no gcc for x86-64")

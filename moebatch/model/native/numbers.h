@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__AVX__)
+#if defined(__SSSE3__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
