@@ -300,6 +300,27 @@ def test_sync_runs_the_plain_driver(write_job: Callable[..., Path], reference: l
     assert "busy" in said and "longest waits" not in said
 
 
+@pytest.mark.parametrize(
+    ("work", "instead"),
+    [
+        ("attention.of(k)", "()"),
+        ("for e in chosen:", "for e in ():"),
+        ("yield combine(i)", "pass"),
+    ],
+    ids=["attention", "experts", "combine"],
+)
+def test_a_schedule_that_leaves_work_out_is_refused_and_no_row_is_answered(
+    write_job: Callable[..., Path], tmp_path: Path, work: str, instead: str
+) -> None:
+    path, own = write_job(), tmp_path / "own.py"
+    whole = Path(OWN.partition(":")[0]).read_text()
+    assert work in whole
+    own.write_text(whole.replace(work, instead))
+    with pytest.raises(ConfigError, match=r"of \d+ tokens of a pass \d+ attended in layer 0"):
+        run(path, schedule=f"{own}:mine", policy=policy())
+    assert not path.with_name("out.jsonl").exists()
+
+
 @pytest.mark.parametrize("share", [1, 0.5])
 def test_sync_keeps_the_same_experts_whatever_the_cache(
     write_job: Callable[..., Path], reference: list[str], share: float
