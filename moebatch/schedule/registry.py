@@ -1,9 +1,11 @@
 """All schedules by name, those of the user's own files included."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 from moebatch.errors import ConfigError, Fault
@@ -14,6 +16,7 @@ from moebatch.schedule.flexgen import flexgen, flexgen_c
 from moebatch.schedule.klotski import hot, klotski, multi, simple
 from moebatch.schedule.pregated import ondemand, prefetch_all, pregated
 from moebatch.schedule.promoe import promoe, promoe_base, promoe_preempt, promoe_prefetch
+from moebatch.schedule.request import Schedule
 from moebatch.spec.policy.policy import OpenPolicy, Policy
 
 SCHEDULES: Mapping[str, NamedSchedule] = {
@@ -54,7 +57,7 @@ def find_schedule(name: str) -> NamedSchedule:
             f"{shown(path)} has no schedule {shown(function)}; it takes a function with the "
             "decorator moebatch.schedule.definition.schedule",
         )
-    return found
+    return replace(found, begin=lambda setup: _blaming(found.begin(setup), Path(path), name))
 
 
 def unknown_schedule(name: str) -> tuple[str, ...]:
@@ -117,16 +120,26 @@ def _module(path: Path, name: str) -> Any:
     return module
 
 
+def _blaming(begun: Schedule, path: Path, name: str) -> Schedule:
+    """The same schedule; what a line of the user's file raises is a fault of that file. What comes
+    through it from lanes and the driver stays what it is."""
+    try:
+        yield from begun
+    except Exception as error:
+        *_, (frame, _) = walk_tb(error.__traceback__)
+        if frame.f_code.co_filename != str(path.absolute()):
+            raise
+        line = _line_of(error, path)
+        raise _fault(name, f"{shown(str(path))}{line}: {shown(repr(error))}") from error
+
+
 def _line_of(error: Exception, path: Path) -> str:
     """Where in the user's file an error was raised, or which line cannot be read."""
     if isinstance(error, SyntaxError):
         return f", line {error.lineno}"
-    lines = []
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == str(path):
-            lines.append(trace.tb_lineno)
-        trace = trace.tb_next
+    frames = walk_tb(error.__traceback__)
+    own = str(path.absolute())
+    lines = [line for frame, line in frames if frame.f_code.co_filename == own]
     return f", line {lines[-1]}" if lines else ""
 
 

@@ -43,3 +43,21 @@ def test_a_file_without_it_says_why(tmp_path: Path, content: str | None, message
     with pytest.raises(ConfigError, match=message):
         find_schedule(f"{path}:mine")
     assert len(unknown_schedule(f"{path}:mine")) == 1
+
+
+def test_the_line_is_named_of_a_file_in_the_folder_where_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("beside.py").write_text("\nimport no_such_module\n")
+    with pytest.raises(ConfigError, match=r"line 2.*no_such_module"):
+        find_schedule("beside.py:mine")
+
+
+def test_what_a_line_of_it_raises_is_a_fault_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(FILE.read_text().replace("yield combine(i)", "yield combine(i / 0)"))
+    line = path.read_text()[: path.read_text().index("i / 0")].count("\n") + 1
+    done = moebatch("simulate", *T4, "--schedule", f"{path}:mine")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert f"line {line}: " in done.stderr and "ZeroDivisionError" in done.stderr
