@@ -113,6 +113,8 @@ def test_a_journal_that_was_cut_off_anywhere_has_all_that_is_whole(
     ends = [len(b"".join(map(encode, records[: n + 1]))) for n in range(8)]
     whole = {n: ("done", records[n].line) for n in range(8) if ends[n] <= cut}
     assert found(folder, 8) == whole
+    with Finished(folder) as finished:
+        assert finished.num_damaged == 0, "a torn end is no damage"
 
 
 def test_a_damaged_record_in_the_middle_is_left_out_and_counted(tmp_path: Path) -> None:
@@ -122,6 +124,34 @@ def test_a_damaged_record_in_the_middle_is_left_out_and_counted(tmp_path: Path) 
     assert found(tmp_path, 3).keys() == {0, 2}
     with Finished(tmp_path) as finished:
         assert finished.num_damaged == 1
+
+
+def test_a_record_that_changes_while_it_is_used_is_no_answer(tmp_path: Path) -> None:
+    path = tmp_path / "1.jsonl"
+    path.write_bytes(encode(record(1)))
+    with Finished(tmp_path) as finished:
+        best = finished.find(key(1))
+        assert best is not None
+        path.write_bytes(encode(record(1)).replace(b'"row":1', b'"row":7'))
+        with pytest.raises(StorageError, match=r"1.jsonl: byte 0 was changed"):
+            finished.line(best.place)
+        path.write_bytes(b"")
+        with pytest.raises(StorageError, match=r"1.jsonl: byte 0 was changed"):
+            finished.line(best.place)
+
+
+def test_records_that_come_in_pieces_are_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = os.pread
+    monkeypatch.setattr(os, "pread", lambda file, size, place: read(file, min(size, 7), place))
+    (tmp_path / "1.jsonl").write_bytes(encode(record(1, "long" * 9)))
+    assert found(tmp_path, 2) == {1: ("done", record(1, "long" * 9).line)}
+
+
+def test_what_else_lies_beside_journals_is_none(tmp_path: Path) -> None:
+    (tmp_path / "1.jsonl.old").write_bytes(encode(record(1)))
+    assert found(tmp_path, 2) == {}
 
 
 def test_more_journals_than_a_process_may_open_are_read(tmp_path: Path) -> None:
@@ -162,6 +192,41 @@ def test_a_full_disk_says_how_much_is_needed_and_keeps_what_was_there(tmp_path: 
             journal.add(record(number))
     journal.close()
     assert 2 <= len(found(tmp_path / "journal", 100)) == number
+
+
+class Noted(Files):
+    """Notes what is asked of it, and of which file."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def create(self, path: Path) -> int:
+        self.asked.append("create")
+        return super().create(path)
+
+    def sync(self, descriptor: int) -> None:
+        self.asked.append("sync")
+        super().sync(descriptor)
+
+    def replace(self, source: Path, target: Path) -> None:
+        self.asked.append("replace")
+        super().replace(source, target)
+
+    def sync_folder(self, path: Path) -> None:
+        self.asked.append(f"sync {path.name}")
+        super().sync_folder(path)
+
+
+def test_names_and_contents_outlive_a_loss_of_power(tmp_path: Path) -> None:
+    files = Noted()
+    with JournalWriter(tmp_path / "journal", files=files) as journal:
+        assert files.asked == ["create", "sync journal"], "before the first record"
+        journal.add(record(1))
+    assert files.asked[2:] == ["sync"]
+    files = Noted()
+    with replacing(files, tmp_path / "out.jsonl") as file:
+        file.write(b"all")
+    assert files.asked == ["create", "sync", "replace", f"sync {tmp_path.name}"]
 
 
 def test_a_folder_that_is_removed_meanwhile_ends_the_run(
