@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from moebatch.errors import StorageError
 from moebatch.journal import writer
-from moebatch.journal.files import Files, replacing, storage_errors
+from moebatch.journal.files import _DRAFT, Files, replacing, storage_errors
 from moebatch.journal.finished import Finished, journals
 from moebatch.journal.record import Record, State, encode
 from moebatch.journal.writer import JournalWriter
@@ -215,6 +215,46 @@ class Noted(Files):
     def sync_folder(self, path: Path) -> None:
         self.asked.append(f"sync {path.name}")
         super().sync_folder(path)
+
+
+def test_what_comes_after_half_a_record_is_whole(tmp_path: Path) -> None:
+    class FullOnce(Files):
+        writes = iter(["all", "half", "none"])
+
+        def write(self, descriptor: int, data: bytes) -> int:
+            kind = next(self.writes, "all")
+            if kind == "none":
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(descriptor, data[:40] if kind == "half" else data)
+
+    with JournalWriter(tmp_path / "journal", files=FullOnce()) as journal:
+        journal.add(record(1))
+        with pytest.raises(StorageError, match="no room left"):
+            journal.add(record(2))
+        journal.add(record(3))
+    assert found(tmp_path / "journal", 4).keys() == {1, 3}
+    with Finished(tmp_path / "journal") as finished:
+        assert finished.num_damaged == 0
+
+
+def test_a_disk_that_fails_at_the_end_does_not_hide_why_it_ended(tmp_path: Path) -> None:
+    class Failing(Files):
+        def close(self, descriptor: int) -> None:
+            super().close(descriptor)
+            raise OSError(errno.EIO, "Input/output error")
+
+    with pytest.raises(KeyError), JournalWriter(tmp_path / "a", files=Failing()):
+        raise KeyError
+    with pytest.raises(StorageError), JournalWriter(tmp_path / "b", files=Failing()):
+        pass
+
+
+def test_what_a_run_that_was_killed_has_begun_to_write_is_in_nobodys_way(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    path.with_name(_DRAFT.format(path.name)).write_bytes(b"half")
+    with replacing(Files(), path) as file:
+        file.write(b"all")
+    assert path.read_bytes() == b"all" and list(tmp_path.iterdir()) == [path]
 
 
 def test_names_and_contents_outlive_a_loss_of_power(tmp_path: Path) -> None:

@@ -69,3 +69,23 @@ def test_without_locks_a_holder_that_is_gone_is_followed(
     with RunLock(path, subject="x"):
         assert stand_in.stat().st_mtime > long_ago
     assert not stand_in.exists()
+
+
+def test_a_lock_that_was_removed_before_it_was_got_is_taken_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By an earlier holder, which ends between opening and locking: others lock another file."""
+    path, lock = tmp_path / "lock", fcntl.flock
+
+    def removed_before(descriptor: int, kind: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        path.unlink()
+        lock(descriptor, kind)
+
+    monkeypatch.setattr(fcntl, "flock", removed_before)
+    with (
+        RunLock(path, subject="out"),
+        pytest.raises(LockHeld),
+        RunLock(path, subject="out"),
+    ):
+        pass
