@@ -106,7 +106,8 @@ def test_a_run_without_any_row_binds_nobody(tmp_path: Path) -> None:
     claim(JOB, tmp_path / "out.jsonl", TODAY)
     _journal(tmp_path).touch()
     claim(OTHER, tmp_path / "out.jsonl", TODAY)
-    require_own(OTHER, tmp_path / "out.jsonl")
+    found = require_own(OTHER, tmp_path / "out.jsonl")
+    assert found is not None and found.manifest == OTHER
 
 
 def test_a_file_without_a_manifest_is_somebody_elses(tmp_path: Path) -> None:

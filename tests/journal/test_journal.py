@@ -249,6 +249,17 @@ def test_a_disk_that_fails_at_the_end_does_not_hide_why_it_ended(tmp_path: Path)
         pass
 
 
+def test_a_disk_that_fails_behind_the_last_record_is_told(tmp_path: Path) -> None:
+    class Failing(Files):
+        def sync(self, descriptor: int) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+    journal = JournalWriter(tmp_path / "journal", files=Failing())
+    journal.add(record(1))
+    with pytest.raises(StorageError, match="Input/output error"):
+        journal.close()
+
+
 def test_what_a_run_that_was_killed_has_begun_to_write_is_in_nobodys_way(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     path.with_name(_DRAFT.format(path.name)).write_bytes(b"half")
