@@ -9,6 +9,7 @@ from moebatch.errors import DoesNotFit
 from moebatch.layout.division import comes_in_pages
 from moebatch.layout.footprint import slot_bytes
 from moebatch.plan.problem import Problem
+from moebatch.plan.replay.phases import sequences_held
 from moebatch.plan.runnable import require_schedule
 from moebatch.plan.search.affine import AffineCandidate
 from moebatch.plan.search.bounds import (
@@ -31,6 +32,9 @@ MOST_CANDIDATES = 48
 FEW_SLOTS_COST = 1.05
 """What it costs to have the fewest slots, measured with three."""
 _DEAR_SHARE = 0.02
+_MANY_TIMES = 4
+_CLOSE = 1.1
+"""What takes no longer than this, with so many times as many sequences, may lead higher."""
 _ROUNDING_LOSS = 1.01
 """Rounding that costs no more than this is not worth another candidate."""
 _ROUNDING = 1 + 1e-9
@@ -116,19 +120,33 @@ def _rounded(problem: Problem, solution: Solution, screened: Sequence[Screened])
 
 def _rivals(problem: Problem, policy: Policy, screened: Sequence[Screened]) -> Iterator[Policy]:
     """The most promising policy of every other way to compute, or to keep keys and values: what
-    busy times say of one way, and of another, is not equally near to a job."""
-    seen = {_way(policy, keeps_on_disk=policy.kv_cache.disk > 0)}
+    busy times say of one way, and of another, is not equally near to a job. And of the same way the
+    one with the most sequences that comes close, if those are many times as many: no climb leads
+    from few beside many experts to many."""
+    own = _way(policy, keeps_on_disk=policy.kv_cache.disk > 0)
+    close_s = best_seconds(screened) * _CLOSE
+    chosen: dict[Hashable, Screened] = {}
+    many = _held(problem, policy) * _MANY_TIMES
     for item, limits in screened:
-        way = _way(item.candidate.policy, keeps_on_disk="disk" in item.candidate.kv_levels)
-        if way not in seen:
-            seen.add(way)
-            other = whole_policy(problem, item.candidate, limits.shares)
-            if other is not None:
-                yield other
+        other = item.candidate.policy
+        way = _way(other, keeps_on_disk="disk" in item.candidate.kv_levels)
+        held = _held(problem, other)
+        if way != own:
+            chosen.setdefault(way, (item, limits))
+        elif held >= many and limits.upper_s <= close_s:
+            chosen[way], many = (item, limits), held
+    for item, limits in chosen.values():
+        rival = whole_policy(problem, item.candidate, limits.shares)
+        if rival is not None:
+            yield rival
 
 
 def _way(policy: Policy, *, keeps_on_disk: bool) -> tuple[str, bool, bool, bool]:
     return policy.schedule, policy.attention_on_gpu, policy.ffn_on_gpu, keeps_on_disk
+
+
+def _held(problem: Problem, policy: Policy) -> float:
+    return min(policy.batch_size, sequences_held(problem.workload, policy))
 
 
 def best_seconds(screened: Sequence[Screened]) -> float:

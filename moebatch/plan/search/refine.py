@@ -75,7 +75,11 @@ def refined(
     begun = _each_once(*(near if problem.workload.lengths else ()), *climbed)
     timed = [(known.replayed_s(one), one) for one in begun]
     near_s = min(seconds for seconds, _ in timed) * _ABREAST
-    ends = [_climbed_by_replays(problem, known, one) for one in timed if one[0] <= near_s]
+    ends = [
+        _climbed_by_replays(problem, known, (seconds, one))
+        for seconds, one in timed
+        if seconds <= near_s or one == climbed[0]
+    ]
     return min(ends, key=lambda pair: pair[0])
 
 
