@@ -518,14 +518,19 @@ LAMPS: list[object] = [{"prompt": f"The lamp {i}"} for i in range(3000)]
 ONE_SOON: list[object] = [{"prompt": "The first lamp", "max_tokens": 2}, *LAMPS[1:500]]
 
 
+def hear_ctrl_c() -> None:
+    """In a new process: a shell without job control has what it starts in the background ignore
+    Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def started(job: Path, *options: str) -> "subprocess.Popen[str]":
     """A run that has been planned and will take long."""
     process = subprocess.Popen(
         [sys.executable, "-m", "moebatch", "run", str(job), *options],
         stderr=subprocess.PIPE,
         text=True,
-        # A shell without job control has what it starts in the background ignore Ctrl-C.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=hear_ctrl_c,
     )
     assert process.stderr is not None
     for line in process.stderr:
@@ -573,7 +578,12 @@ def test_every_signal_asks_for_a_stop_and_a_second_one_ends_a_run_at_once_with_1
     name: str,
 ) -> None:
     """However long it takes to stop."""
-    process = subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", STUBBORN],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=hear_ctrl_c,
+    )
     assert process.stdout is not None
     with process.stdout as said:
         assert said.readline() == "ready\n"
