@@ -135,9 +135,12 @@ def require_own_errors(before: Claim | None, output: Path, errors: Path | None) 
 
 
 @contextmanager
-def errors_held(errors: Path | None) -> Iterator[None]:
-    """No other job writes that file of failed rows while the block runs: of two that end at once
-    each would take the other's draft for its own. Raises LockHeld and StorageError."""
+def errors_claimed(ours: Claim, output: Path, errors: Path | None) -> Iterator[None]:
+    """A file is that of a job's failed rows, and no other job writes it while the block runs: of
+    two that end at once each would take the other's draft for its own.
+
+    Raises ConfigError if it has become another's meanwhile, LockHeld, and StorageError.
+    """
     if errors is None:
         yield
         return
@@ -145,20 +148,18 @@ def errors_held(errors: Path | None) -> Iterator[None]:
     lock = target.with_name(f".{target.name}.moebatch-lock")
     with RunLock(lock, subject=str(errors), elsewhere="another output.errors"):
         try:
+            _claim_errors(ours, output, errors)
             yield
         finally:
             with suppress(OSError):
                 lock.unlink()
 
 
-def claim_errors(ours: Claim, output: Path, errors: Path | None) -> None:
-    """Makes a file that of a job's failed rows, right before it is written. Raises ConfigError if
-    it has become another's meanwhile, and StorageError."""
+def _claim_errors(ours: Claim, output: Path, errors: Path) -> None:
     require_own_errors(ours, output, errors)
-    if errors is None or ours.first.errors == _beside(output, errors):
-        return
-    first = ours.first.model_copy(update={"errors": _beside(output, errors)})
-    _write(Claim(manifest=ours.manifest, first=first), RunFolder(output), only_new=False)
+    if ours.first.errors != _beside(output, errors):
+        first = ours.first.model_copy(update={"errors": _beside(output, errors)})
+        _write(Claim(manifest=ours.manifest, first=first), RunFolder(output), only_new=False)
 
 
 def _beside(output: Path, path: Path) -> str:

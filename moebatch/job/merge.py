@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from moebatch.errors import ConfigError, Fault, MoebatchError
-from moebatch.folder.claim import FirstRun, claim, claim_errors, errors_held
+from moebatch.folder.claim import FirstRun, claim, errors_claimed
 from moebatch.folder.duplicates import recorded_duplicates
 from moebatch.folder.final_file import FinalFile, RowsMissing
 from moebatch.folder.output_path import require_writable
@@ -41,15 +41,15 @@ def merge(job: Job) -> Merged:
     opened = OpenedJob(job)
     opened.require_own_output()
     output, source = job.output, opened.source
-    with folder.locked(ALL), errors_held(output.errors), Finished(folder.journal) as finished:
+    with folder.locked(ALL), Finished(folder.journal) as finished:
         # Also of a folder without a manifest: later runs would not know the output for theirs.
         ours = claim(opened.manifest, output.path, source, FirstRun.today(ALL))
-        claim_errors(ours, output.path, output.errors)
         keys = ours.manifest.row_keys
         final = FinalFile(output.path, keys, errors=output.errors)
         duplicates = recorded_duplicates(source, Answered(finished, keys), row_rules(job))
         try:
-            num_rows, num_failed = final.write(source, finished, duplicates)
+            with errors_claimed(ours, output.path, output.errors):
+                num_rows, num_failed = final.write(source, finished, duplicates)
         except RowsMissing as missing:
             raise MoebatchError(_not_ended(missing, folder)) from None
     return Merged(num_rows, num_failed, str(job.output.path), str(job.output.of_failed))

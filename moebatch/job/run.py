@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from moebatch.errors import ConfigError, DoesNotFit, Fault, OutOfMemory, StorageError
-from moebatch.folder.claim import Claim, FirstRun, claim, claim_errors, errors_held
+from moebatch.folder.claim import Claim, FirstRun, claim, errors_claimed
 from moebatch.folder.final_file import FinalFile, RowsMissing
 from moebatch.folder.output_path import require_no_fewer, require_writable
 from moebatch.folder.run_folder import RunFolder
@@ -167,10 +167,10 @@ class JobRun:
         assert attempt.input is not None, "rows were looked at"
         output, source, ours = self._job.output, self._opened.source, attempt.context.claim
         final = FinalFile(output.path, ours.manifest.row_keys, errors=output.errors)
-        with errors_held(output.errors), Finished(self._folder.journal) as all_rows:
-            claim_errors(ours, output.path, output.errors)
+        with Finished(self._folder.journal) as all_rows:
             try:
-                num_rows, _ = final.write(source, all_rows, attempt.input.duplicates)
+                with errors_claimed(ours, output.path, output.errors):
+                    num_rows, _ = final.write(source, all_rows, attempt.input.duplicates)
             except RowsMissing as missing:
                 raise StorageError(
                     f"{self._folder.journal}: {missing.num_missing} rows that were written are not "

@@ -18,7 +18,7 @@ from moebatch.folder.claim import (
     Claim,
     FirstRun,
     Manifest,
-    claim_errors,
+    errors_claimed,
     input_path_text,
     read_claim,
     require_own_errors,
@@ -137,6 +137,11 @@ def test_a_damaged_manifest_is_replaced_by_the_same_one_as_its_message_says(tmp_
     manifest.unlink()
     again = claim_output(JOB, output, HERE, TODAY).manifest.row_keys
     assert [again.all_of(raw) for raw in HERE] == [keys.all_of(raw) for raw in HERE]
+
+
+def claim_errors(ours: Claim, output: Path, errors: Path) -> None:
+    with errors_claimed(ours, output, errors):
+        pass
 
 
 def test_failed_rows_never_replace_what_no_run_of_the_job_has_written(tmp_path: Path) -> None:

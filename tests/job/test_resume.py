@@ -21,9 +21,9 @@ from moebatch.errors import (
     Stopped,
     StorageError,
 )
-from moebatch.folder.claim import errors_held
+from moebatch.folder.claim import Claim, FirstRun, Manifest, errors_claimed
 from moebatch.folder.run_folder import RunFolder
-from moebatch.folder.shard import AskedShard, Shard
+from moebatch.folder.shard import ALL, AskedShard, Shard
 from moebatch.job.answering import Answering
 from moebatch.job.merge import merge
 from moebatch.job.options import RunOptions
@@ -311,7 +311,9 @@ def test_of_two_jobs_that_end_at_once_one_writes_the_failed_rows(
     content = json.loads(job.read_text())
     content["output"]["errors"] = "failed.jsonl"
     job.write_text(json.dumps(content))
-    with errors_held(tmp_path / "failed.jsonl"):
+    other = Claim(manifest=Manifest(fields={"model": "another"}), first=FirstRun.today(ALL))
+    (tmp_path / "other").mkdir()
+    with errors_claimed(other, tmp_path / "other/out.jsonl", tmp_path / "failed.jsonl"):
         for end in (run, lambda path: merge(load_job(path))):
             with pytest.raises(LockHeld, match=r"failed.jsonl: another run is using it"):
                 end(job)

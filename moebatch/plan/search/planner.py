@@ -32,9 +32,8 @@ MOST_CANDIDATES = 48
 FEW_SLOTS_COST = 1.05
 """What it costs to have the fewest slots, measured with three."""
 _DEAR_SHARE = 0.02
-_MANY_TIMES = 4
-_CLOSE = 1.1
-"""What takes no longer than this, with so many times as many sequences, may lead higher."""
+_MANY_TIMES, _CLOSE = 4, 1.1
+"""A candidate with so many times as many sequences, which takes no longer than this, is a rival."""
 _ROUNDING_LOSS = 1.01
 """Rounding that costs no more than this is not worth another candidate."""
 _ROUNDING = 1 + 1e-9
