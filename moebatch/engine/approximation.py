@@ -26,6 +26,9 @@ class Approximation:
     cache_dtype: CacheDtype | None = None
     """8 bits in which keys and values are cached, as the shape of the model then says."""
 
+    has_half_states: bool = False
+    """States of recurrences are kept in float16, as the shape of the model then says."""
+
     sink_window: SinkWindow | None = None
     """What tokens see of long sequences, as the shape of the model then says."""
 
@@ -51,6 +54,8 @@ class Approximation:
             found["experts.pre-gates"] = self.pregates.fingerprint
         if self.cache_dtype is not None:
             found["resources.kv_cache"] = self.cache_dtype
+        if self.has_half_states:
+            found["resources.state_cache"] = "float16"
         if self.sink_window is not None:
             found["model.attention"] = str(self.sink_window)
         return found
@@ -60,6 +65,7 @@ class Approximation:
         """A short name for all of that; empty if exact."""
         names = [self.gating_name] if self.gating_name != "exact" else []
         names += [f"kv-{self.cache_dtype}"] if self.cache_dtype else []
+        names += ["half-states"] if self.has_half_states else []
         names += ["sinks"] if self.sink_window else []
         return "-".join([*names, _digest(self.fields)]) if names else ""
 
@@ -76,6 +82,7 @@ class Approximation:
         """All that is not as the model has it."""
         parts = [f"gating is {self.gating_text}"] if self.gating_name != "exact" else []
         parts += [f"keys and values are cached in {self.cache_dtype}"] if self.cache_dtype else []
+        parts += ["states are kept in float16"] if self.has_half_states else []
         parts += [f"tokens see {self.sink_window}"] if self.sink_window else []
         return "; ".join(parts) or "exact"
 

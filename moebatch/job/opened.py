@@ -35,7 +35,8 @@ class OpenedJob:
     def files(self) -> ModelFiles:
         """The model, in a shape that sees and caches keys and values as the job says."""
         files = open_model(self.job.model.path, self.job.model.dtype)
-        shape = files.shape.cached_in(self.job.resources.kv_cache)
+        resources = self.job.resources
+        shape = files.shape.cached_in(resources.kv_cache, resources.state_cache)
         return replace(files, shape=shape.seen_through(self.job.model.sink_window))
 
     @cached_property
@@ -83,10 +84,11 @@ def load_approximation(job: Job, files: ModelFiles) -> Approximation:
 
     Raises CheckpointError if that is missing, damaged or of another state of the model.
     """
-    attention = files.shape.attention
+    attention, recurrence = files.shape.attention, files.shape.recurrence
     return replace(
         _load_gating(job, files),
         cache_dtype=attention.cache_dtype,
+        has_half_states=recurrence is not None and recurrence.state_dtype == "float16",
         sink_window=attention.sink_window,
     )
 
@@ -115,6 +117,7 @@ def require_exact(job: Job) -> None:
         for key, value, exact, remedy in (
             ("experts.gating", job.experts.gating, "exact", "set it to exact"),
             ("resources.kv_cache", job.resources.kv_cache, "full", "set it to full"),
+            ("resources.state_cache", job.resources.state_cache, "full", "set it to full"),
             ("model.attention", job.model.sink_window, None, "leave it out"),
         )
         if value != exact

@@ -113,8 +113,8 @@ def _as_asked(job: Job, options: PlanOptions) -> Job:
     """The same job with all of the levels whose capacity is another, and the cache and attention
     asked for."""
     changes: dict[str, object] = dict.fromkeys(_changed(options))
-    if options.kv_cache is not None:
-        changes["kv_cache"] = options.kv_cache
+    caches = {"kv_cache": options.kv_cache, "state_cache": options.state_cache}
+    changes |= {name: how for name, how in caches.items() if how is not None}
     update: dict[str, object] = {"resources": job.resources.model_copy(update=changes)}
     if options.sink_window is not None:
         attention = AttentionSection(**asdict(options.sink_window))

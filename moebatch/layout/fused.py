@@ -1,10 +1,12 @@
-"""What kernels compute together: which experts, and on a GPU whose attention and whose choices."""
+"""What kernels compute together: which experts, and on a GPU whose attention, whose steps of a
+recurrence and whose choices."""
 
 from collections.abc import Iterator, Sequence
 
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.spec.machine.hardware import Dtype
 from moebatch.spec.model.grouped_attention import GroupedAttention
+from moebatch.spec.model.recurrence import GatedDelta
 from moebatch.spec.model.shape import ModelShape
 
 MOST_TOGETHER = 16
@@ -15,6 +17,8 @@ _MANY_ROWS = 128
 GFLOP, some 10 us of a GPU that does 120 TFLOP/s, and its launches are 60."""
 _LARGEST_HEAD = 256
 """Size of one, of which a block of keys and one of values fit into the shared memory."""
+_LARGEST_KEY = 256
+"""Size of one, of which a program holds some columns of a matrix."""
 _MOST_EXPERTS = 2048
 """Among which a program chooses: it holds a number of each."""
 
@@ -45,6 +49,11 @@ def attends_in_place(shape: ModelShape) -> bool:
         and each.cached_key_dim == each.cached_value_dim <= _LARGEST_HEAD
         for each in shape.attentions
     )
+
+
+def steps_at_once(delta: GatedDelta) -> bool:
+    """Whether a kernel takes the next token of each sequence."""
+    return delta.key_head_dim <= _LARGEST_KEY
 
 
 def chooses_at_once(shape: ModelShape) -> bool:

@@ -286,6 +286,7 @@ def _recurrence_elements(shape: ModelShape, rows: int) -> tuple[int, ...]:
         return ()
     chunk, heads = min(rows, CHUNK_TOKENS), delta.num_value_heads
     keys, values = heads * chunk * delta.key_head_dim, heads * chunk * delta.value_head_dim
+    copied = min(rows, delta.states_at_once) * (delta.state_dtype != "float32")
     floats = (
         rows * D,  # the norm's input
         delta.conv_width * delta.conv_channels,  # weights of the convolution
@@ -299,6 +300,8 @@ def _recurrence_elements(shape: ModelShape, rows: int) -> tuple[int, ...]:
         keys + values,  # changes
         heads * chunk * chunk,  # what is left of each when the next come
         heads * chunk * chunk,  # each with each
+        copied * delta.matrix_elements,  # states in float32
+        copied * delta.matrix_elements,  # what rounds them
     )
     others = (
         rows * D,  # normed input

@@ -185,16 +185,18 @@ class BatchPlanner:
         return SinkTurns(cos_TR=cos_TR.to(device), sin_TR=sin_TR.to(device))
 
     def _recurrent(self, spans: Sequence[Span], device: torch.device) -> DeltaPlan:
+        delta = self._shape.recurrence
+        assert delta is not None, "layers are recurrent by one"
         states = [
             StateSpan(
                 start=span.start - spans[0].start,
                 num_tokens=span.num_tokens,
                 row=span.state_row,
-                begins=not span.num_before,
+                num_before=span.num_before,
             )
             for span in spans
         ]
-        return DeltaPlan.of(states, self._dtype, device)
+        return DeltaPlan.of(states, delta, self._dtype, device)
 
 
 def _positions(spans: Sequence[Span]) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from moebatch.spec.policy.policy import Policy
 def answer_json(answer: Answer) -> dict[str, Any]:
     """Everything that the screen shows. Units stand in the names; what is not known is null."""
     problem, sink_window = answer.problem, answer.problem.shape.attention.sink_window
+    recurrence = problem.shape.recurrence
     return {
         "model": answer.model,
         "hardware": problem.hardware.name,
@@ -25,6 +26,7 @@ def answer_json(answer: Answer) -> dict[str, Any]:
         },
         "weights": str(problem.dtypes.stored),
         "kv_cache": problem.shape.attention.cache_dtype or "full",
+        "state_cache": recurrence.state_dtype if recurrence else None,
         "attention": None if sink_window is None else asdict(sink_window),
         "method": answer.method,
         "solver": answer.solver,

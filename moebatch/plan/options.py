@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from moebatch.spec.model.cache_layout import KvCache, SinkWindow
+from moebatch.spec.model.cache_layout import KvCache, SinkWindow, StateCache
 from moebatch.spec.option import Option, Options
 
 if TYPE_CHECKING:  # `moebatch --help` need not load them
@@ -44,6 +44,10 @@ class PlanOptions(Options):
     ] = None
     kv_cache: Annotated[
         KvCache | None, Option("How keys and values are cached; default: as the job says.")
+    ] = None
+    state_cache: Annotated[
+        StateCache | None,
+        Option("How states of recurrent layers are kept; default: as the job says."),
     ] = None
     attention: Annotated[
         str | None, Option("Sinks and window, such as 4+1024; default: as the job says.")

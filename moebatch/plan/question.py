@@ -39,7 +39,8 @@ def stated_question(profile: HardwareProfile, options: PlanOptions) -> Question:
     """
     assert options.model is not None, "checked before"
     entry = load_model(options.model)
-    shape = entry.shape.cached_in(options.kv_cache or "full").seen_through(options.sink_window)
+    shape = entry.shape.cached_in(options.kv_cache or "full", options.state_cache or "full")
+    shape = shape.seen_through(options.sink_window)
     profile = changed_profile(profile, options.figures)
     hardware = profile.hardware(options.basis)
     stated = stored_as(stated_dtypes(entry.shape), options.stored, shape)

@@ -95,6 +95,8 @@ def _policy(answer: Answer) -> Iterator[tuple[str, str]]:
     cached_in = problem.shape.attention.cache_dtype
     numbers = f" of {cached_in}" if cached_in else ""
     yield "KV cache", f"{shares_text(policy.kv_cache)} ({policy.num_kv_pages} pages{numbers})"
+    if problem.shape.recurrence is not None and problem.shape.recurrence.state_dtype != "float32":
+        yield "states", f"kept in {problem.shape.recurrence.state_dtype}"
     sink_window = problem.shape.attention.sink_window
     if sink_window is not None:
         yield "attention", f"{sink_window}; at most {sink_window.most_cached} tokens are cached"

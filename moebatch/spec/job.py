@@ -31,7 +31,7 @@ from moebatch.spec.files.values import (
     Window,
     WrongValues,
 )
-from moebatch.spec.model.cache_layout import KvCache, SinkWindow
+from moebatch.spec.model.cache_layout import KvCache, SinkWindow, StateCache
 
 _ROW_DEFAULTS = tuple(name for name in CHECKS if name != "seed")
 
@@ -213,6 +213,9 @@ class ResourcesSection(Section):
     """How keys and values are cached. full: in the numbers that everything is computed in; int8 and
     fp8: in 8 bits with a scale for each token and head, so that about twice the sequences fit, and
     answers are not exactly the model's own."""
+    state_cache: StateCache = "full"
+    """How the states of recurrent layers are kept. full: in float32; float16: in half of its bits,
+    so that up to twice the sequences fit, and answers are not exactly the model's own."""
 
     def relative_to(self, folder: Path) -> "ResourcesSection":
         """The same resources; the path of a profile starts at a folder, a name stays one."""

@@ -26,6 +26,7 @@ from moebatch.model.routing import tokens
 from moebatch.plan.pricing import launches as of_copies
 from moebatch.plan.pricing.launches import Launches
 from moebatch.schedule.task import Kind, Task
+from moebatch.spec.model.cache_layout import StateCache
 from moebatch.store.experts.packed import PackedLayout
 from tests.engine.test_engine import requests
 from tests.engine.test_schedules import EMULATED, emulated, run
@@ -155,6 +156,7 @@ def decoded(
     tmp_path: Path,
     title: str,
     schedule: str,
+    states: StateCache = "full",
 ) -> Launches:
     """Runs sequences of one length, and keeps the passes in which all of them decode; what is said
     of their launches."""
@@ -168,11 +170,12 @@ def decoded(
         num_kv_pages=64,
     )
     rows = requests((num_prompt,) * _SEQUENCES, max_tokens=num_new)
-    run(folder, policy, rows, device=emulated(), scratch=tmp_path)
+    run(folder, policy, rows, device=emulated(), scratch=tmp_path, states=states)
     files = open_model(folder, "float32")
     for kind, tasks in counting.tasks.items():
         counting.tasks[kind] = [each for each in tasks if each[0].step >= files.shape.num_layers]
-    return Launches.of(files.shape, files.dtypes, is_fused=counting.is_fused)
+    shape = files.shape.cached_in(states=states)
+    return Launches.of(shape, files.dtypes, is_fused=counting.is_fused)
 
 
 @pytest.mark.few(family=CACHED_APART)
@@ -189,6 +192,7 @@ def decoded(
         ("qwen3_next", False),
         ("qwen2_moe", True),
         pytest.param("deepseek_v3", True, marks=pytest.mark.exhaustive),
+        pytest.param("qwen3_next", True, marks=pytest.mark.exhaustive),
     ],
     indirect=["counting"],
 )
@@ -202,6 +206,16 @@ def test_tasks_launch_as_much_as_they_are_priced_for(
         {kind: launches.of_batch(kind, counting.load) for kind in kinds}, rel=0.05
     )
     assert_planned(counting, launches)
+
+
+@pytest.mark.parametrize("counting", [False], indirect=True)
+def test_states_in_float16_are_copied_and_rounded(
+    tiny_checkpoint: Callable[..., Path], counting: CountingDevice, tmp_path: Path
+) -> None:
+    title, folder = "GPU attention, cache in main memory", tiny_checkpoint("qwen3_next")
+    launches = decoded(counting, folder, tmp_path, title, "klotski", "float16")
+    priced = launches.of_batch(Kind.ATTEND, counting.load)
+    assert counting.mean(Kind.ATTEND) == pytest.approx(priced, rel=0.05)
 
 
 @pytest.mark.exhaustive  # Triton's interpreter takes five seconds for each

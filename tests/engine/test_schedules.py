@@ -17,7 +17,7 @@ from moebatch.engine.device import IN_MAIN_MEMORY, Device
 from moebatch.engine.spec import EngineSpec
 from moebatch.schedule.registry import SCHEDULES
 from moebatch.spec.machine.profile import load_profile
-from moebatch.spec.model.cache_layout import KvCache, SinkWindow
+from moebatch.spec.model.cache_layout import KvCache, SinkWindow, StateCache
 from moebatch.spec.policy.policy import Placement, Policy
 from moebatch.spec.request import Outcome, Request
 from tests.engine.test_engine import TokenText, policy, requests, tokens_of
@@ -76,14 +76,16 @@ def run(
     *,
     clock_s: float = 1e-9,
     cached_in: KvCache = "full",
+    states: StateCache = "full",
     sink_window: SinkWindow | None = None,
     max_tokens: int = 512,
     **options: object,
 ) -> tuple[list[Outcome], BuiltEngine]:
     """Outcomes in input order; every timeline and every owner checked."""
     files = open_model(folder, "float32")
+    shape = files.shape.cached_in(cached_in, states).seen_through(sink_window)
     order = EngineSpec(
-        files=replace(files, shape=files.shape.cached_in(cached_in).seen_through(sink_window)),
+        files=replace(files, shape=shape),
         policy=chosen,
         max_tokens=max_tokens,
         num_traced_passes=10**6,

@@ -21,11 +21,13 @@ from moebatch.formats.coded import CodedMatrix
 from moebatch.model.gpu import kernels
 from moebatch.model.gpu.attention import SingleAttention
 from moebatch.model.gpu.check import CODES, ROUTERS, Codes, coded
+from moebatch.model.gpu.delta_steps import DeltaSteps
 from moebatch.model.gpu.experts import GroupedExperts
 from moebatch.model.gpu.gates import GpuGates
 from moebatch.model.gpu.rows import GpuRows
 from moebatch.model.grouped import GroupedExpert
 from moebatch.model.native.attention_work import Cached, SingleQueries
+from moebatch.model.native.delta_rule import DeltaInput, DeltaSpans
 from moebatch.model.native.scoring import Scoring
 from moebatch.model.routing.router import Routing
 from moebatch.model.routing.tokens import ExpertTokens
@@ -77,6 +79,7 @@ def launches(dtype: torch.dtype) -> list[Launch]:
         for scores in (None, torch.empty(16)):
             scoring = Scoring(1.0, None, scores)
             SingleAttention().attend(seen, heads, Cached(*cache), heads, scoring)
+        _take_steps(torch.float16 if dtype == torch.float16 else torch.float32)
         logits = x.new_empty(_TOKENS, _EXPERTS)
         choices = weights, torch.empty(_TOKENS, 2, dtype=torch.int64)
         for router in ROUTERS:
@@ -84,6 +87,15 @@ def launches(dtype: torch.dtype) -> list[Launch]:
             GpuGates().choose(logits, router, *choices, dtype, torch.empty(_EXPERTS), by_expert)
         GpuGates().group(choices[1], slice(1, _TOKENS), _EXPERTS, counts={})
     return found
+
+
+def _take_steps(kept_in: torch.dtype) -> None:
+    """Of heads as Qwen3-Next has them."""
+    spans = DeltaSpans(*torch.zeros(4, 2, dtype=torch.int64))
+    rates, v = torch.empty(2, 32), torch.empty(2, 32, 128)
+    q = v[:, :16].contiguous()
+    matrices = torch.empty(2, 32, 128, 128, dtype=kept_in)
+    DeltaSteps().take(spans, DeltaInput(q, q, v, rates, rates), matrices, torch.empty_like(v))
 
 
 def _run_experts(

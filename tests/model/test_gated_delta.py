@@ -1,7 +1,8 @@
 """The gated delta rule and its convolution: by compiled kernels and by torch, what transformers
 computes; and tokens that do not depend on how prompts are cut."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from moebatch.model.native.delta_rule import DeltaInput
 from moebatch.model.recurrence.delta_plan import DeltaPlan, StateSpan
 from moebatch.model.recurrence.delta_rule import DeltaRule
 from moebatch.model.scratch import Scratch
+from moebatch.spec.model.cache_layout import StateDtype
+from moebatch.spec.model.recurrence import GatedDelta
 from tests.model import oracle
 from tests.model.driver import Driver
 from tests.model.test_oracle import assert_same
@@ -47,13 +50,13 @@ def test_the_rule_is_that_of_transformers(
     rates, fading = noise(T, H).sigmoid(), -3 * noise(T, H).sigmoid()
     spans, start = [], 0
     for row, num_tokens in zip(rows, lengths, strict=True):
-        spans.append(StateSpan(start=start, num_tokens=num_tokens, row=row, begins=False))
+        spans.append(StateSpan(start=start, num_tokens=num_tokens, row=row, num_before=9))
         start += num_tokens
     given = DeltaInput(_unit(q) * K**-0.5, _unit(k), v, rates, fading)
     before, out = matrices.clone(), torch.empty(T, H, V)
-    plan = DeltaPlan.of(spans, torch.float32, CPU)
+    plan = DeltaPlan.of(spans, delta(heads), torch.float32, CPU)
     frame = Scratch(10**6, device=CPU, dtype=torch.float32).frame()
-    DeltaRule(CPU).run(frame, plan, given, matrices, out)
+    DeltaRule(delta(heads), CPU).run(frame, plan, given, matrices, out)
     for span in spans:
         tokens = slice(span.start, span.start + span.num_tokens)
         expected, matrix = torch_recurrent_gated_delta_rule(
@@ -66,6 +69,102 @@ def test_the_rule_is_that_of_transformers(
         torch.testing.assert_close(matrices[span.row], matrix[0], rtol=1e-4, atol=2e-4)
     others = [row for row in range(len(before)) if row not in rows]
     assert torch.equal(matrices[others], before[others])
+
+
+@pytest.mark.skipif(not kernels(), reason="there is no compiler")
+@pytest.mark.parametrize("heads", [(2, 4, 24, 40), (1, 3, 7, 33), (1, 1, 128, 128)])
+def test_states_in_float16_are_rounded_alike_by_kernels_and_torch(
+    monkeypatch: pytest.MonkeyPatch, heads: tuple[int, int, int, int]
+) -> None:
+    """One step each, so that torch rounds behind it as well; too large ones become the largest."""
+    spans = [StateSpan(start=i, num_tokens=1, row=i, num_before=10**i) for i in range(6)]
+    given = _given(heads, len(spans))
+    begin = _noise(len(spans), *heads[1:])
+    begin[0], begin[1] = 9e4, 0
+    states, outs = [], []
+    for native in ("1", "0"):
+        monkeypatch.setenv(loader.SWITCH, native)
+        state = begin.clamp(-65504, 65504).half()
+        outs.append(_run(heads, spans, given, state))
+        states.append(state.float())
+    assert states[0].abs().max() <= 65504
+    torch.testing.assert_close(outs[0], outs[1], rtol=1e-4, atol=1e-3)
+    assert (states[0] == states[1]).float().mean() > 0.99, "but where sums run otherwise"
+    torch.testing.assert_close(states[0], states[1], rtol=2**-9, atol=1e-6)
+
+
+@pytest.mark.skipif(not kernels(), reason="there is no compiler")
+def test_kernels_keep_the_same_states_however_prompts_are_cut() -> None:
+    heads = (2, 4, 24, 40)
+    given = _given(heads, 50)
+    found = []
+    for cuts in ((50,), (1, 49), (20, 7, 23)):
+        state, outs, start = torch.ones(1, *heads[1:]).half(), [], 0
+        for num in cuts:
+            span = StateSpan(start=0, num_tokens=num, row=0, num_before=3 + start)
+            tokens = slice(start, start + num)
+            part = DeltaInput(*(each[tokens].contiguous() for each in given))
+            outs.append(_run(heads, [span], part, state))
+            start += num
+        found.append((state, torch.cat(outs)))
+    for state, outs_T in found[1:]:
+        assert torch.equal(state, found[0][0]) and torch.equal(outs_T, found[0][1])
+
+
+@pytest.mark.parametrize("native", WAYS)
+def test_what_fades_by_less_than_a_step_of_float16_fades_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, native: str
+) -> None:
+    """Rounded to the nearest, such numbers would stay as they are."""
+    monkeypatch.setenv(loader.SWITCH, native)
+    heads, num_steps = (1, 2, 16, 64), 500
+    given = DeltaInput(*(torch.zeros_like(each) for each in _given(heads, 1)))
+    given.fading_TH.fill_(-1e-4)
+    state = _noise(1, *heads[1:]).half()
+    expected = state.double() * math.exp(-1e-4 * num_steps)
+    assert torch.equal((state.float() * math.exp(-1e-4)).half(), state)
+    for step in range(num_steps):
+        _run(heads, [StateSpan(start=0, num_tokens=1, row=0, num_before=step)], given, state)
+    torch.testing.assert_close(state.double(), expected, rtol=0.01, atol=1e-5)
+    left = (state.double() * expected).sum() / expected.square().sum()
+    assert left == pytest.approx(1, abs=1e-3)
+
+
+def _run(
+    heads: tuple[int, int, int, int],
+    spans: Sequence[StateSpan],
+    given: DeltaInput,
+    state: torch.Tensor,
+) -> torch.Tensor:
+    """What comes out of a state in float16."""
+    shape = delta(heads, "float16")
+    plan = DeltaPlan.of(spans, shape, torch.float32, CPU)
+    out = torch.empty_like(given.v_THV)
+    frame = Scratch(10**6, device=CPU, dtype=torch.float32).frame()
+    DeltaRule(shape, CPU).run(frame, plan, given, state, out)
+    return out
+
+
+def _given(heads: tuple[int, int, int, int], num_tokens: int) -> DeltaInput:
+    (G, H, K, V), T = heads, num_tokens
+    q, k = (_unit(_noise(T, G, K, seed=seed)) for seed in (1, 2))
+    rates, fading = (_noise(T, H, seed=seed).sigmoid() for seed in (3, 4))
+    return DeltaInput(q * K**-0.5, k, _noise(T, H, V, seed=5), rates, -0.1 * fading)
+
+
+def _noise(*size: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed))
+
+
+def delta(heads: tuple[int, int, int, int], state_dtype: StateDtype = "float32") -> GatedDelta:
+    return GatedDelta(
+        num_key_heads=heads[0],
+        num_value_heads=heads[1],
+        key_head_dim=heads[2],
+        value_head_dim=heads[3],
+        conv_width=4,
+        state_dtype=state_dtype,
+    )
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:

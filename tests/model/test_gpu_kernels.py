@@ -25,18 +25,23 @@ from moebatch.model.gpu import loader as gpu_loader
 from moebatch.model.gpu.attention import SingleAttention
 from moebatch.model.gpu.check import Codes
 from moebatch.model.gpu.coding import Coding
+from moebatch.model.gpu.delta_steps import DeltaSteps
 from moebatch.model.gpu.experts import GroupedExperts
 from moebatch.model.gpu.gates import GpuGates
 from moebatch.model.gpu.rows import GpuRows
 from moebatch.model.grouped import GroupedExpert
 from moebatch.model.native import loader
 from moebatch.model.native.attention_work import Cached, SingleQueries
+from moebatch.model.native.delta_rule import DeltaInput, DeltaSpans
 from moebatch.model.native.scoring import Scoring
+from moebatch.model.recurrence.delta_plan import DeltaPlan, StateRun
+from moebatch.model.recurrence.delta_rule import DeltaRule
 from moebatch.model.routing.router import Routing, choose_experts
 from moebatch.model.routing.tokens import ExpertTokens, group_by_expert
 from moebatch.model.scratch import Frame
 from moebatch.spec.model.blocks import ClampedGate, Router
 from moebatch.spec.model.models import load_model
+from moebatch.spec.model.recurrence import GatedDelta
 from moebatch.spec.model.shape import ModelShape
 from tests.few import examples
 from tests.gpu_kernels import DEVICE, use_gpu_kernels, use_launch
@@ -56,6 +61,7 @@ WRONG = {
     "experts_in": "experts",
     "experts_out": "experts",
     "attend_single": "attention",
+    "delta_step": "steps of a recurrence",
     "choose": "weights by softmax",
     "group": "tokens by expert",
 }
@@ -386,6 +392,40 @@ def test_tokens_attend_to_rows_anywhere_in_the_cache(
         weights_HS = scores_HS.softmax(-1)[:, : len(rows_S)]
         want[token] = torch.einsum("hs,shc->hc", weights_HS, values).to(dtype)
     assert_close(out, want)
+
+
+@pytest.mark.parametrize("kept_in", [torch.float32, torch.float16])
+@pytest.mark.parametrize("heads", [(1, 2, 16, 32), (2, 4, 24, 40), (1, 3, 7, 33), (2, 2, 128, 128)])
+def test_steps_of_a_recurrence(heads: tuple[int, int, int, int], kept_in: torch.dtype) -> None:
+    """Those of torch, which rounds with the same noise; states of others are left alone."""
+    (G, H, K, V), T = heads, 3
+    delta = GatedDelta(
+        num_key_heads=G,
+        num_value_heads=H,
+        key_head_dim=K,
+        value_head_dim=V,
+        conv_width=4,
+        state_dtype="float16" if kept_in == torch.float16 else "float32",
+    )
+    q_TGK, k_TGK = (F.normalize(noise(i, torch.float32, T, G, K), dim=-1) for i in (1, 2))
+    rates_TH, fading_TH = (noise(i, torch.float32, T, H).sigmoid() for i in (3, 4))
+    given = DeltaInput(q_TGK, k_TGK, noise(5, torch.float32, T, H, V), rates_TH, -fading_TH)
+    rows, tokens, befores = [4, 1, 2], [0, 2, 1], [7, 0, 70000]
+    table = torch.tensor([rows, tokens, [1] * T, befores], device=DEVICE)
+    ours, theirs = (noise(6, kept_in, T + 2, H, K, V) for _ in "ot")
+    out, want = (torch.full((T, H, V), 7.0, device=DEVICE) for _ in "ot")
+    DeltaSteps().take(DeltaSpans(*table), given, ours, out)
+    singles = (
+        StateRun(slice(row, row + 1), table[1, i : i + 1], table[3, i : i + 1])
+        for i, row in enumerate(rows)
+    )
+    begun = torch.tensor([], dtype=torch.int64)
+    plan = DeltaPlan(num_tokens=T, begun_B=begun, compiled=None, runs=tuple(singles))
+    frame = Frame(torch.empty(2**18, device=DEVICE))
+    DeltaRule(delta, DEVICE).run(frame, plan, given, theirs, want)
+    torch.testing.assert_close(out, want, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(ours, theirs, rtol=2**-9, atol=1e-6)
+    assert (ours == theirs).float().mean() > 0.99 or kept_in == torch.float32
 
 
 @pytest.mark.parametrize(

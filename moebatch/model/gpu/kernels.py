@@ -568,3 +568,62 @@ def attend_single(
         largest_H = now_H
     made_HC = (made_HC / total_H[:, None]).to(kind)
     tl.store(out + token * out_row + places_HC, made_HC, mask=is_there_HC)
+
+
+@triton.jit
+def half_state(numbers, noise):
+    """Numbers of which a state in float16 holds the nearer one or the other, as often as they are
+    near: delta_rule.c says why."""
+    bits = (numbers.to(tl.uint32, bitcast=True) + (noise >> 19)) & 0xFFFFE000
+    cut = bits.to(tl.float32, bitcast=True)
+    cut = tl.where(cut > 65504.0, 65504.0, tl.where(cut < -65504.0, -65504.0, cut))
+    return cut.to(tl.float16)
+
+
+@triton.jit
+def delta_step(
+    out,
+    q,
+    k,
+    v,
+    rates,
+    fading,
+    matrices,
+    rows,
+    tokens,
+    befores,
+    num_heads,
+    num_shared,
+    key_dim,
+    value_dim,
+    is_half: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+):
+    """The newest token of a sequence at some columns of a head's matrix, which fades, is corrected
+    by what its key gives, and puts out what its query reads (Yang et al. 2024, equation 10)."""
+    number, head = tl.program_id(0), tl.program_id(1)
+    row, token = tl.load(rows + number), tl.load(tokens + number)
+    key, column = tl.arange(0, K), tl.program_id(2) * V + tl.arange(0, V)
+    is_key, is_column = key < key_dim, column < value_dim
+    is_there = is_key[:, None] & is_column[None, :]
+    place = row * num_heads + head
+    numbers = matrices + place * key_dim * value_dim + key[:, None] * value_dim + column[None, :]
+    x = tl.load(numbers, mask=is_there, other=0.0).to(tl.float32)
+    own, others = token * num_heads + head, token * (num_heads // num_shared) + head // num_shared
+    key_K = tl.load(k + others * key_dim + key, mask=is_key, other=0.0)
+    query_K = tl.load(q + others * key_dim + key, mask=is_key, other=0.0)
+    value_V = tl.load(v + own * value_dim + column, mask=is_column, other=0.0)
+    x = x * tl.exp(tl.load(fading + own))
+    change_V = (value_V - tl.sum(x * key_K[:, None], axis=0)) * tl.load(rates + own)
+    x = x + key_K[:, None] * change_V[None, :]
+    put_out_V = tl.sum(x * query_K[:, None], axis=0)
+    tl.store(out + own * value_dim + column, put_out_V, mask=is_column)
+    if is_half:
+        noise = tl.load(befores + number).to(tl.uint32) * 0xDB4F0B91
+        noise += head.to(tl.uint32) * 0xBBE05633
+        noise = noise + key.to(tl.uint32)[:, None] * 0xA0F2EC75
+        noise = noise + column.to(tl.uint32)[None, :] * 0x89E18285
+        tl.store(numbers, half_state(x, noise), mask=is_there)
+    else:
+        tl.store(numbers, x, mask=is_there)

@@ -5,12 +5,14 @@ import os
 
 import torch
 
-from moebatch.layout.fused import attends_in_place, chooses_at_once, groups_experts
+from moebatch.layout.fused import attends_in_place, chooses_at_once, groups_experts, steps_at_once
 from moebatch.model.gpu.attention import SingleAttention
+from moebatch.model.gpu.delta_steps import DeltaSteps
 from moebatch.model.gpu.experts import GroupedExperts
 from moebatch.model.gpu.gates import GpuGates
 from moebatch.model.gpu.rows import GpuRows
 from moebatch.quoting import reason
+from moebatch.spec.model.recurrence import GatedDelta
 from moebatch.spec.model.shape import ModelShape
 
 SWITCH = "MOEBATCH_TRITON"
@@ -32,6 +34,11 @@ def grouped_experts(shape: ModelShape, device: torch.device) -> GroupedExperts |
 def single_attention(shape: ModelShape, device: torch.device) -> SingleAttention | None:
     """That of tokens which decode, in place; None where torch gathers what they see."""
     return SingleAttention() if attends_in_place(shape) and _are_for(device) else None
+
+
+def delta_steps(delta: GatedDelta, device: torch.device) -> DeltaSteps | None:
+    """Those of sequences with one token each; None where torch takes them, or a CPU."""
+    return DeltaSteps() if steps_at_once(delta) and _are_for(device) else None
 
 
 def gates_on(shape: ModelShape, device: torch.device) -> GpuGates | None:

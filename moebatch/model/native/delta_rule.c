@@ -2,7 +2,7 @@
    matrices where they lie.
 
    Letters: T tokens, G key heads, H value heads, K size of a key, V size of a value. The matrices
-   of a sequence are [H, K, V], all numbers float32. With the newest token's key k, value v, query
+   of a sequence are [H, K, V], of float32 or float16; all other numbers are float32. With the newest token's key k, value v, query
    q, rate b and fading f, a matrix S becomes f S + k x d, where d = b (v - f S'k), and it puts out
    S'q of the new one, which is f S'q of the old one and (q'k) d. So all of S is read, and then
    all of it changed: columns by columns, so that they are in the nearest cache in between. */
@@ -12,33 +12,82 @@
 
 /* The same as DeltaWork in delta_rule.py. */
 struct delta_work {
-    float *matrices;            /* of all rows of the state */
+    char *matrices;             /* of all rows of the state */
     const int64_t *rows;        /* of each sequence */
     const int64_t *firsts;      /* its first token here */
     const int64_t *counts;      /* and how many it has */
+    const int64_t *befores;     /* and how many it had before */
     const float *queries, *keys; /* [T, G, K] */
     const float *values;        /* [T, H, V] */
     const float *rates, *fading; /* [T, H]; the latter as logarithms */
     float *out;                 /* [T, H, V] */
     int64_t num_sequences, num_key_heads, num_value_heads, key_dim, value_dim;
     int64_t next_item; /* a head of a sequence; taken by whichever thread is free */
+    int32_t dtype;     /* of matrices */
 };
+
+/* What is added to the 13 bits that float16 lacks before they are cut off, so that a number becomes
+   either neighbour as often as it is near: one that hardly changes from token to token would else
+   be rounded back each time, and never fade. As in recurrence/delta_rule.py: steps through four
+   dimensions that fill them evenly. */
+#define TOKEN_STEP 0xdb4f0b91u
+#define HEAD_STEP 0xbbe05633u
+#define KEY_STEP 0xa0f2ec75u
+#define VALUE_STEP 0x89e18285u
+
+/* Stores numbers as float16, with that noise; too large ones as the largest. */
+INLINE void store_halves(char *p, Lot lot, Words noise) {
+    lot.first = (Floats)((Words)lot.first + (noise >> 19));
+    lot.second = (Floats)((Words)lot.second + ((noise + LANES * VALUE_STEP) >> 19));
+#if defined(__AVX512F__)
+    const int cut = _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC;
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph((__m512)lot.first, cut));
+    _mm256_storeu_si256((__m256i *)p + 1, _mm512_cvtps_ph((__m512)lot.second, cut));
+#elif defined(__F16C__)
+    const int cut = _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC;
+    _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph((__m256)lot.first, cut));
+    _mm_storeu_si128((__m128i *)p + 1, _mm256_cvtps_ph((__m256)lot.second, cut));
+#else
+    const float largest = 65504;
+    lot.first = (Floats)((Words)lot.first & 0xffffe000u);
+    lot.second = (Floats)((Words)lot.second & 0xffffe000u);
+    lot.first = clamped(lot.first, -largest, largest);
+    lot.second = clamped(lot.second, -largest, largest);
+    store(p, lot, FLOAT16);
+#endif
+}
+
+/* Stores the first numbers of a lot, of which the first one has that noise. */
+INLINE void store_state(char *p, Lot lot, int64_t num, uint32_t noise, int dtype) {
+    if (dtype == FLOAT32) {
+        store_part(p, lot, num, dtype);
+        return;
+    }
+    Words lanes;
+    for (uint32_t i = 0; i < LANES; i++)
+        lanes[i] = i * VALUE_STEP;
+    char room[2 * LOT], *to = num < LOT ? room : p;
+    store_halves(to, lot, lanes + noise);
+    if (num < LOT)
+        memcpy(p, room, num * size_of(dtype));
+}
 
 INLINE Lot part_of(const float *p, int64_t num) {
     return num < LOT ? load_part((const char *)p, num, FLOAT32) : load((const char *)p, FLOAT32);
 }
 
 /* One token at `width` columns of a matrix, of which `lots` lots hold numbers. */
-INLINE void delta_columns(float *matrix, const float *query, const float *key, const float *value,
-                          float rate, float fading, float met, float *out, int64_t key_dim,
-                          int64_t value_dim, int64_t width, int lots) {
+INLINE void delta_columns(char *matrix, const float *query, const float *key, const float *value,
+                          float rate, float fading, float met, float *out, uint32_t noise,
+                          int64_t key_dim, int64_t row_bytes, int64_t width, int lots, int dtype) {
+    int64_t lot_bytes = LOT * size_of(dtype);
     Lot found[STRIP_LOTS], answer[STRIP_LOTS];
     for (int n = 0; n < lots; n++)
         found[n] = answer[n] = (Lot){{0}, {0}};
     for (int64_t i = 0; i < key_dim; i++) {
 #pragma GCC unroll 4
         for (int n = 0; n < lots; n++) {
-            Lot x = part_of(matrix + i * value_dim + n * LOT, width - n * LOT);
+            Lot x = load_part(matrix + i * row_bytes + n * lot_bytes, width - n * LOT, dtype);
             found[n] = (Lot){found[n].first + x.first * key[i],
                              found[n].second + x.second * key[i]};
             answer[n] = (Lot){answer[n].first + x.first * query[i],
@@ -56,22 +105,26 @@ INLINE void delta_columns(float *matrix, const float *query, const float *key, c
     for (int64_t i = 0; i < key_dim; i++) {
 #pragma GCC unroll 4
         for (int n = 0; n < lots; n++) {
-            float *p = matrix + i * value_dim + n * LOT;
-            Lot x = part_of(p, width - n * LOT);
+            char *p = matrix + i * row_bytes + n * lot_bytes;
+            Lot x = load_part(p, width - n * LOT, dtype);
             x = (Lot){x.first * fading + found[n].first * key[i],
                       x.second * fading + found[n].second * key[i]};
-            store_part((char *)p, x, width - n * LOT, FLOAT32);
+            store_state(p, x, width - n * LOT, noise + n * LOT * VALUE_STEP, dtype);
         }
+        noise += KEY_STEP;
     }
 }
 
 /* All tokens of a sequence at some columns. */
 INLINE void delta_strip(const struct delta_work *w, int64_t sequence, int64_t head, int64_t column,
-                        int64_t width, int lots) {
+                        int64_t width, int lots, int dtype) {
     int64_t keys = w->key_dim, values = w->value_dim, heads = w->num_value_heads;
     int64_t key_head = head / (heads / w->num_key_heads);
-    float *matrix = w->matrices + (w->rows[sequence] * heads + head) * keys * values + column;
+    int64_t place_of_head = (w->rows[sequence] * heads + head) * keys * values;
+    char *matrix = w->matrices + (place_of_head + column) * size_of(dtype);
     int64_t token = w->firsts[sequence], stop = token + w->counts[sequence];
+    uint32_t noise = (uint32_t)w->befores[sequence] * TOKEN_STEP + (uint32_t)head * HEAD_STEP +
+                     (uint32_t)column * VALUE_STEP;
     for (; token < stop; token++) {
         const float *query = w->queries + (token * w->num_key_heads + key_head) * keys;
         const float *key = w->keys + (token * w->num_key_heads + key_head) * keys;
@@ -81,22 +134,30 @@ INLINE void delta_strip(const struct delta_work *w, int64_t sequence, int64_t he
             met += query[i] * key[i];
         float fading = exp_of((Floats){0} + w->fading[place])[0];
         delta_columns(matrix, query, key, w->values + place * values + column, w->rates[place],
-                      fading, met, w->out + place * values + column, keys, values, width, lots);
+                      fading, met, w->out + place * values + column, noise, keys,
+                      values * size_of(dtype), width, lots, dtype);
+        noise += TOKEN_STEP;
+    }
+}
+
+INLINE void delta_head(const struct delta_work *w, int64_t sequence, int64_t head, int dtype) {
+    int64_t column = 0, width = w->value_dim;
+    for (; column + STRIP <= width; column += STRIP)
+        delta_strip(w, sequence, head, column, STRIP, STRIP_LOTS, dtype);
+    for (; column < width; column += LOT) {
+        int64_t left = width - column;
+        delta_strip(w, sequence, head, column, left < LOT ? left : LOT, 1, dtype);
     }
 }
 
 /* Does heads of sequences until none is left. Several threads may share a work. */
 OF_THE_REST void moebatch_delta_rule(struct delta_work *w) {
     int64_t heads = w->num_value_heads, num_items = w->num_sequences * heads, item;
-    while ((item = __atomic_fetch_add(&w->next_item, 1, __ATOMIC_RELAXED)) < num_items) {
-        int64_t column = 0, width = w->value_dim;
-        for (; column + STRIP <= width; column += STRIP)
-            delta_strip(w, item / heads, item % heads, column, STRIP, STRIP_LOTS);
-        for (; column < width; column += LOT) {
-            int64_t left = width - column;
-            delta_strip(w, item / heads, item % heads, column, left < LOT ? left : LOT, 1);
-        }
-    }
+    while ((item = __atomic_fetch_add(&w->next_item, 1, __ATOMIC_RELAXED)) < num_items)
+        if (w->dtype == FLOAT32)
+            delta_head(w, item / heads, item % heads, FLOAT32);
+        else
+            delta_head(w, item / heads, item % heads, FLOAT16);
 }
 
 /* Most tokens that a convolution sees. */

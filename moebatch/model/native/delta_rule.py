@@ -14,7 +14,7 @@ from moebatch.model.native.kernels import DTYPES
 
 
 class DeltaSpans(NamedTuple):
-    """Sequences with tokens in a micro-batch. All int64, on the CPU."""
+    """Sequences with tokens in a micro-batch. All int64, where the state is."""
 
     rows_B: Tensor
     """Row of the state of each."""
@@ -22,6 +22,8 @@ class DeltaSpans(NamedTuple):
     """Row of its first token in the micro-batch; the others follow."""
     counts_B: Tensor
     """How many there are."""
+    befores_B: Tensor
+    """How many the sequence had before."""
 
 
 class DeltaInput(NamedTuple):
@@ -45,6 +47,7 @@ class DeltaWork(ctypes.Structure):
         ("rows", ctypes.c_void_p),
         ("firsts", ctypes.c_void_p),
         ("counts", ctypes.c_void_p),
+        ("befores", ctypes.c_void_p),
         ("queries", ctypes.c_void_p),
         ("keys", ctypes.c_void_p),
         ("values", ctypes.c_void_p),
@@ -57,16 +60,18 @@ class DeltaWork(ctypes.Structure):
         ("key_dim", ctypes.c_int64),
         ("value_dim", ctypes.c_int64),
         ("next_item", ctypes.c_int64),
+        ("dtype", ctypes.c_int32),
     )
 
 
 def delta_work(
     spans: DeltaSpans, given: DeltaInput, matrices_RHKV: Tensor, out_THV: Tensor
 ) -> DeltaWork:
-    """Tokens that are taken one by one. Only pointers: the tensors must live until it has
-    been done."""
-    tensors = (*given, matrices_RHKV, out_THV)
-    assert all(tensor.is_contiguous() and tensor.device.type == "cpu" for tensor in tensors)
+    """Tokens that are taken one by one, with matrices in float32 or float16. Only pointers: the
+    tensors must live until it has been done."""
+    tensors = (*given, out_THV)
+    everything = (*tensors, matrices_RHKV)
+    assert all(tensor.is_contiguous() and tensor.device.type == "cpu" for tensor in everything)
     assert all(tensor.dtype == torch.float32 for tensor in tensors)
     _, num_key_heads, key_dim = given.k_TGK.shape
     _, num_value_heads, value_dim = given.v_THV.shape
@@ -75,6 +80,7 @@ def delta_work(
         rows=spans.rows_B.data_ptr(),
         firsts=spans.firsts_B.data_ptr(),
         counts=spans.counts_B.data_ptr(),
+        befores=spans.befores_B.data_ptr(),
         queries=given.q_TGK.data_ptr(),
         keys=given.k_TGK.data_ptr(),
         values=given.v_THV.data_ptr(),
@@ -87,6 +93,7 @@ def delta_work(
         key_dim=key_dim,
         value_dim=value_dim,
         next_item=0,
+        dtype=DTYPES[matrices_RHKV.dtype],
     )
 
 

@@ -46,12 +46,12 @@ class Convolution:
             self._helpers.run(self._kernels.convolve, work, num_threads)
             return
         num_kept = seen_RLM.shape[1]
-        for rows, tokens_B in plan.runs:
+        for rows, tokens_B, _ in plan.runs:
             seen_BWM = torch.cat([seen_RLM[rows], x_TM[tokens_B][:, None]], 1)
             out_TM[tokens_B] = _convolved(seen_BWM, taps_WM)[:, 0]
             seen_RLM[rows] = seen_BWM[:, 1:]
         for span in plan.slices:
-            for tokens in span.chunks:
+            for tokens, _ in span.chunks:
                 seen_XM = torch.cat([seen_RLM[span.row], x_TM[tokens]])
                 out_TM[tokens] = _convolved(seen_XM[None], taps_WM)[0]
                 seen_RLM[span.row] = seen_XM[-num_kept:]

@@ -5,13 +5,15 @@ Shape letters: B sequences.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from moebatch.model.gpu.loader import delta_steps
 from moebatch.model.native import loader
 from moebatch.model.native.delta_rule import DeltaSpans
-from moebatch.spec.model.recurrence import CHUNK_TOKENS
+from moebatch.spec.model.recurrence import CHUNK_TOKENS, GatedDelta
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,15 +23,35 @@ class StateSpan:
     start: int
     num_tokens: int
     row: int
-    begins: bool
-    """It has no tokens before them."""
+    num_before: int
+    """Tokens that it had before them."""
 
     @property
-    def chunks(self) -> Iterator[slice]:
-        """Its rows of the micro-batch, some at a time."""
+    def chunks(self) -> Iterator[tuple[slice, int]]:
+        """Its rows of the micro-batch, some at a time, and how many tokens come before the last of
+        these."""
         stop = self.start + self.num_tokens
         for first in range(self.start, stop, CHUNK_TOKENS):
-            yield slice(first, min(first + CHUNK_TOKENS, stop))
+            end = min(first + CHUNK_TOKENS, stop)
+            yield slice(first, end), self.num_before + end - self.start - 1
+
+
+class StateRun(NamedTuple):
+    """Sequences with one token each, whose states follow each other."""
+
+    rows: slice
+    """Of the state."""
+    tokens_B: Tensor
+    """Rows of the micro-batch."""
+    befores_B: Tensor
+    """Tokens that each had before."""
+
+    def parts(self, most: int) -> Iterator["StateRun"]:
+        """At most so many sequences at a time."""
+        for start in range(self.rows.start, self.rows.stop, most):
+            rows = slice(start, min(start + most, self.rows.stop))
+            part = slice(rows.start - self.rows.start, rows.stop - self.rows.start)
+            yield StateRun(rows, self.tokens_B[part], self.befores_B[part])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,41 +64,51 @@ class DeltaPlan:
     compiled: DeltaSpans | None
     """All of them, where compiled kernels take them: token by token, since a matrix stays in the
     nearest cache meanwhile. None where torch does."""
-    runs: tuple[tuple[slice, Tensor], ...] = ()
-    """For torch, sequences that have one token: rows that follow each other, and their tokens."""
+    singles: DeltaSpans | None = None
+    """Sequences that have one token, where a kernel on a GPU takes them."""
+    runs: tuple[StateRun, ...] = ()
+    """The same ones for torch."""
     slices: tuple[StateSpan, ...] = ()
     """For torch, all others."""
 
     @classmethod
     def of(
-        cls, spans: Sequence[StateSpan], dtype: torch.dtype, device: torch.device
+        cls,
+        spans: Sequence[StateSpan],
+        delta: GatedDelta,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> "DeltaPlan":
-        """For spans that follow each other without gaps, of a state on `device`."""
+        """For spans that follow each other without gaps, of a state on `device`, where everything
+        else is computed in `dtype`."""
         assert len({span.row for span in spans}) == len(spans), "tokens of a sequence are together"
         kernels = loader.kernels() if device.type == "cpu" else None
         num_tokens = sum(span.num_tokens for span in spans)
-        begun = [span.row for span in spans if span.begins]
+        begun = [span.row for span in spans if not span.num_before]
         begun_B = torch.tensor(begun, dtype=torch.int64, device=device)
-        if kernels is not None and kernels.attends(dtype):
+        kept_in = getattr(torch, delta.state_dtype)
+        if kernels is not None and kernels.attends(dtype) and kernels.attends(kept_in):
             by_length = sorted(spans, key=lambda span: -span.num_tokens)
-            compiled = _as_tensors(by_length)
+            compiled = _as_tensors(by_length, device)
             return cls(num_tokens=num_tokens, begun_B=begun_B, compiled=compiled)
         singles = sorted((s for s in spans if s.num_tokens == 1), key=lambda span: span.row)
         return cls(
             num_tokens=num_tokens,
             begun_B=begun_B,
             compiled=None,
+            singles=_as_tensors(singles, device) if delta_steps(delta, device) else None,
             runs=tuple(_runs(singles, device)),
             slices=tuple(span for span in spans if span.num_tokens > 1),
         )
 
 
-def _as_tensors(spans: Sequence[StateSpan]) -> DeltaSpans:
-    columns = [(span.row, span.start, span.num_tokens) for span in spans]
-    return DeltaSpans(*torch.tensor(columns).t().contiguous())
+def _as_tensors(spans: Sequence[StateSpan], device: torch.device) -> DeltaSpans:
+    columns = [(span.row, span.start, span.num_tokens, span.num_before) for span in spans]
+    table = torch.tensor(columns, dtype=torch.int64).view(-1, len(DeltaSpans._fields))
+    return DeltaSpans(*table.t().contiguous().to(device))
 
 
-def _runs(singles: Sequence[StateSpan], device: torch.device) -> Iterator[tuple[slice, Tensor]]:
+def _runs(singles: Sequence[StateSpan], device: torch.device) -> Iterator[StateRun]:
     """Of spans in the order of their rows; none so long that what is computed on the way takes more
     room than a chunk does."""
     run: list[StateSpan] = []
@@ -89,6 +121,6 @@ def _runs(singles: Sequence[StateSpan], device: torch.device) -> Iterator[tuple[
         yield _run(run, device)
 
 
-def _run(spans: Sequence[StateSpan], device: torch.device) -> tuple[slice, Tensor]:
-    tokens_B = torch.tensor([span.start for span in spans], device=device)
-    return slice(spans[0].row, spans[-1].row + 1), tokens_B
+def _run(spans: Sequence[StateSpan], device: torch.device) -> StateRun:
+    columns = torch.tensor([(span.start, span.num_before) for span in spans], device=device)
+    return StateRun(slice(spans[0].row, spans[-1].row + 1), *columns.t())

@@ -1,43 +1,90 @@
-"""The gated delta rule: token by token, or by torch a chunk of a prompt at once.
+"""The gated delta rule: token by token, or by torch a chunk of a prompt at once; and how a state
+is kept in half of its bits.
 
 Shape letters: T tokens of the micro-batch, N tokens of a chunk, G key heads, H value heads,
 K size of a key, V size of a value, R rows of the state.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
+from moebatch.model.gpu.loader import delta_steps
 from moebatch.model.native import loader
 from moebatch.model.native.delta_rule import DeltaInput, DeltaSpans, delta_work
 from moebatch.model.native.helpers import Helpers, torch_parallel
-from moebatch.model.recurrence.delta_plan import DeltaPlan
+from moebatch.model.recurrence.delta_plan import DeltaPlan, StateRun
 from moebatch.model.scratch import Frame
+from moebatch.spec.model.recurrence import GatedDelta
 
 _LEAST_SHARED_NUMBERS = 2**17
 """Numbers of matrices that one thread has changed before another one would be awake."""
+
+_TOKEN_STEP, _HEAD_STEP, _KEY_STEP, _VALUE_STEP = 0xDB4F0B91, 0xBBE05633, 0xA0F2EC75, 0x89E18285
+"""Of the noise that numbers have before they are rounded to float16, as delta_rule.c says."""
+_NOISE_SHIFT = 19
+"""It is the upper 13 of 32 bits."""
+_NOISE_MIDDLE = 2**31
+"""Taken from it, so that what follows may round to the nearest number, where kernels cut off."""
+_LARGEST_HALF = 65504.0
 
 
 class DeltaRule:
     """Computes it. Owns the threads of the kernel, so one thread may use it at a time."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, delta: GatedDelta, device: torch.device) -> None:
         self._kernels = loader.kernels() if device.type == "cpu" else None
+        self._on_gpu = delta_steps(delta, device)
         self._helpers = Helpers(torch_parallel())
+        self._at_once = delta.states_at_once
+        self._rounding = None if delta.state_dtype == "float32" else _Rounding(delta, device)
 
     def run(
         self, frame: Frame, plan: DeltaPlan, given: DeltaInput, matrices: Tensor, out_THV: Tensor
     ) -> None:
-        """Changes matrices [R, H, K, V] of sequences in place, and writes what they put out; all
-        float32."""
+        """Changes matrices [R, H, K, V] of sequences, kept as `GatedDelta.state_dtype` says, in
+        place, and writes what they put out, in float32.
+
+        Kernels round those in float16 behind every token, so that they do not depend on how
+        prompts are cut; torch behind every chunk.
+        """
         if plan.compiled is not None:
             self._take_steps(plan.compiled, given, matrices, out_THV)
-        for rows, tokens_B in plan.runs:
-            one = DeltaInput(*(tensor[tokens_B] for tensor in given))
-            out_THV[tokens_B] = _step(one, matrices[rows])
+        elif plan.singles is not None:
+            assert self._on_gpu is not None, "a plan for a kernel is made where there is one"
+            self._on_gpu.take(plan.singles, given, matrices, out_THV)
+        else:
+            for run in plan.runs:
+                for part in run.parts(self._at_once):
+                    self._step(frame.branch(), part, given, matrices, out_THV)
         for span in plan.slices:
-            for tokens in span.chunks:
+            for tokens, num_before in span.chunks:
                 some = DeltaInput(*(tensor[tokens] for tensor in given))
-                _take_chunk(frame.branch(), some, matrices[span.row], out_THV[tokens])
+                own, row = frame.branch(), matrices[span.row]
+                with self._in_float32(own, row, num_before) as matrix_HKV:
+                    _take_chunk(own, some, matrix_HKV, out_THV[tokens])
+
+    def _step(
+        self, frame: Frame, run: StateRun, given: DeltaInput, matrices: Tensor, out_THV: Tensor
+    ) -> None:
+        one = DeltaInput(*(tensor[run.tokens_B] for tensor in given))
+        befores_B = run.befores_B[:, None, None, None]
+        with self._in_float32(frame, matrices[run.rows], befores_B) as some_BHKV:
+            out_THV[run.tokens_B] = _step(one, some_BHKV)
+
+    @contextmanager
+    def _in_float32(self, frame: Frame, kept: Tensor, num_before: Tensor | int) -> Iterator[Tensor]:
+        """Matrices [..., H, K, V] to be changed, which are kept as they then are, behind a token
+        with so many before it."""
+        if self._rounding is None:
+            yield kept
+            return
+        matrices = frame.take_float(*kept.shape).copy_(kept)
+        yield matrices
+        room = frame.take_float(*kept.shape)
+        self._rounding.keep(matrices, num_before, room.view(torch.int32), kept)
 
     def _take_steps(
         self, spans: DeltaSpans, given: DeltaInput, matrices: Tensor, out_THV: Tensor
@@ -47,6 +94,29 @@ class DeltaRule:
         work = delta_work(spans, given, matrices, out_THV)
         num_threads = torch.get_num_threads() if is_shared else 1
         self._helpers.run(self._kernels.delta_rule, work, num_threads)
+
+
+class _Rounding:
+    """Of matrices [..., H, K, V] in float32 to float16, as delta_rule.c does it."""
+
+    def __init__(self, delta: GatedDelta, device: torch.device) -> None:
+        heads_H11, keys_K1, values_V = (
+            torch.arange(num, device=device) * step
+            for num, step in (
+                (delta.num_value_heads, _HEAD_STEP),
+                (delta.key_head_dim, _KEY_STEP),
+                (delta.value_head_dim, _VALUE_STEP),
+            )
+        )
+        self._noise_H11 = heads_H11[:, None, None] - _NOISE_MIDDLE
+        self._noise_KV = (keys_K1[:, None] + values_V).int()
+
+    def keep(self, matrices: Tensor, num_before: Tensor | int, room: Tensor, kept: Tensor) -> None:
+        """Writes them to `kept`. Changes them, and fills `room`, of as many int32."""
+        noise = (self._noise_H11 + num_before * _TOKEN_STEP).int()
+        torch.add(noise, self._noise_KV, out=room).bitwise_right_shift_(_NOISE_SHIFT)
+        matrices.view(torch.int32).add_(room)
+        kept.copy_(matrices.clamp_(-_LARGEST_HALF, _LARGEST_HALF))
 
 
 def _step(given: DeltaInput, matrices_BHKV: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ class GatedDeltaBlock:
         self._delta = shape.recurrence
         self._hidden_size, self._eps = shape.hidden_size, shape.rms_eps
         self._products = products
-        self._convolution, self._rule = Convolution(device), DeltaRule(device)
+        self._convolution, self._rule = Convolution(device), DeltaRule(self._delta, device)
 
     def run(
         self,

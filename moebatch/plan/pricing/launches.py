@@ -18,6 +18,7 @@ from moebatch.layout.fused import (
     groups_experts,
     is_grouped,
     portions,
+    steps_at_once,
     takes_stored,
 )
 from moebatch.layout.load import PassLoad
@@ -76,10 +77,14 @@ _OUT = 2
 _DELTA = 32
 """Beside its norm, its two projections and the sum: states that begin are filled, taps laid out,
 keys and queries made unit vectors, rates and fading, and the gated norm of what comes out."""
-_DELTA_STEP = 19
-"""Sequences that decode, in neighbouring rows of the state, but for taps of the convolution."""
+_CONVOLVED = 4
+"""Sequences that decode, in neighbouring rows of the state, beside the taps of the convolution."""
+_DELTA_STEP = 15
+"""The same sequences, by the rule."""
 _DELTA_CHUNK = 33
-"""The same of some tokens of a prompt."""
+"""Some tokens of a prompt, by both."""
+_ROUNDING = 8
+"""States in float16 are widened, and rounded again."""
 _TAP = 2
 _LOGITS = 1
 """The product of a gate."""
@@ -259,11 +264,15 @@ class Launches:
 
     def _of_recurrence(self, delta: GatedDelta, load: PassLoad) -> float:
         """Rows of states are taken for neighbours, as they are until sequences end."""
-        steps = ceil(load.decode_sequences / CHUNK_TOKENS)
-        chunks = ceil(load.prompt_tokens / CHUNK_TOKENS)
-        taps = _TAP * delta.conv_width
-        beside = self._norm + 1 + _DELTA
-        return beside + steps * (_DELTA_STEP + taps) + chunks * (_DELTA_CHUNK + taps)
+        sequences, taps = load.decode_sequences, _TAP * delta.conv_width
+        rounding = _ROUNDING * (delta.state_dtype != "float32")
+        chunks = ceil(load.prompt_tokens / CHUNK_TOKENS) * (_DELTA_CHUNK + taps + rounding)
+        if self.is_fused and steps_at_once(delta):
+            steps = int(sequences > 0)
+        else:
+            steps = ceil(sequences / delta.states_at_once) * (_DELTA_STEP + rounding)
+        convolved = ceil(sequences / CHUNK_TOKENS) * (_CONVOLVED + taps)
+        return self._norm + 1 + _DELTA + convolved + steps + chunks
 
     def _of_pre(self, load: PassLoad) -> float:
         """Queries, and what is cached, are laid out for another device."""

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from moebatch.formats.plain import BFLOAT16, FLOAT16
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.layout.footprint import FLOAT_BYTES, Dtypes
+from moebatch.layout.fused import steps_at_once
 from moebatch.layout.ladder import Ladder
 from moebatch.layout.load import PassLoad
 from moebatch.layout.scratch import (
@@ -275,16 +276,16 @@ class Prices:
         return flops / processor.attention_flops + num_bytes / processor.attention_bandwidth
 
     def recurrence_s(self, load: PassLoad, processor: Processor) -> float:
-        """Seconds of what recurrent layers do in a mean layer, projections left out: states are
-        read and written at the rate of attention, once by a decoding sequence and once by a slice
-        of a prompt."""
-        shape = self.shape
-        if shape.recurrence is None:
+        """Seconds of what recurrent layers do in a mean layer, projections left out: at the rate of
+        attention states take a step each, or are read and written once by a slice of a prompt."""
+        shape, delta = self.shape, self.shape.recurrence
+        if delta is None:
             return 0.0
-        num_states = load.decode_sequences + _num_slices(load)
-        moved_bytes = 2 * num_states * shape.recurrence.state.token_bytes(self.dtypes.compute_bytes)
-        decoding_flops = load.decode_sequences * shape.recurrence.decode_flops
-        flops = decoding_flops + load.prompt_tokens * shape.recurrence.prompt_flops
+        compute_bytes, sequences = self.dtypes.compute_bytes, load.decode_sequences
+        by_torch = not (self.is_cpu or (self.launches.is_fused and steps_at_once(delta)))
+        moved_bytes = sequences * delta.step_bytes(compute_bytes, by_torch=by_torch)
+        moved_bytes += _num_slices(load) * delta.step_bytes(compute_bytes, by_torch=False)
+        flops = sequences * delta.decode_flops + load.prompt_tokens * delta.prompt_flops
         moving_s, computing_s = (
             moved_bytes / processor.attention_bandwidth,
             flops / processor.attention_flops,

@@ -1,5 +1,6 @@
 """What the cache holds of a token, and what a token sees of a sequence."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
@@ -10,11 +11,15 @@ CacheDtype = Literal["int8", "fp8"]
 """8 bits in which keys and values may be cached: whole numbers, or e4m3."""
 KvCache = Literal["full", "int8", "fp8"]
 """How keys and values may be cached: in 8 bits, or as they are computed."""
+StateDtype = Literal["float32", "float16"]
+"""What numbers of the state of a recurrence may be kept as."""
+StateCache = Literal["full", "float16"]
+"""How states may be kept: in float32, or half of its bits."""
 LARGEST_SLICE = 512
 """Most new tokens of a sequence that attend together."""
 SCALE_BYTES = 2
 """A bfloat16 for each token and head; codes are made with the scale as it is stored."""
-_FLOAT_BYTES = 4
+_FLOAT_BYTES: Mapping[StateDtype, int] = {"float32": 4, "float16": 2}
 UNLIMITED = 2**50
 """More tokens than any sequence has."""
 
@@ -26,7 +31,7 @@ class CachePart:
     name: str
     num_heads: int
     head_dim: int
-    dtype: CacheDtype | Literal["float32"] | None = None
+    dtype: CacheDtype | StateDtype | None = None
     """None is the dtype in which everything is computed."""
 
     @property
@@ -40,8 +45,8 @@ class CachePart:
         match self.dtype:
             case None:
                 return self.head_dim * compute_bytes
-            case "float32":
-                return self.head_dim * _FLOAT_BYTES
+            case "float32" | "float16":
+                return self.head_dim * _FLOAT_BYTES[self.dtype]
             case _:
                 return self.head_dim + SCALE_BYTES
 

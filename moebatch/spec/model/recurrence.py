@@ -3,14 +3,19 @@
 Shape letters: D hidden.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
 from moebatch.spec.model.attention import Sizes, rows_by_part
-from moebatch.spec.model.cache_layout import CacheLayout, CachePart
+from moebatch.spec.model.cache_layout import CacheLayout, CachePart, StateDtype
 
 CHUNK_TOKENS = 64
 """Tokens of a prompt whose changes of a matrix are worked out together."""
+_COPIED_STATES = 8
+_TORCH_BYTES: Mapping[StateDtype, int] = {"float32": 24, "float16": 68}
+"""Of each number of a matrix, read and written: they fade, are looked up, corrected and read again
+in float32; and before are widened, and behind it get their noise and are rounded."""
 MOST_SEEN = 16
 """Most tokens that a convolution may see: compiled kernels hold them in registers."""
 
@@ -34,6 +39,8 @@ class GatedDelta:
     is_grouped: bool = False
     """Projections are stored as two matrices in which the rows of each key head lie together with
     those of its value heads, not as four."""
+    state_dtype: StateDtype = "float32"
+    """What numbers of the matrices are kept as; all are computed with in float32."""
 
     @property
     def key_width(self) -> int:
@@ -92,21 +99,34 @@ class GatedDelta:
 
     @property
     def state(self) -> CacheLayout:
-        """What is kept of a sequence: the matrix of each value head, [keys, values] in float32, and
-        what the next tokens' convolutions see."""
+        """What is kept of a sequence: the matrix of each value head, [keys, values], and what the
+        next tokens' convolutions see."""
         matrix = self.key_head_dim * self.value_head_dim
         return CacheLayout(
             (
-                CachePart("matrices", self.num_value_heads, matrix, "float32"),
+                CachePart("matrices", self.num_value_heads, matrix, self.state_dtype),
                 CachePart("last inputs", self.conv_width - 1, self.conv_channels),
             )
         )
 
     @property
+    def states_at_once(self) -> int:
+        """Most sequences whose next token torch takes at once: states that are kept otherwise than
+        they are computed with are copied."""
+        return CHUNK_TOKENS if self.state_dtype == "float32" else _COPIED_STATES
+
+    def step_bytes(self, compute_bytes: int, *, by_torch: bool) -> int:
+        """Bytes that go through memory as one sequence takes a step in one layer: kernels read its
+        state and write it, torch goes through the matrices once for each operator."""
+        if not by_torch:
+            return 2 * self.state.token_bytes(compute_bytes)
+        return _TORCH_BYTES[self.state_dtype] * self.matrix_elements
+
+    @property
     def decode_flops(self) -> int:
         """FLOP of a token in one layer beside its projections, token by token: fading, looking up,
         correcting and reading."""
-        return self._conv_flops + 7 * self._matrix_elements
+        return self._conv_flops + 7 * self.matrix_elements
 
     @property
     def prompt_flops(self) -> int:
@@ -118,7 +138,8 @@ class GatedDelta:
         return self._conv_flops + self.num_value_heads * (among + 6 * keys * values)
 
     @property
-    def _matrix_elements(self) -> int:
+    def matrix_elements(self) -> int:
+        """Numbers of a sequence in one layer, all heads."""
         return prod((self.num_value_heads, self.key_head_dim, self.value_head_dim))
 
     @property

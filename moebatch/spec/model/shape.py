@@ -15,7 +15,7 @@ from moebatch.spec.machine.hardware import Dtype
 from moebatch.spec.model.attention import Attention, Sizes
 from moebatch.spec.model.blocks import ClampedGate, Mlp, Norm, Router
 from moebatch.spec.model.cache import CacheGroup
-from moebatch.spec.model.cache_layout import UNLIMITED, CacheLayout, KvCache, SinkWindow
+from moebatch.spec.model.cache_layout import UNLIMITED, CacheLayout, KvCache, SinkWindow, StateCache
 from moebatch.spec.model.grouped_attention import RelativeAttention
 from moebatch.spec.model.recurrence import GatedDelta
 from moebatch.spec.workload import Workload
@@ -419,9 +419,16 @@ class ModelShape(Layers):
             return workload
         return replace(workload.unshared, most_cached=groups[0].most_rows)
 
-    def cached_in(self, how: KvCache) -> "ModelShape":
-        """The same model with keys and values cached so."""
-        return self._with_attention(cache_dtype=None if how == "full" else how)
+    def cached_in(self, how: KvCache = "full", states: StateCache = "full") -> "ModelShape":
+        """The same model with keys and values, and states, cached so. Raises ConfigError where
+        states are to be kept otherwise that there are none of."""
+        shape = self._with_attention(cache_dtype=None if how == "full" else how)
+        if states == "full":
+            return shape
+        if self.recurrence is None:
+            message = f"{self.architecture} keeps no states; leave it out"
+            raise ConfigError([Fault(file="resources.state_cache", message=message)])
+        return replace(shape, recurrence=replace(self.recurrence, state_dtype=states))
 
     def seen_through(self, sink_window: SinkWindow | None) -> "ModelShape":
         """The same model where tokens see sinks and a window, save in layers whose own windows are

@@ -42,7 +42,7 @@ class KvShape:
     def stored_as(self, part: CachePart) -> tuple[torch.dtype, int]:
         """What a token's numbers at one head are stored as, and how many of these: bytes where the
         cache has 8 bits, codes first and then the scale."""
-        kinds = {None: self.dtype, "float32": torch.float32}
+        kinds = {None: self.dtype, "float32": torch.float32, "float16": torch.float16}
         dtype = kinds.get(part.dtype, torch.uint8)
         return dtype, part.head_bytes(self.dtype.itemsize) // dtype.itemsize
 

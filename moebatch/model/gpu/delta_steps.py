@@ -1,0 +1,42 @@
+"""The gated delta rule for sequences that decode: one launch for all of a micro-batch, which goes
+through their matrices once.
+
+Shape letters: T tokens of the micro-batch, H value heads, K size of a key, V size of a value, R
+rows of the state.
+"""
+
+from math import ceil
+
+import torch
+from torch import Tensor
+
+from moebatch.model.gpu.rows import block_of, launch
+from moebatch.model.native.delta_rule import DeltaInput, DeltaSpans
+
+_COLUMNS = 32
+"""Of a matrix, that one program holds."""
+
+
+class DeltaSteps:
+    """The next token of each sequence."""
+
+    def take(
+        self, spans: DeltaSpans, given: DeltaInput, matrices_RHKV: Tensor, out_THV: Tensor
+    ) -> None:
+        """Changes matrices in float32 or float16 in place, and writes what they put out, in
+        float32. All sequences have one token."""
+        tensors = (*given, matrices_RHKV, out_THV)
+        assert all(tensor.is_contiguous() for tensor in tensors)
+        num_key_heads, key_dim = given.k_TGK.shape[1:]
+        num_heads, value_dim = given.v_THV.shape[1:]
+        columns = min(_COLUMNS, block_of(value_dim))
+        launch(
+            "delta_step",
+            (len(spans.rows_B), num_heads, ceil(value_dim / columns)),
+            *(out_THV, *given, matrices_RHKV),
+            *(spans.rows_B, spans.firsts_B, spans.befores_B),
+            *(num_heads, num_heads // num_key_heads, key_dim, value_dim),
+            is_half=matrices_RHKV.dtype == torch.float16,
+            K=block_of(key_dim),
+            V=columns,
+        )
