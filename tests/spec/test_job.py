@@ -277,7 +277,8 @@ WRONG = [
     (
         "resources",
         "gpus: 1",
-        "unknown key; allowed are hardware, device, vram, dram, disk, threads, kv_cache, state_cache",
+        "unknown key; allowed are hardware, device, vram, dram, disk, threads, kv_cache, "
+        "state_cache",
     ),
     ("resources", "dram: 12GiBB", SIZE + "'12GiBB'"),
     ("resources", "dram: 0", SIZE + "0"),
