@@ -1,4 +1,5 @@
-"""What would help most: the same search with twice as much of one thing, or smaller weights."""
+"""What would help most: the same search with twice as much of one thing, with smaller weights, or
+with a smaller cache."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -27,23 +28,26 @@ _NOUNS: dict[LevelName, str] = {"vram": "GPU", "dram": "CPU", "disk": "disk"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Improvement:
-    """A change of the machine or of the weights, and what it would bring."""
+    """A change of the machine, of the weights or of the cache, and what it would bring."""
 
     change: str
     """In words: what, how much of it."""
     what_if: str | None
-    """The same for ``--what-if``, where one option says it."""
+    """The same for ``--what-if``, where that says it."""
+    option: str | None
+    """Another option that says it."""
     speedup: float
     """Job time now over job time then, the policy being chosen anew."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Change:
-    """A problem with twice as much of one thing, or with smaller weights."""
+    """A problem with twice as much of one thing, with smaller weights or a smaller cache."""
 
     words: str
-    what_if: str | None
     problem: Problem
+    what_if: str | None = None
+    option: str | None = None
     lanes: frozenset[str] = frozenset()
     """Those that are faster then; none where memory grows."""
     factor: float = FACTOR
@@ -69,16 +73,28 @@ def improvements(problem: Problem, planned: Planned) -> list[Improvement]:
     for _, change, changed, known in promising(problem, planned)[:_MOST_ADVICE]:
         speedup = predict(changed, best_policy(changed, known).policy).tokens_per_s / now
         if speedup >= _WORTH_SAYING:
-            found.append(Improvement(change=change.words, what_if=change.what_if, speedup=speedup))
+            found.append(
+                Improvement(
+                    change=change.words,
+                    what_if=change.what_if,
+                    option=change.option,
+                    speedup=speedup,
+                )
+            )
     return sorted(found, key=lambda improvement: -improvement.speedup)
 
 
 def promising(problem: Problem, planned: Planned) -> list[Promise]:
     """Changes worth saying by the objective of the MILP, the best first: over all candidates where
     memory grows, over those that were near the best where something gets faster. That a wider cache
-    saves a round of sequences, a replay shows alone."""
+    saves a round of sequences, a replay shows alone, and what a smaller cache saves nearly."""
     enough_s = planned.solution.seconds_per_sequence / _WORTH_SAYING
     found = []
+    for change in _smaller_caches(problem):
+        known = Known(change.problem)
+        speedup = planned.token_s / widened_s(change.problem, known, planned.policy)
+        if speedup >= _WORTH_SAYING:
+            found.append(Promise(speedup, change, change.problem, known))
     for change in _changes(problem):
         changed, known = change.problem, planned.known
         ranked = planned.ranked
@@ -118,7 +134,6 @@ def _changes(problem: Problem) -> Iterator[_Change]:
             name = _NOUNS[level.name]
             yield _Change(
                 words=f"a {name} twice as fast",
-                what_if=None,
                 problem=problem.with_level(
                     replace(level, processor=level.processor.scaled(FACTOR))
                 ),
@@ -127,6 +142,23 @@ def _changes(problem: Problem) -> Iterator[_Change]:
     for link in hardware.links.values():
         yield from _link_changes(problem, link)
     yield from _packed(problem)
+
+
+def _smaller_caches(problem: Problem) -> Iterator[_Change]:
+    """Numbers of the cache in fewer bits, where they have all."""
+    shape, cache_dtype = problem.shape, problem.shape.attention.cache_dtype
+    if cache_dtype is None:
+        yield _Change(
+            words="keys and values in int8, an approximation",
+            option="--kv-cache int8",
+            problem=replace(problem, shape=shape.cached_in("int8")),
+        )
+    if shape.recurrence is not None and shape.recurrence.state_dtype == "float32":
+        yield _Change(
+            words="states in float16, an approximation",
+            option="--state-cache float16",
+            problem=replace(problem, shape=shape.cached_in(cache_dtype or "full", "float16")),
+        )
 
 
 def _figure(number: float) -> str:

@@ -37,7 +37,12 @@ def answer_json(answer: Answer) -> dict[str, Any]:
             _turning_points(roofs) for roofs in policy_roofs(problem, answer.policy)
         ],
         "improvements": [
-            {"change": better.change, "what_if": better.what_if, "speedup": better.speedup}
+            {
+                "change": better.change,
+                "what_if": better.what_if,
+                "option": better.option,
+                "speedup": better.speedup,
+            }
             for better in answer.improvements
         ],
         "only_planned": list(answer.only_planned),

@@ -221,5 +221,6 @@ def _from(tokens: float, then: str, before: str) -> str:
 
 def _advice(answer: Answer) -> Iterator[tuple[str, str]]:
     for better in answer.improvements:
-        option = whole(f"--what-if '{better.what_if}'") if better.what_if else ""
+        what_if = f"--what-if '{better.what_if}'" if better.what_if else ""
+        option = whole(better.option or what_if)
         yield f"[green]{better.speedup:.2f}x[/]", f"{plain(better.change)}  [dim]{option}[/]"

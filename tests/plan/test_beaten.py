@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
@@ -10,11 +11,12 @@ from hypothesis import strategies as st
 from moebatch.errors import DoesNotFit
 from moebatch.plan.advice import improvements
 from moebatch.plan.answer import answer_milp, best_for
+from moebatch.plan.answers import answer_question
 from moebatch.plan.fitting import with_room
 from moebatch.plan.options import PlanOptions
 from moebatch.plan.prediction import predict
 from moebatch.plan.problem import Problem
-from moebatch.plan.question import changed_profile, stated_dtypes, stored_as
+from moebatch.plan.question import changed_profile, stated_dtypes, stated_question, stored_as
 from moebatch.plan.search.candidates import widest_micro_batch
 from moebatch.plan.search.planner import best_policy
 from moebatch.plan.search.refusal import too_large, too_small
@@ -195,3 +197,28 @@ def test_advice_is_what_its_command_says(name: str) -> None:
         then = predict(supposed, best_for(supposed).policy).tokens_per_s
         speedup = then / answer.prediction.tokens_per_s
         assert speedup == pytest.approx(better.speedup, rel=0.03), better.change
+
+
+@pytest.mark.parametrize(
+    ("machine", "model", "lengths", "changed"),
+    [
+        ("rtx4090", "qwen3-30b-a3b", (1800, 200, 5000), {"kv_cache": "int8"}),
+        ("generic-cpu", "qwen3-next-80b-a3b", (512, 256, 2000), {"state_cache": "float16"}),
+    ],
+)
+def test_a_smaller_cache_is_advised_by_its_option(
+    machine: str, model: str, lengths: tuple[int, int, int], changed: dict[str, Any]
+) -> None:
+    prompt_len, gen_len, requests = lengths
+    options = PlanOptions(model=model, prompt_len=prompt_len, gen_len=gen_len, requests=requests)
+    profile = load_profile(machine)
+    answer = answer_question(stated_question(profile, options), options)
+    ((name, value),) = changed.items()
+    option = f"--{name.replace('_', '-')} {value}"
+    (better,) = (each for each in answer.improvements if each.option == option)
+    options = replace(options, **changed)
+    then = answer_question(stated_question(profile, options), options)
+    speedup = then.prediction.tokens_per_s / answer.prediction.tokens_per_s
+    assert speedup == pytest.approx(better.speedup, rel=0.03)
+    assert better.speedup > 1.3
+    assert option not in [each.option for each in then.improvements], "it has been done"
