@@ -186,14 +186,26 @@ INLINE void add_lot(float *sums, int64_t width, float weights[][BLOCK], const fl
     }
 }
 
-/* Scratch of a thread: for the query heads of an item, queries padded to `width`
-   numbers each and sums to `value_width`; and for the numbers of codes, BLOCK positions at one KV
-   head, at these offsets. */
+/* Scratch of a thread, for the query heads of an item: queries padded to `width` numbers each, and
+   sums to `value_width`. */
 typedef struct {
-    float *queries, *sums, *keys, *values;
+    float *queries, *sums;
     Softmax *softmax;
-    int64_t num_heads, width, value_width, offsets[BLOCK];
+    int64_t num_heads, width, value_width;
 } Room;
+
+/* numbers[h][t] times the scale of position t, where those of a cached head are codes. */
+INLINE void scale_codes(float numbers[][BLOCK], const char *cached, const int64_t *offsets,
+                        int64_t head_dim, int heads, int dtype) {
+    if (!is_cached_code(dtype))
+        return;
+    float scales[BLOCK];
+    for (int t = 0; t < BLOCK; t++)
+        scales[t] = read_cached_scale(cached + offsets[t] + head_dim, dtype);
+    for (int h = 0; h < heads; h++)
+        for (int t = 0; t < BLOCK; t += LANES)
+            write_floats(numbers[h] + t, read_floats(numbers[h] + t) * read_floats(scales + t));
+}
 
 /* What some query heads that share a KV head see in a unit. */
 INLINE void attend_unit(const AttentionWork *w, Room room, int64_t head, Unit unit, Unit next,
@@ -201,8 +213,10 @@ INLINE void attend_unit(const AttentionWork *w, Room room, int64_t head, Unit un
     float scores[4][BLOCK], corrections[4], *sums = room.sums + head * room.value_width;
     score(room.queries + head * room.width, room.width, unit, next, w->head_dim, scores, heads,
           dtype);
+    scale_codes(scores, unit.keys, unit.offsets, w->head_dim, heads, dtype);
     for (int h = 0; h < heads; h++)
         corrections[h] = weigh(scores[h], unit.num, w->scale, &room.softmax[head + h]);
+    scale_codes(scores, unit.values, unit.offsets, w->value_dim, heads, dtype);
     int64_t c = 0, width = room.value_width;
     for (; c + LOT <= w->value_dim; c += LOT)
         add_lot(sums, width, scores, corrections, unit, next, c, LOT, heads, dtype);
@@ -217,22 +231,6 @@ INLINE int locate(const AttentionWork *w, int64_t first, int64_t stop, int64_t r
     for (int t = 0; t < BLOCK; t++)
         offsets[t] = w->rows[first + (t < num ? t : num - 1)] * row_bytes;
     return num;
-}
-
-/* The numbers of a unit of codes into the room, and the next unit into the second-level cache. */
-static void widen_unit(const AttentionWork *w, const Room *room, Unit unit, Unit next) {
-    int64_t head_bytes = cached_bytes(w->head_dim, w->cache_dtype);
-    for (int t = 0; t < BLOCK; t++) {
-        const char *key = unit.keys + unit.offsets[t], *value = unit.values + unit.offsets[t];
-        widen_cached(room->keys + t * room->width, key, 0, room->width, w->head_dim,
-                     w->cache_dtype);
-        widen_cached(room->values + t * room->width, value, 0, room->value_width, w->head_dim,
-                     w->cache_dtype);
-        for (int64_t i = 0; i < head_bytes; i += 64) {
-            __builtin_prefetch(next.keys + next.offsets[t] + i, 0, 2);
-            __builtin_prefetch(next.values + next.offsets[t] + i, 0, 2);
-        }
-    }
 }
 
 /* Some query heads, of which `head` is the first. */
@@ -278,9 +276,7 @@ INLINE void attend(const AttentionWork *w, int64_t item, int64_t next_item, Room
     int64_t parts = w->num_kv_heads / w->kv_heads_per_item, shared = w->num_heads / w->num_kv_heads;
     int64_t query = item / parts, part = item % parts;
     int64_t token = w->tokens[query], head = part * room.num_heads, bytes = size_of(w->dtype);
-    int cache_dtype = dtype == FLOAT32 ? w->cache_dtype : dtype;
-    int64_t head_bytes = cached_bytes(w->head_dim, cache_dtype);
-    int64_t row_bytes = w->key_row * size_of(cache_dtype);
+    int64_t head_bytes = cached_bytes(w->head_dim, dtype), row_bytes = w->key_row * size_of(dtype);
     int64_t part_bytes = w->kv_heads_per_item * head_bytes, stop = w->starts[query + 1];
     int64_t offsets[BLOCK], next_offsets[BLOCK];
     int64_t first = w->starts[query], sinks_stop = first + w->num_sinks;
@@ -314,10 +310,6 @@ INLINE void attend(const AttentionWork *w, int64_t item, int64_t next_item, Room
             if (g + 1 == w->kv_heads_per_item)
                 next = (Unit){w->keys + next_part * part_bytes, w->values + next_part * part_bytes,
                               next_offsets, next_num};
-            if (is_cached_code(cache_dtype)) {
-                widen_unit(w, &room, unit, next);
-                unit = next = (Unit){(char *)room.keys, (char *)room.values, room.offsets, num};
-            }
             int64_t h = g * shared, end = h + shared;
 #define HEADS(heads)                                                                               \
     for (; h + heads <= end; h += heads)                                                           \
@@ -338,29 +330,22 @@ OF_THE_REST void moebatch_attend(AttentionWork *w) {
     int64_t parts = w->num_kv_heads / w->kv_heads_per_item;
     int64_t num_heads = w->num_heads / parts, width = (w->head_dim + LOT - 1) / LOT * LOT;
     int64_t value_width = (w->value_dim + LOT - 1) / LOT * LOT;
-    int64_t num_widened = is_cached_code(w->cache_dtype) ? BLOCK * width : 0;
     size_t num_bytes = num_heads * ((width + value_width) * sizeof(float) + sizeof(Softmax));
-    num_bytes += 2 * num_widened * sizeof(float);
     float *memory = aligned_alloc(64, (num_bytes + 63) / 64 * 64);
     if (!memory) {
         __atomic_store_n(&w->has_failed, 1, __ATOMIC_RELAXED);
         return;
     }
-    Room room = {.keys = memory, .values = memory + num_widened, .num_heads = num_heads};
+    Room room = {.queries = memory, .num_heads = num_heads};
     room.width = width;
     room.value_width = value_width;
-    room.queries = room.values + num_widened;
     room.sums = room.queries + num_heads * width;
     room.softmax = (Softmax *)(room.sums + num_heads * value_width);
-    for (int t = 0; t < BLOCK; t++)
-        room.offsets[t] = t * width * sizeof(float);
     int64_t item = __atomic_fetch_add(&w->next_item, 1, __ATOMIC_RELAXED);
     while (item < w->num_slices * parts) {
         int64_t next_item = __atomic_fetch_add(&w->next_item, 1, __ATOMIC_RELAXED);
         switch (w->cache_dtype) {
         case FLOAT32:
-        case CACHED_INT8:
-        case CACHED_FP8:
             attend(w, item, next_item, room, FLOAT32);
             break;
         case BFLOAT16:
@@ -368,6 +353,12 @@ OF_THE_REST void moebatch_attend(AttentionWork *w) {
             break;
         case FLOAT16:
             attend(w, item, next_item, room, FLOAT16);
+            break;
+        case CACHED_INT8:
+            attend(w, item, next_item, room, CACHED_INT8);
+            break;
+        case CACHED_FP8:
+            attend(w, item, next_item, room, CACHED_FP8);
             break;
         }
         item = next_item;

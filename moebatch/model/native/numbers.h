@@ -5,8 +5,7 @@
    vector of a lot has its even numbers and the second its odd ones.
 
    The 8 bits of CACHED_INT8 and CACHED_FP8 (e4m3) are codes: numbers but for a scale, which is a
-   bfloat16 behind the codes that it is for. Only keys and values come so; they are widened before
-   anything else.
+   bfloat16 behind the codes that it is for. Only keys and values come so.
 
    No -ffast-math: it would swallow NaN, and some compilers then change the rounding of the whole
    process. */
@@ -122,8 +121,57 @@ INLINE Floats add_pairs(Floats sum, Floats x, Floats y) {
 #endif
 }
 
+/* LANES bytes with a sign. Compilers take such conversions apart where they are not told how. */
+INLINE Ints read_whole(const char *p) {
+#if defined(__AVX512F__)
+    return (Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p));
+#elif defined(__AVX2__)
+    return (Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p));
+#else
+    Ints whole;
+    for (int i = 0; i < LANES; i++)
+        whole[i] = (int8_t)p[i];
+    return whole;
+#endif
+}
+
+/* LANES codes as numbers, yet without their scale. */
+INLINE Floats code_numbers(const char *p, int dtype) {
+    if (dtype == CACHED_INT8)
+        return __builtin_convertvector(read_whole(p), Floats);
+    /* As float16, e4m3 is 256 times as small. */
+#if defined(__AVX512F__)
+    __m256i codes = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p));
+    codes = _mm256_and_si256(_mm256_slli_epi16(codes, 7), _mm256_set1_epi16((short)0xbf80));
+    return (Floats)_mm512_cvtph_ps(codes);
+#elif defined(__AVX2__) && defined(__F16C__)
+    __m128i codes = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)p));
+    codes = _mm_and_si128(_mm_slli_epi16(codes, 7), _mm_set1_epi16((short)0xbf80));
+    return (Floats)_mm256_cvtph_ps(codes);
+#else
+    /* As float32, exponents begin 120 lower. */
+    Words whole = (Words)read_whole(p);
+    Words bits = (whole & 0x80000000u) | (whole & 0x7fu) << 20;
+    return (Floats)bits * 0x1p112f;
+#endif
+}
+
+INLINE float read_cached_scale(const char *p, int dtype) {
+    uint16_t half;
+    memcpy(&half, p, sizeof half);
+    uint32_t bits = (uint32_t)half << 16;
+    float scale;
+    memcpy(&scale, &bits, sizeof scale);
+    return dtype == CACHED_FP8 ? scale * 256 : scale;
+}
+
 INLINE Lot load(const char *p, int dtype) {
     Lot lot;
+    if (is_cached_code(dtype)) {
+        lot.first = code_numbers(p, dtype);
+        lot.second = code_numbers(p + LANES, dtype);
+        return lot;
+    }
     if (dtype == FLOAT32) {
         memcpy(&lot.first, p, sizeof lot.first);
         memcpy(&lot.second, p + sizeof lot.first, sizeof lot.second);
@@ -282,46 +330,17 @@ INLINE void store_part(char *p, Lot lot, int64_t num, int dtype) {
     memcpy(p, room, num * size_of(dtype));
 }
 
-INLINE float read_cached_scale(const char *p) {
-    uint16_t half;
-    memcpy(&half, p, sizeof half);
-    uint32_t bits = (uint32_t)half << 16;
-    float scale;
-    memcpy(&scale, &bits, sizeof scale);
-    return scale;
-}
-
-/* LANES bytes with a sign. Compilers take such conversions apart where they are not told how. */
-INLINE Ints read_whole(const char *p) {
-#if defined(__AVX512F__)
-    return (Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p));
-#elif defined(__AVX2__)
-    return (Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p));
-#else
-    Ints whole;
-    for (int i = 0; i < LANES; i++)
-        whole[i] = (int8_t)p[i];
-    return whole;
-#endif
-}
-
 /* The numbers [first, stop) of a cached head of so many codes; zeros from its end on. A multiple of
    LANES. No part of what it is called from, of which there are many. */
 static __attribute__((noinline)) void widen_cached(float *to, const char *head, int64_t first,
                                                   int64_t stop, int64_t head_dim, int dtype) {
-    float scale = read_cached_scale(head + head_dim);
+    float scale = read_cached_scale(head + head_dim, dtype);
     for (int64_t c = first; c < stop; c += LANES) {
         char room[LANES] = {0};
         const char *codes = head + c;
         if (c + LANES > head_dim)
             codes = memcpy(room, codes, c < head_dim ? head_dim - c : 0);
-        Ints whole = read_whole(codes);
-        Floats x = __builtin_convertvector(whole, Floats);
-        if (dtype == CACHED_FP8) { /* its exponents begin 120 lower than those of float32 */
-            Words bits = ((Words)whole & 0x80000000u) | ((Words)whole & 0x7fu) << 20;
-            x = (Floats)bits * 0x1p120f;
-        }
-        write_floats(to + c - first, x * scale);
+        write_floats(to + c - first, code_numbers(codes, dtype) * scale);
     }
 }
 
