@@ -91,6 +91,7 @@ def _own_profile(job: Job, files: ModelFiles, log: Callable[[str], None]) -> Not
             quick=True,
             dtypes=_possible_dtypes(job, files),
             formats=tuple(stored for stored, _ in files.dtypes.stored.shares),
+            cache_dtype=files.shape.attention.cache_dtype,
         )
     except Exception as error:
         # Files of the model that are too short to be timed, nothing but noise, or others' GPU.

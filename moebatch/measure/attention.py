@@ -23,7 +23,9 @@ from moebatch.measure.timer import Allocate, Timer
 from moebatch.model.attention.plan import AttentionPlan, Sight
 from moebatch.model.attention.span import Span
 from moebatch.model.batch import MicroBatch
+from moebatch.spec.model.cache_layout import CacheDtype, KvCache
 from moebatch.spec.policy.policy import PAGE_TOKENS, pages_of
+from moebatch.store.kv.tensors import KvShape
 
 _LEAST_SHARE = 0.05
 """Share of a measured time that is attention at the least, however noisy the rest."""
@@ -61,6 +63,26 @@ class AttentionRates:
     """FLOP/s of attention among the tokens of a prompt."""
 
 
+def coded_rate(
+    sizes: Sizes,
+    dtype: torch.dtype,
+    cached_in: CacheDtype,
+    timer: Timer,
+    *,
+    cache_bytes: int,
+    allocate: Allocate,
+) -> float:
+    """Bytes of keys and values per second that decode attention goes through where they are cached
+    in 8 bits: by fewer points than `attention_rates`, since the rest is as there."""
+    few = replace(
+        sizes,
+        decode_sequences=sizes.decode_sequences[-1:],
+        decode_contexts=sizes.decode_contexts[-2:],
+    )
+    bench = _Bench.of(few, dtype, timer, cache_bytes, allocate, cached_in)
+    return bench.decode_rates(few).bandwidth
+
+
 def attention_rates(
     sizes: Sizes, dtype: torch.dtype, timer: Timer, *, cache_bytes: int, allocate: Allocate
 ) -> AttentionRates:
@@ -70,11 +92,6 @@ def attention_rates(
     """
     bench = _Bench.of(sizes, dtype, timer, cache_bytes, allocate)
     shape = bench.layer.shape
-    samples = [
-        bench.decode(num_sequences, context)
-        for num_sequences in sizes.decode_sequences
-        for context in sizes.decode_contexts
-    ]
     prompts = [
         bench.prompt(num_tokens, context)
         for num_tokens in sizes.prompt_slices
@@ -84,7 +101,7 @@ def attention_rates(
     num_pairs = sum(pairs for pairs, _ in prompts)
     seconds = sum(seconds for _, seconds in prompts)
     return AttentionRates(
-        decode=decode_rates(samples, shape.kv_bytes_per_token(dtype.itemsize)),
+        decode=bench.decode_rates(sizes),
         prompt_flops=num_pairs * shape.attention.flops_per_pair / seconds,
     )
 
@@ -140,6 +157,7 @@ class _Bench:
         timer: Timer,
         cache_bytes: int,
         allocate: Allocate,
+        cached_in: KvCache = "full",
     ) -> "_Bench":
         longest_prompt = max(sizes.prompt_slices) + max(sizes.prompt_contexts)
         limits = Limits(
@@ -148,14 +166,16 @@ class _Bench:
             context_tokens=max(longest_prompt, max(sizes.decode_contexts) + 1),
             gather_rows=sizes.gather_rows,
         )
-        layer = synthetic_layer(sizes.model, limits, dtype, timer.device)
+        layer = synthetic_layer(sizes.model, limits, dtype, timer.device, cached_in=cached_in)
         most = max(sizes.decode_sequences) * pages_of(max(sizes.decode_contexts) + 1)
         page_bytes = PAGE_TOKENS * layer.shape.kv_bytes_per_token(dtype.itemsize)
         least = pages_of(limits.context_tokens)
         num_pages = max(least, min(most, cache_bytes // page_bytes))
-        heads = layer.shape.attention
-        size = (2, num_pages * PAGE_TOKENS, heads.num_kv_heads, heads.head_dim)
-        cache = allocate(num_pages * page_bytes).view(dtype)[: math.prod(size)].view(size)
+        shape = KvShape(cache=layer.shape.attention.cache, dtype=dtype)
+        keys, _ = shape.cache.parts
+        stored, width = shape.stored_as(keys)
+        size = (2, num_pages * PAGE_TOKENS, keys.num_heads, width)
+        cache = allocate(num_pages * page_bytes).view(stored)[: math.prod(size)].view(size)
         return cls(
             layer=layer,
             keys_RGC=cache[0],
@@ -163,6 +183,16 @@ class _Bench:
             pages=np.random.default_rng(0).permutation(num_pages),
             timer=timer,
         )
+
+    def decode_rates(self, sizes: Sizes) -> DecodeRates:
+        """By all batches of these sizes."""
+        samples = [
+            self.decode(num_sequences, context)
+            for num_sequences in sizes.decode_sequences
+            for context in sizes.decode_contexts
+        ]
+        dtype_bytes = self.layer.decoder.dtype.itemsize
+        return decode_rates(samples, self.layer.shape.kv_bytes_per_token(dtype_bytes))
 
     def decode(self, num_sequences: int, context: int) -> DecodeSample:
         """One new token for each of so many sequences of one length."""

@@ -38,6 +38,7 @@ from moebatch.spec.machine.hardware import Dtype, LevelName, LinkName, Processor
 from moebatch.spec.machine.levels import CAPACITIES, LevelFigures, LinkFigures
 from moebatch.spec.machine.profile import HardwareProfile
 from moebatch.spec.machine.values import DURATION, CurveFigure, Figure
+from moebatch.spec.model.cache_layout import CacheDtype
 from moebatch.store.memory import Arena, resident_bytes, return_freed_memory
 from moebatch.units import format_bytes, format_rate
 
@@ -72,6 +73,7 @@ def measure_machine(
     quick: bool = False,
     dtypes: tuple[Dtype, ...] = ("bfloat16",),
     formats: tuple[WeightFormat, ...] = (),
+    cache_dtype: CacheDtype | None = None,
     sizes: Sizes | None = None,
 ) -> HardwareProfile:
     """Measures this machine: about three minutes, or a few seconds if `quick`.
@@ -84,13 +86,14 @@ def measure_machine(
         log: gets a line for each step.
         dtypes: those that `quick` measures, the one of attention first.
         formats: stored ones whose decoding `quick` measures.
+        cache_dtype: 8 bits in which keys and values are cached, if `quick` measures that.
         sizes: in place of those that `quick` decides on.
 
     Raises StorageError when the folder cannot be written and there is nothing else to read, or
     when the disk fails, and ConfigError when `read` has nothing to read, or when a figure is
     impossible, such as a rate of nothing.
     """
-    sizes = sizes or (quick_sizes(dtypes, formats) if quick else Sizes())
+    sizes = sizes or (quick_sizes(dtypes, formats, cache_dtype) if quick else Sizes())
     with ExitStack() as stack:
         capacity_bytes = detect_machine().dram_bytes
         log(f"memory that a job may take: {format_bytes(capacity_bytes)}")
@@ -272,6 +275,7 @@ def _level(name: LevelName, capacity_bytes: int, rates: Processor | None) -> Lev
     capacity = _figure(min(max(capacity_bytes, kind.least), kind.most))
     if rates is None:
         return LevelFigures(name=name, capacity=capacity)
+    coded = {dtype: _figure(rate) for dtype, rate in rates.coded_attention.items()}
     return LevelFigures(
         name=name,
         capacity=capacity,
@@ -279,6 +283,8 @@ def _level(name: LevelName, capacity_bytes: int, rates: Processor | None) -> Lev
         gemm=_curves(rates.gemm),
         gemm_streamed=_curves(rates.gemm_streamed),
         attention_bandwidth=_figure(rates.attention_bandwidth),
+        attention_bandwidth_int8=coded.get("int8"),
+        attention_bandwidth_fp8=coded.get("fp8"),
         attention_flops=_figure(rates.attention_flops),
         elementwise_bandwidth=_figure(rates.elementwise_bandwidth),
         decoding=_curves(rates.decoding),

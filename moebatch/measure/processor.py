@@ -12,7 +12,7 @@ from torch import Tensor
 from moebatch.checkpoint.model_files import COMPUTE_DTYPES
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.layout.scratch import rows_decoded_at_once
-from moebatch.measure.attention import AttentionRates, attention_rates
+from moebatch.measure.attention import AttentionRates, attention_rates, coded_rate
 from moebatch.measure.between import between_passes
 from moebatch.measure.contention import Patience
 from moebatch.measure.elementwise import elementwise_bandwidth
@@ -22,6 +22,7 @@ from moebatch.measure.sizes import Sizes
 from moebatch.measure.timer import Allocate, Timer
 from moebatch.model.products import Products
 from moebatch.spec.machine.hardware import Dtype, Processor, RateCurve
+from moebatch.spec.model.cache_layout import CacheDtype
 from moebatch.units import format_flops, format_rate
 
 Beside = Callable[[], AbstractContextManager[None]]
@@ -67,7 +68,9 @@ def processor_rates(
         # Our own readers hold threads up as well, which is no reason to measure again.
         calmest = patience.calmest if beside is None else _once
         disturbed = replace(timer, beside_reading=beside is not None)
-        attention, elementwise = _tokens_rates(sizes, disturbed, share, allocate, calmest, log)
+        attention, coded, elementwise = _tokens_rates(
+            sizes, disturbed, share, allocate, calmest, log
+        )
     task = patience.calmest(lambda: task_s(timer))
     launch = patience.calmest(lambda: launch_s(timer))
     another = patience.calmest(lambda: another_expert_s(timer, launch))
@@ -79,6 +82,7 @@ def processor_rates(
         bandwidth=bandwidth,
         gemm=gemm,
         attention_bandwidth=attention.decode.bandwidth,
+        coded_attention=coded,
         attention_flops=attention.prompt_flops,
         sequence_s=attention.decode.sequence_s,
         elementwise_bandwidth=elementwise,
@@ -103,8 +107,8 @@ def _tokens_rates(
     allocate: Allocate,
     calmest: Callable[[Callable[[], Any]], Any],
     log: Log,
-) -> tuple[AttentionRates, float]:
-    """Of attention, and of what norms, routing and sums move."""
+) -> tuple[AttentionRates, dict[CacheDtype, float], float]:
+    """Of attention, of decoding by a cache in 8 bits, and of what norms, routing and sums move."""
     dtype = COMPUTE_DTYPES[sizes.attention_dtype]
     attention: AttentionRates = calmest(
         lambda: attention_rates(sizes, dtype, timer, cache_bytes=cache_bytes, allocate=allocate)
@@ -114,9 +118,14 @@ def _tokens_rates(
         f"{attention.decode.sequence_s * 1e6:.1f} µs a sequence in decoding, "
         f"{format_flops(attention.prompt_flops)} in prompts"
     )
+    coded: dict[CacheDtype, float] = {}
+    for cached_in in sizes.cache_dtypes:
+        measured = partial(coded_rate, sizes, dtype, cached_in, timer)
+        coded[cached_in] = calmest(partial(measured, cache_bytes=cache_bytes, allocate=allocate))
+        log(f"attention to a cache in {cached_in}: {format_rate(coded[cached_in])} in decoding")
     elementwise: float = calmest(lambda: elementwise_bandwidth(sizes, dtype, timer))
     log(f"norms, routing and sums: {format_rate(elementwise)}")
-    return attention, elementwise
+    return attention, coded, elementwise
 
 
 def _weights_rates(

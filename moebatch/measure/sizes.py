@@ -1,12 +1,14 @@
 """How large the measured work is, and how long it may take."""
 
 from dataclasses import dataclass, field, replace
+from typing import get_args
 
 from moebatch.formats.ggml import decoded_types
 from moebatch.formats.registry import measured_formats
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.layout.scratch import MAX_GEMM_ROWS, PROMPT_ROWS
 from moebatch.spec.machine.hardware import Dtype
+from moebatch.spec.model.cache_layout import CacheDtype
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +49,8 @@ class Sizes:
     dtypes: tuple[Dtype, ...] = ("bfloat16", "float16", "float32")
     """Data types of the matrix products."""
     attention_dtype: Dtype = "bfloat16"
+    cache_dtypes: tuple[CacheDtype, ...] = get_args(CacheDtype)
+    """8 bits in which keys and values are attended to as well."""
     formats: tuple[WeightFormat, ...] = field(
         default_factory=lambda: (*measured_formats(), *decoded_types())
     )
@@ -74,12 +78,17 @@ class Sizes:
     """Whether a file is written, to measure writing or to have something to read."""
 
 
-def quick_sizes(dtypes: tuple[Dtype, ...], formats: tuple[WeightFormat, ...] = ()) -> Sizes:
+def quick_sizes(
+    dtypes: tuple[Dtype, ...],
+    formats: tuple[WeightFormat, ...] = (),
+    cache_dtype: CacheDtype | None = None,
+) -> Sizes:
     """A few seconds in all: few data types, few points, and no file is written."""
     return Sizes(
         dtypes=dtypes,
         formats=formats,
         attention_dtype=dtypes[0],
+        cache_dtypes=() if cache_dtype is None else (cache_dtype,),
         gemm_rows=(4, 64, 256, MAX_GEMM_ROWS),
         buffer_bytes=384 * 2**20,
         decode_sequences=(64,),

@@ -16,6 +16,7 @@ from moebatch.measure.sizes import ModelSizes
 from moebatch.model.decoder import Decoder
 from moebatch.model.dense_weights import DenseWeights
 from moebatch.spec.model.attention import Sizes
+from moebatch.spec.model.cache_layout import KvCache
 from moebatch.spec.model.shape import ModelShape
 from moebatch.spec.model.shape_reader import read_shape
 from moebatch.spec.model.stored_experts import StoredExperts
@@ -47,13 +48,14 @@ def synthetic_layer(
     device: torch.device,
     *,
     stored: WeightFormat | None = None,
+    cached_in: KvCache = "full",
 ) -> SyntheticLayer:
     """A layer of that size whose attention adds nothing, so that it may be applied for ever.
 
-    Experts are `stored` so, if another way than they are computed in.
+    Experts are `stored` so, if another way than they are computed in, and keys and values cached.
     """
     config = _config(sizes, limits.context_tokens)
-    shape = read_shape(config, "synthetic")
+    shape = read_shape(config, "synthetic").cached_in(cached_in)
 
     def weights(sizes: Sizes) -> dict[str, Tensor]:
         made = {role: torch.empty(size, dtype=dtype, device=device) for role, size in sizes.items()}

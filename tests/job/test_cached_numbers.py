@@ -14,11 +14,13 @@ from moebatch.job.options import CheckOptions
 from moebatch.job.question import job_question
 from moebatch.job.run import JobRun
 from moebatch.layout.buffers import KV_TERM
+from moebatch.layout.load import PassLoad
 from moebatch.plan.options import PlanOptions
 from moebatch.plan.question import stated_question
 from moebatch.plan.search.planner import best_policy
 from moebatch.spec.job import load_job
 from moebatch.spec.machine.profile import load_profile
+from moebatch.spec.model.cache_layout import KvCache
 from moebatch.spec.workload import Workload
 from tests.job.test_gating import as_openai, texts_and_fingerprint
 from tests.job.test_run import EMULATED, on_gpu, policy, run, texts, write
@@ -96,6 +98,25 @@ def test_where_the_cache_limits_the_batch_about_twice_the_sequences_fit() -> Non
         )
     )
     assert in_8_bits < in_full
+
+
+def test_attention_is_priced_by_the_rate_that_is_measured_for_it() -> None:
+    asked = problem(cpu_machine(2, flops=5e12), shape=SMALL)
+    dram = asked.hardware.dram
+    assert dram.processor is not None
+    usual, load = dram.processor.attention_bandwidth, PassLoad(9, 9000)
+    slow = replace(dram.processor, sequence_s=0.0, coded_attention={"int8": usual / 5})
+    priced = replace(asked, hardware=asked.with_level(replace(dram, processor=slow)).hardware)
+
+    def seconds(how: KvCache) -> float:
+        of = replace(priced, shape=SMALL.cached_in(how))
+        return of.prices.decode_attention_s(load, slow)
+
+    coded_bytes, full_bytes = (
+        SMALL.cached_in(how).kv_bytes_per_token(2) for how in ("int8", "full")
+    )
+    assert seconds("int8") == pytest.approx(5 * coded_bytes / full_bytes * seconds("full"))
+    assert seconds("fp8") == pytest.approx(coded_bytes / full_bytes * seconds("full"))
 
 
 def test_plan_takes_it_as_an_option(tmp_path: Path, tiny_checkpoint: Checkpoint) -> None:

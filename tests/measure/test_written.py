@@ -40,6 +40,7 @@ PROCESSORS = st.builds(
     bandwidth=numbers(MEMORY_RATE),
     gemm=BY_DTYPE,
     attention_bandwidth=numbers(MEMORY_RATE),
+    coded_attention=st.dictionaries(st.sampled_from(["int8", "fp8"]), numbers(MEMORY_RATE)),
     attention_flops=numbers(SPEED),
     sequence_s=st.floats(0.0, DURATION.least) | numbers(DURATION),
     elementwise_bandwidth=numbers(MEMORY_RATE),

@@ -504,6 +504,7 @@ class TestChange:
             load_profile("generic-cpu").with_change("vram=16GB")
         assert str(caught.value).endswith(
             "names are dram, dram.gemm, dram.bandwidth, dram.attention_bandwidth, "
+            "dram.attention_bandwidth_int8, dram.attention_bandwidth_fp8, "
             "dram.attention_flops, dram.elementwise_bandwidth, "
             "dram.sequence_time, dram.launch_time, dram.task_time, dram.expert_time, "
             "dram.pass_time, dram.row_time, "

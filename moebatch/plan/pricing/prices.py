@@ -262,7 +262,7 @@ class Prices:
             num_bytes += positions * kind.token_bytes
             flops += positions * kind.attention.decode_flops_per_pair
         fixed_s = load.decode_sequences * processor.sequence_s
-        read_s = num_bytes / processor.attention_bandwidth
+        read_s = num_bytes / processor.attention_rate(self.shape.attention.cache_dtype)
         return fixed_s + max(read_s, flops / processor.attention_flops)
 
     def prompt_attention_s(self, load: PassLoad, processor: Processor) -> float:
@@ -273,7 +273,8 @@ class Prices:
             pairs = self._pairs_in_window(load, kind.window)
             flops += kind.share * kind.attention.prompt_flops(pairs, context)
             num_bytes += kind.share * context * kind.token_bytes
-        return flops / processor.attention_flops + num_bytes / processor.attention_bandwidth
+        rate = processor.attention_rate(self.shape.attention.cache_dtype)
+        return flops / processor.attention_flops + num_bytes / rate
 
     def recurrence_s(self, load: PassLoad, processor: Processor) -> float:
         """Seconds of what recurrent layers do in a mean layer, projections left out: at the rate of

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from moebatch.formats.weight_format import WeightFormat
+from moebatch.spec.model.cache_layout import CacheDtype
 
 LevelName = Literal["vram", "dram", "disk"]
 DeviceKind = Literal["cpu", "cuda", "emulate"]
@@ -74,6 +75,8 @@ class Processor:
     """Bytes per second read from the level's memory by matrix products."""
     attention_bandwidth: float
     """Bytes of keys and values per second that decode attention goes through."""
+    coded_attention: Mapping[CacheDtype, float] = field(default_factory=dict)
+    """The same of those that are cached in 8 bits; of others as many."""
     attention_flops: float
     """FLOP/s of attention among the tokens of a prompt."""
     elementwise_bandwidth: float
@@ -103,6 +106,12 @@ class Processor:
         """The same, where nobody waits for the host."""
         return replace(self, launch_s=0.0, task_s=0.0, another_expert_s=0.0, pass_s=0.0, row_s=0.0)
 
+    def attention_rate(self, cached_in: CacheDtype | None) -> float:
+        """Bytes of keys and values per second, as they are cached."""
+        if cached_in is None:
+            return self.attention_bandwidth
+        return self.coded_attention.get(cached_in, self.attention_bandwidth)
+
     def decoding_rate(self, stored: WeightFormat, rows: float = math.inf) -> float:
         """Bytes per second of a format that become numbers to be multiplied by so many rows; of
         fewer than were measured as many as of those."""
@@ -130,6 +139,7 @@ class Processor:
             gemm_streamed={d: curve.scaled(factor) for d, curve in self.gemm_streamed.items()},
             bandwidth=self.bandwidth * factor,
             attention_bandwidth=self.attention_bandwidth * factor,
+            coded_attention={name: rate * factor for name, rate in self.coded_attention.items()},
             attention_flops=self.attention_flops * factor,
             elementwise_bandwidth=self.elementwise_bandwidth * factor,
             sequence_s=self.sequence_s / factor,

@@ -20,6 +20,7 @@ from moebatch.spec.machine.values import (
     supposed,
     supposed_speed,
 )
+from moebatch.spec.model.cache_layout import CacheDtype
 
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 CAPACITIES: Mapping[LevelName, Quantity] = MappingProxyType(
@@ -29,6 +30,8 @@ PROCESSOR_FIGURES: Mapping[str, Quantity] = MappingProxyType(
     {
         "bandwidth": MEMORY_RATE,
         "attention_bandwidth": MEMORY_RATE,
+        "attention_bandwidth_int8": MEMORY_RATE,
+        "attention_bandwidth_fp8": MEMORY_RATE,
         "attention_flops": SPEED,
         "elementwise_bandwidth": MEMORY_RATE,
         "sequence_time": DURATION,
@@ -55,6 +58,9 @@ _EXPERT_OF_TASK = 0.25
 experts in tasks of 16."""
 _PASS_S, _ROW_S = 1e-3, 13e-6
 """A machine whose profile says nothing: as measured on a core of an AMD EPYC (Zen 4)."""
+_PASSES_OF_CODES = 7
+"""On a GPU: torch gathers codes, a byte read and written, makes numbers of 2 bytes of them, and
+reads these."""
 _OPERATION_S = 1e-4
 """A disk whose profile says nothing: a measured one took 118 us to read and 124 us to write."""
 
@@ -76,6 +82,10 @@ class LevelFigures:
     ``gemm``."""
     attention_bandwidth: Figure | None = None
     """Bytes per second of decode attention; None is the bandwidth."""
+    attention_bandwidth_int8: Figure | None = None
+    """The same where keys and values are cached in 8 bits. None is all of it on a CPU, which is so
+    where enough cores wait for memory, and a seventh of it on a GPU."""
+    attention_bandwidth_fp8: Figure | None = None
     attention_flops: Figure | None = None
     """FLOP/s of attention among the tokens of a prompt; None is the highest of gemm."""
     elementwise_bandwidth: Figure | None = None
@@ -120,11 +130,13 @@ class LevelFigures:
         has_launches = self.name == "vram" and has_passes
         streamed = {dtype: figure.on(basis) for dtype, figure in self.gemm_streamed.items()}
         task_s = _on(self.task_time, basis, _GPU_TASK_S * has_launches)
+        attention = _on(self.attention_bandwidth, basis, bandwidth)
         return Processor(
             gemm=gemm,
             gemm_streamed={**gemm, **streamed},
             bandwidth=bandwidth,
-            attention_bandwidth=_on(self.attention_bandwidth, basis, bandwidth),
+            attention_bandwidth=attention,
+            coded_attention=self._coded_attention(basis, attention),
             attention_flops=_on(self.attention_flops, basis, fastest),
             elementwise_bandwidth=_on(self.elementwise_bandwidth, basis, bandwidth),
             sequence_s=_on(self.sequence_time, basis, 0.0),
@@ -136,6 +148,13 @@ class LevelFigures:
             row_s=_on(self.row_time, basis, _ROW_S * has_passes),
             instruction_set=self.instruction_set,
         )
+
+    def _coded_attention(self, basis: Basis, attention: float) -> dict[CacheDtype, float]:
+        usual = attention / (_PASSES_OF_CODES if self.name == "vram" else 1)
+        return {
+            "int8": _on(self.attention_bandwidth_int8, basis, usual),
+            "fp8": _on(self.attention_bandwidth_fp8, basis, usual),
+        }
 
     def figures(self) -> Iterator[tuple[str, Quantity, Figure | CurveFigure]]:
         """All that are there, by their dotted names in the profile."""
