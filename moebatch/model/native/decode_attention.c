@@ -10,7 +10,9 @@
    normalizer calculation for softmax, 2018). While one KV head of a block is computed, the next
    one is fetched into the second-level cache.
 
-   Queries and sums have the order of numbers that a lot of the cache has. */
+   Queries and sums have the order of numbers that a lot of the cache has. Where both are bfloat16
+   and the processor multiplies pairs of them, these are `paired`: neighbours of queries and keys,
+   and weights of two positions with their values, of which sums stand in the order of `unpaired`. */
 
 #if defined(__AVX512F__)
 #define MOST_SUMS 16
@@ -90,12 +92,22 @@ typedef struct {
 
 /* sums[h][t] += queries[h] * keys[t] for the lot at c, of which `num` numbers count. */
 INLINE void multiply(Floats *sums, const float *queries, int64_t width, Unit unit, Unit next,
-                     int first, int64_t c, int64_t num, int heads, int at_once, int dtype) {
+                     int first, int64_t c, int64_t num, int heads, int at_once, int dtype,
+                     int is_paired) {
 #pragma GCC unroll 16
     for (int t = 0; t < at_once; t++) {
         const char *p = unit.keys + unit.offsets[first + t] + c * size_of(dtype);
-        Lot key = num < LOT ? load_part(p, num, dtype) : load(p, dtype);
         prefetch(next.keys + next.offsets[first + t] + c * size_of(dtype), dtype);
+        if (is_paired) {
+            Floats pairs = load_pairs(p, num);
+#pragma GCC unroll 4
+            for (int h = 0; h < heads; h++) {
+                Floats query = read_floats(queries + h * width + c / 2);
+                sums[h * at_once + t] = add_pairs(sums[h * at_once + t], pairs, query);
+            }
+            continue;
+        }
+        Lot key = num < LOT ? load_part(p, num, dtype) : load(p, dtype);
 #pragma GCC unroll 4
         for (int h = 0; h < heads; h++) {
             const float *query = queries + h * width + c;
@@ -108,16 +120,17 @@ INLINE void multiply(Floats *sums, const float *queries, int64_t width, Unit uni
 /* scores[h][t] of some query heads with the keys of a unit, not scaled yet. Positions beyond its
    last one get any number. */
 INLINE void score(const float *queries, int64_t width, Unit unit, Unit next, int64_t head_dim,
-                  float scores[][BLOCK], int heads, int dtype) {
+                  float scores[][BLOCK], int heads, int dtype, int is_paired) {
     const int at_once = MOST_SUMS / heads;
     for (int first = 0; first < unit.num; first += at_once) {
         Floats sums[MOST_SUMS] = {{0}};
         int64_t c = 0;
         for (; c + LOT <= head_dim; c += LOT)
-            multiply(sums, queries, width, unit, next, first, c, LOT, heads, at_once, dtype);
+            multiply(sums, queries, width, unit, next, first, c, LOT, heads, at_once, dtype,
+                     is_paired);
         if (c < head_dim)
             multiply(sums, queries, width, unit, next, first, c, head_dim - c, heads, at_once,
-                     dtype);
+                     dtype, is_paired);
         float totals[MOST_SUMS];
         for (int i = 0; i < MOST_SUMS; i += TOTALS)
             add_lanes(sums + i, totals + i);
@@ -186,6 +199,45 @@ INLINE void add_lot(float *sums, int64_t width, float weights[][BLOCK], const fl
     }
 }
 
+#if HAS_PAIRS
+/* The same with weights rounded as pairs; the last position may be there twice, without weight. */
+INLINE void add_paired_lot(float *sums, int64_t width, __m256i *weights, const float *corrections,
+                           Unit unit, Unit next, int64_t c, int64_t num, int heads) {
+    Lot lots[4];
+#pragma GCC unroll 4
+    for (int h = 0; h < heads; h++) {
+        lots[h].first = read_floats(sums + h * width + c) * corrections[h];
+        lots[h].second = read_floats(sums + h * width + c + LANES) * corrections[h];
+    }
+    for (int t = 0; t < unit.num; t += 2) {
+        const int64_t *at = unit.offsets + t, *then = next.offsets + t;
+        __m512i a = (__m512i)load_pairs(unit.values + at[0] + 2 * c, num);
+        __m512i b = (__m512i)load_pairs(unit.values + at[1] + 2 * c, num);
+        prefetch(next.values + then[0] + 2 * c, BFLOAT16);
+        prefetch(next.values + then[1] + 2 * c, BFLOAT16);
+        Floats first = (Floats)_mm512_unpacklo_epi16(a, b);
+        Floats second = (Floats)_mm512_unpackhi_epi16(a, b);
+#pragma GCC unroll 4
+        for (int h = 0; h < heads; h++) {
+            Floats pair = (Floats)_mm512_set1_epi32(((const int32_t *)(weights + h))[t / 2]);
+            lots[h].first = add_pairs(lots[h].first, first, pair);
+            lots[h].second = add_pairs(lots[h].second, second, pair);
+        }
+    }
+#pragma GCC unroll 4
+    for (int h = 0; h < heads; h++) {
+        write_floats(sums + h * width + c, lots[h].first);
+        write_floats(sums + h * width + c + LANES, lots[h].second);
+    }
+}
+
+/* Numbers of bfloat16 in the order of a lot of them, from that in which their pairs were taken. */
+INLINE Lot unpaired(Lot lot) {
+    __m512 a = (__m512)lot.first, b = (__m512)lot.second;
+    return (Lot){(Floats)_mm512_shuffle_ps(a, b, 0x88), (Floats)_mm512_shuffle_ps(a, b, 0xdd)};
+}
+#endif
+
 /* Scratch of a thread, for the query heads of an item: queries padded to `width` numbers each, and
    sums to `value_width`. */
 typedef struct {
@@ -194,30 +246,55 @@ typedef struct {
     int64_t num_heads, width, value_width;
 } Room;
 
+/* The scales of a cached head at LANES positions, where its numbers are codes. */
+INLINE Floats cached_scales(const char *head, const int64_t *offsets, int64_t head_dim, int dtype) {
+    Floats scales;
+#if defined(__AVX512F__)
+    const void *base = head + head_dim - 2; /* the last codes, and a bfloat16 behind them */
+    __m256i first = _mm512_i64gather_epi32(_mm512_loadu_si512(offsets), base, 1);
+    __m256i second = _mm512_i64gather_epi32(_mm512_loadu_si512(offsets + 8), base, 1);
+    Words words = (Words)_mm512_inserti64x4(_mm512_castsi256_si512(first), second, 1);
+    scales = (Floats)(words & 0xffff0000u);
+#else
+    for (int t = 0; t < LANES; t++)
+        scales[t] = read_cached_scale(head + offsets[t] + head_dim, BFLOAT16);
+#endif
+    return dtype == CACHED_FP8 ? scales * FP8_FACTOR : scales;
+}
+
 /* numbers[h][t] times the scale of position t, where those of a cached head are codes. */
-INLINE void scale_codes(float numbers[][BLOCK], const char *cached, const int64_t *offsets,
+INLINE void scale_codes(float numbers[][BLOCK], const char *head, const int64_t *offsets,
                         int64_t head_dim, int heads, int dtype) {
     if (!is_cached_code(dtype))
         return;
-    float scales[BLOCK];
-    for (int t = 0; t < BLOCK; t++)
-        scales[t] = read_cached_scale(cached + offsets[t] + head_dim, dtype);
-    for (int h = 0; h < heads; h++)
-        for (int t = 0; t < BLOCK; t += LANES)
-            write_floats(numbers[h] + t, read_floats(numbers[h] + t) * read_floats(scales + t));
+    for (int t = 0; t < BLOCK; t += LANES) {
+        Floats scales = cached_scales(head, offsets + t, head_dim, dtype);
+        for (int h = 0; h < heads; h++)
+            write_floats(numbers[h] + t, read_floats(numbers[h] + t) * scales);
+    }
 }
 
 /* What some query heads that share a KV head see in a unit. */
 INLINE void attend_unit(const AttentionWork *w, Room room, int64_t head, Unit unit, Unit next,
-                        int heads, int dtype) {
+                        int heads, int dtype, int is_paired) {
     float scores[4][BLOCK], corrections[4], *sums = room.sums + head * room.value_width;
     score(room.queries + head * room.width, room.width, unit, next, w->head_dim, scores, heads,
-          dtype);
+          dtype, is_paired);
     scale_codes(scores, unit.keys, unit.offsets, w->head_dim, heads, dtype);
     for (int h = 0; h < heads; h++)
         corrections[h] = weigh(scores[h], unit.num, w->scale, &room.softmax[head + h]);
-    scale_codes(scores, unit.values, unit.offsets, w->value_dim, heads, dtype);
+    scale_codes(scores, unit.values, unit.offsets, w->head_dim, heads, dtype);
     int64_t c = 0, width = room.value_width;
+#if HAS_PAIRS
+    if (is_paired) {
+        __m256i pairs[4];
+        for (int h = 0; h < heads; h++)
+            pairs[h] = (__m256i)_mm512_cvtneps_pbh((__m512)read_floats(scores[h]));
+        for (; c < w->value_dim; c += LOT)
+            add_paired_lot(sums, width, pairs, corrections, unit, next, c, w->value_dim - c, heads);
+        return;
+    }
+#endif
     for (; c + LOT <= w->value_dim; c += LOT)
         add_lot(sums, width, scores, corrections, unit, next, c, LOT, heads, dtype);
     if (c < w->value_dim)
@@ -245,26 +322,35 @@ INLINE void begin(const AttentionWork *w, Room room, int64_t head) {
 
 /* From `queries` on, those of the first head of the item. */
 INLINE void take_queries(const AttentionWork *w, const char *queries, Room room,
-                         int dtype) {
+                         int dtype, int is_paired) {
     for (int64_t h = 0; h < room.num_heads; h++) {
         for (int64_t c = 0; c < w->head_dim; c += LOT) {
             const char *p = queries + (h * w->head_dim + c) * size_of(w->dtype);
             int64_t num = w->head_dim - c;
             Lot lot = num < LOT ? load_part(p, num, w->dtype) : load(p, w->dtype);
             lot = reordered(lot, w->dtype, dtype);
-            write_floats(room.queries + h * room.width + c, lot.first);
-            write_floats(room.queries + h * room.width + c + LANES, lot.second);
+            float *query = room.queries + h * room.width;
+            if (is_paired) {
+                write_floats(query + c / 2, (Floats)paired(lot.first, lot.second));
+                continue;
+            }
+            write_floats(query + c, lot.first);
+            write_floats(query + c + LANES, lot.second);
         }
     }
 }
 
 /* To `out`, that of the first head of the item. */
-INLINE void finish(const AttentionWork *w, Room room, char *out, int dtype) {
+INLINE void finish(const AttentionWork *w, Room room, char *out, int dtype, int is_paired) {
     for (int64_t h = 0; h < room.num_heads; h++) {
         const float *sums = room.sums + h * room.value_width;
         float factor = 1 / sum_of(room.softmax[h].total);
         for (int64_t c = 0; c < w->value_dim; c += LOT) {
             Lot lot = {read_floats(sums + c) * factor, read_floats(sums + c + LANES) * factor};
+#if HAS_PAIRS
+            if (is_paired)
+                lot = unpaired(lot);
+#endif
             char *p = out + (h * w->value_dim + c) * size_of(w->dtype);
             store_part(p, reordered(lot, dtype, w->dtype), w->value_dim - c, w->dtype);
         }
@@ -272,7 +358,8 @@ INLINE void finish(const AttentionWork *w, Room room, char *out, int dtype) {
 }
 
 /* One query for some KV heads. `next_item` is what this thread will compute after it. */
-INLINE void attend(const AttentionWork *w, int64_t item, int64_t next_item, Room room, int dtype) {
+INLINE void attend(const AttentionWork *w, int64_t item, int64_t next_item, Room room, int dtype,
+                   int is_paired) {
     int64_t parts = w->num_kv_heads / w->kv_heads_per_item, shared = w->num_heads / w->num_kv_heads;
     int64_t query = item / parts, part = item % parts;
     int64_t token = w->tokens[query], head = part * room.num_heads, bytes = size_of(w->dtype);
@@ -285,14 +372,14 @@ INLINE void attend(const AttentionWork *w, int64_t item, int64_t next_item, Room
     begin(w, room, head);
     if (first < sinks_stop) {
         int64_t place = token * w->sink_query_row + head * w->head_dim;
-        take_queries(w, w->sink_queries + place * bytes, room, dtype);
+        take_queries(w, w->sink_queries + place * bytes, room, dtype, is_paired);
     }
     while (first < stop) {
         int64_t next_part = part, next_first = first + num;
         int next_num = num;
         if (first == sinks_stop) {
             int64_t place = token * w->query_row + head * w->head_dim;
-            take_queries(w, w->queries + place * bytes, room, dtype);
+            take_queries(w, w->queries + place * bytes, room, dtype, is_paired);
         }
         memcpy(next_offsets, offsets, sizeof offsets);
         if (next_first < stop) {
@@ -313,7 +400,7 @@ INLINE void attend(const AttentionWork *w, int64_t item, int64_t next_item, Room
             int64_t h = g * shared, end = h + shared;
 #define HEADS(heads)                                                                               \
     for (; h + heads <= end; h += heads)                                                           \
-        attend_unit(w, room, h, unit, next, heads, dtype);
+        attend_unit(w, room, h, unit, next, heads, dtype, is_paired);
             HEADS(4)
             HEADS(2)
             HEADS(1)
@@ -322,7 +409,8 @@ INLINE void attend(const AttentionWork *w, int64_t item, int64_t next_item, Room
         num = next_num;
         first = next_first;
     }
-    finish(w, room, w->out + (token * w->out_row + head * w->value_dim) * bytes, dtype);
+    char *out = w->out + (token * w->out_row + head * w->value_dim) * bytes;
+    finish(w, room, out, dtype, is_paired);
 }
 
 /* Computes items until none is left. Several threads may share the same work. */
@@ -346,19 +434,22 @@ OF_THE_REST void moebatch_attend(AttentionWork *w) {
         int64_t next_item = __atomic_fetch_add(&w->next_item, 1, __ATOMIC_RELAXED);
         switch (w->cache_dtype) {
         case FLOAT32:
-            attend(w, item, next_item, room, FLOAT32);
+            attend(w, item, next_item, room, FLOAT32, 0);
             break;
         case BFLOAT16:
-            attend(w, item, next_item, room, BFLOAT16);
+            if (HAS_PAIRS && w->dtype == BFLOAT16)
+                attend(w, item, next_item, room, BFLOAT16, 1);
+            else
+                attend(w, item, next_item, room, BFLOAT16, 0);
             break;
         case FLOAT16:
-            attend(w, item, next_item, room, FLOAT16);
+            attend(w, item, next_item, room, FLOAT16, 0);
             break;
         case CACHED_INT8:
-            attend(w, item, next_item, room, CACHED_INT8);
+            attend(w, item, next_item, room, CACHED_INT8, 0);
             break;
         case CACHED_FP8:
-            attend(w, item, next_item, room, CACHED_FP8);
+            attend(w, item, next_item, room, CACHED_FP8, 0);
             break;
         }
         item = next_item;

@@ -135,11 +135,13 @@ INLINE Ints read_whole(const char *p) {
 #endif
 }
 
-/* LANES codes as numbers, yet without their scale. */
+#define FP8_FACTOR 256
+
+/* LANES codes as numbers, yet without their scale, and those of e4m3 without that factor. */
 INLINE Floats code_numbers(const char *p, int dtype) {
     if (dtype == CACHED_INT8)
         return __builtin_convertvector(read_whole(p), Floats);
-    /* As float16, e4m3 is 256 times as small. */
+    /* As float16, e4m3 is FP8_FACTOR times as small. */
 #if defined(__AVX512F__)
     __m256i codes = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p));
     codes = _mm256_and_si256(_mm256_slli_epi16(codes, 7), _mm256_set1_epi16((short)0xbf80));
@@ -162,7 +164,7 @@ INLINE float read_cached_scale(const char *p, int dtype) {
     uint32_t bits = (uint32_t)half << 16;
     float scale;
     memcpy(&scale, &bits, sizeof scale);
-    return dtype == CACHED_FP8 ? scale * 256 : scale;
+    return dtype == CACHED_FP8 ? scale * FP8_FACTOR : scale;
 }
 
 INLINE Lot load(const char *p, int dtype) {
@@ -287,6 +289,16 @@ INLINE Words halves_of(Floats x) {
 #else
     return zero;
 #endif
+}
+
+/* A vector of pairs; zeros behind the last number. */
+INLINE Floats load_pairs(const char *p, int64_t num) {
+    Floats pairs = {0};
+    if (num >= LOT)
+        memcpy(&pairs, p, sizeof pairs);
+    else
+        memcpy(&pairs, p, 2 * num);
+    return pairs;
 }
 
 INLINE void store(char *p, Lot lot, int dtype) {

@@ -152,16 +152,6 @@ INLINE Lot load_up_to(const char *p, int64_t num, int dtype) {
     return num < LOT ? load_part(p, num, dtype) : load(p, dtype);
 }
 
-/* A vector of pairs; zeros behind the last number. */
-INLINE Floats load_pairs(const char *p, int64_t num) {
-    Floats pairs = {0};
-    if (num >= LOT)
-        memcpy(&pairs, p, sizeof pairs);
-    else
-        memcpy(&pairs, p, 2 * num);
-    return pairs;
-}
-
 INLINE void total_sums(const Floats *sums, float *totals) {
     Floats padded[(SUMS + TOTALS - 1) / TOTALS * TOTALS] = {{0}};
     float all[(SUMS + TOTALS - 1) / TOTALS * TOTALS];
