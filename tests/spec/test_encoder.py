@@ -32,6 +32,8 @@ def shape_of(**config: Any) -> ModelShape:
         {"num_sparse_encoder_layers": 2, "num_sparse_decoder_layers": 2},
         {"num_sparse_encoder_layers": 5, "num_sparse_decoder_layers": 0},
         {"encoder_sparse_step": 3, "decoder_sparse_step": 1, "router_bias": True},
+        {"num_sparse_encoder_layers": 5, "num_sparse_decoder_layers": 9},
+        {"encoder_sparse_step": 1, "decoder_sparse_step": 0},
         {"num_decoder_layers": None},
     ],
 )

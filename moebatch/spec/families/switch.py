@@ -50,10 +50,11 @@ def _layers(keys: ConfigKeys, num_encoding: int) -> Layers:
 
 
 def _sparse(keys: ConfigKeys, stack: str, num_layers: int) -> list[int]:
-    """Layers of a stack that have experts: every so many, from the second one on. transformers
-    takes the step out of the number of such layers where the file has none."""
-    step = keys.count_or_none(f"{stack}_sparse_step")
-    if step is None:
+    """Layers of a stack that have experts: every so many, from the second one on; none by a step of
+    0. transformers takes the step out of the number of such layers where the file has none."""
+    name = f"{stack}_sparse_step"
+    step = keys.count_or_zero(name)
+    if keys.value(name) is None:
         num_sparse = keys.count_or_zero(f"num_sparse_{stack}_layers")
         step = num_layers // num_sparse if num_sparse else num_layers
     if not step:
