@@ -28,11 +28,13 @@ WAYS = ["1", "0"] if kernels() else ["0"]
 @pytest.mark.parametrize("native", WAYS)
 @pytest.mark.parametrize("heads", [(2, 2, 16, 16), (2, 4, 24, 40), (1, 3, 7, 33)])
 @pytest.mark.parametrize("lengths", [(1, 1, 1), (5, 1, 70), (130, 64, 63, 65, 2, 3, 17)])
+@pytest.mark.parametrize("forgets", [False, True])
 def test_the_rule_is_that_of_transformers(
     monkeypatch: pytest.MonkeyPatch,
     native: str,
     heads: tuple[int, int, int, int],
     lengths: tuple[int, ...],
+    forgets: bool,
 ) -> None:
     monkeypatch.setenv(loader.SWITCH, native)
     (G, H, K, V), T, generator = heads, sum(lengths), torch.Generator().manual_seed(1)
@@ -48,6 +50,9 @@ def test_the_rule_is_that_of_transformers(
         noise(len(rows) + 3, H, K, V),
     )
     rates, fading = noise(T, H).sigmoid(), -3 * noise(T, H).sigmoid()
+    if forgets:
+        fading[torch.rand(T, H, generator=generator) < 0.1] = -torch.inf
+        fading[torch.rand(T, H, generator=generator) < 0.1] = -1e9
     spans, start = [], 0
     for row, num_tokens in zip(rows, lengths, strict=True):
         spans.append(StateSpan(start=start, num_tokens=num_tokens, row=row, num_before=9))

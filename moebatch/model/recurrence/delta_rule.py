@@ -21,6 +21,8 @@ from moebatch.spec.model.recurrence import GatedDelta
 
 _LEAST_SHARED_NUMBERS = 2**17
 """Numbers of matrices that one thread has changed before another one would be awake."""
+_NOTHING_LEFT = -128.0
+"""A logarithm of less than any float32: no more is summed up, so that sums stay finite."""
 
 _TOKEN_STEP, _HEAD_STEP, _KEY_STEP, _VALUE_STEP = 0xDB4F0B91, 0xBBE05633, 0xA0F2EC75, 0x89E18285
 """Of the noise that numbers have before they are rounded to float16, as delta_rule.c says."""
@@ -143,7 +145,7 @@ def _take_chunk(frame: Frame, given: DeltaInput, matrix_HKV: Tensor, out_NHV: Te
         frame.take_float(*rows, key_dim).copy_(_of_value_heads(x, num_heads).transpose(0, 1))
         for x in given[:2]
     )
-    fading_HN = given.fading_TH.t().cumsum(1)
+    fading_HN = given.fading_TH.t().clamp(min=_NOTHING_LEFT).cumsum(1)
     among_HNN = frame.take_float(*rows, num_tokens)
     torch.sub(fading_HN[..., None], fading_HN[:, None], out=among_HNN)
     among_HNN.masked_fill_(_is_later(num_tokens, among_HNN.device), -torch.inf).exp_()
