@@ -215,7 +215,8 @@ def _expert_formats(
 ) -> dict[tuple[int, int], tuple[WeightFormat, ...]]:
     """The formats of the weights of each expert, by layer and number.
 
-    Raises CheckpointError for several formats that are not read in the same way."""
+    Raises CheckpointError for several formats that are not read in the same way, and for codes
+    across rows."""
     formats: dict[tuple[int, int], tuple[WeightFormat, ...]] = {}
     likely = experts.format
     known, there = {likely.name: likely}, set[str]()
@@ -238,6 +239,12 @@ def _expert_formats(
             f"{checkpoint.folder}: experts are stored in several formats ({named}); they must "
             "share one, unless all are codes with scales.\n"
             + _exceptions(checkpoint, experts, formats)
+        )
+    coded = sorted(str(known[name]) for name in there if not known[name].is_tiled)
+    if coded and experts.lies_across:
+        raise CheckpointError(
+            f"{checkpoint.folder}: experts are stored as {'; '.join(coded)}, with columns of their "
+            "matrices as rows of the file, which are read of plain numbers only"
         )
     return formats
 

@@ -159,6 +159,16 @@ def test_gate_and_up_that_cannot_be_told_apart_are_named(folder: Callable[..., P
         run(path, policy(), requests((5, 12)), dtype="float32")
 
 
+@pytest.mark.parametrize("kind", ["fp8", "int4", "mxfp4"])
+def test_codes_of_columns_that_are_rows_of_the_file_are_named(
+    kind: str, tiny_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    """As DBRX stores the last matrix of each expert."""
+    quantised = write_quantised(tiny_checkpoint("dbrx"), kind, tmp_path / kind)
+    with pytest.raises(CheckpointError, match="as rows of the file, which are read of plain num"):
+        open_model(quantised, "auto")
+
+
 def test_contradictions_of_the_config_are_said(folder: Callable[..., Path]) -> None:
     path = folder("int4")
     assert not open_model(path, "float32").warnings

@@ -200,10 +200,15 @@ class StoredExperts:
         """The format as products meet it: one of several, or of matrices that lie transposed."""
         if self.shares:
             return MixedFormat(widest=self.format, mix=self.shares)
-        if not any(weight.is_transposed for weight in self.weights):
+        if not self.lies_across:
             return self.format
         assert isinstance(self.format, PlainFormat), "only numbers are read across rows"
         return TransposedFormat(self.format.name, self.format.dtype)
+
+    @property
+    def lies_across(self) -> bool:
+        """Whether columns of some matrices are rows of the file: they can only be plain numbers."""
+        return any(weight.is_transposed for weight in self.weights)
 
     def formats_of(self, layer: int, expert: int) -> tuple[WeightFormat, ...]:
         """Of the weights of one expert."""
