@@ -99,7 +99,7 @@ class Overview(RowCounts):
     def next_command(self, job_file: Path) -> str | None:
         """What brings the job further; None if nothing has to be done."""
         job = shlex.quote(str(job_file))
-        if self.is_alive:
+        if self.is_alive or not self.num_rows:
             return None
         if not self.num_left:
             return None if self.has_output else f"moebatch merge {job}"

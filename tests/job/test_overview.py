@@ -164,6 +164,11 @@ def test_nothing_has_to_be_done_while_a_run_is_at_work(job: Path) -> None:
     assert seen(job).next_command(job) is None
 
 
+def test_of_an_input_without_rows_there_is_nothing_to_merge(tmp_path: Path) -> None:
+    job = write(tmp_path, tmp_path, [])
+    assert seen(job).next_command(job) is None
+
+
 def test_word_of_a_shard_that_cannot_be_is_left_out(job: Path) -> None:
     run(job)
     rewrite(job, shard="first/0")
