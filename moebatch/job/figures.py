@@ -1,6 +1,7 @@
 """Where a run is, and what came of it, in figures."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import fields, replace
 
 from moebatch.engine.statistics import EngineStatistics
@@ -47,13 +48,17 @@ def status_of(attempt: Attempt) -> RunStatus:
     )
 
 
-def summary_of(attempt: Attempt, begun_s: float) -> RunSummary:
-    """Of a run that is over; it began at `begun_s` of `time.perf_counter`."""
+def summary_of(attempt: Attempt, begun_s: float, given_up: Sequence[int]) -> RunSummary:
+    """Of a run that is over; it began at `begun_s` of `time.perf_counter`. `given_up` are rows that
+    had been done when attempts before this one began."""
     now, context = status_of(attempt), attempt.context
     built, plan = attempt.built, attempt.plan
     answers = _early_answers(attempt, plan.problem.workload) if plan else None
+    if given_up:
+        now = replace(now, num_ended=now.num_rows - given_up[0])
     return RunSummary(
         **{each.name: getattr(now, each.name) for each in fields(now)},
+        num_begun_again=len(given_up),
         output=str(context.job.output.path),
         of_failed=str(context.job.output.of_failed),
         shard=context.shard,

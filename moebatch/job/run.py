@@ -62,6 +62,9 @@ class JobRun:
         self._folder = RunFolder(job.output.path)
         self._budget_bytes = dram_bytes(job)
         self._attempt: Attempt | None = None
+        self._given_up: list[int] = []
+        """Of attempts for which there was too little memory, rows that earlier runs had done or
+        earlier attempts, when they began."""
 
     def execute(self) -> RunSummary:
         """Answers every row and writes the output.
@@ -84,7 +87,7 @@ class JobRun:
                 if shard.is_all:
                     attempt.phase = "writing answers"
                     self._write_output(attempt)
-        return summary_of(attempt, self._begun_s)
+        return summary_of(attempt, self._begun_s, self._given_up)
 
     def recalibrate(self, summary: RunSummary) -> None:
         """Keeps what the run has shown of this machine in its profile. Raises StorageError."""
@@ -152,6 +155,8 @@ class JobRun:
                     raise
                 raise OutOfMemory(f"{refusal}; nor is there a plan for less: {error}") from error
             vram_bytes = attempt.vram_bytes
+            if attempt.input is not None:
+                self._given_up.append(attempt.input.num_done)
             del attempt
             self._attempt = None
             gc.collect()

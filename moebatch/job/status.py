@@ -113,6 +113,9 @@ class RunSummary(RunStatus):
     """None if no row could be computed."""
     num_copied: int = 0
     """Rows that got the answer of another one."""
+    num_begun_again: int = 0
+    """Times that the run began again in less memory; what it counts besides rows, it counts from
+    the last time on."""
     prediction: Prediction | None = None
     """What was expected of the policy before the first pass."""
     hindsight: Prediction | None = None
@@ -154,6 +157,7 @@ class RunSummary(RunStatus):
             "errors": dict(self.errors),
             "products": self.products,
             "ended_now": self.num_ended,
+            "begun_again": self.num_begun_again,
             "prompt_tokens": self.engine.prompt_tokens,
             "generated_tokens": self.engine.generated_tokens,
             "load_s": self.load_s,

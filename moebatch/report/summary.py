@@ -46,6 +46,13 @@ def _caveats(summary: RunSummary) -> Iterator[tuple[str, str]]:
     """What a reader of the answers, or of their speed, has to know."""
     if summary.gating is not None:
         yield "gating", _gating(summary.gating)
+    if summary.num_begun_again:
+        times = count_of(summary.num_begun_again, "time")
+        yield (
+            "begun again",
+            f"{times} in less memory, since the system refused it; tokens, speed and all that "
+            "--details shows are of the last time",
+        )
     if summary.engine.num_shrunk:
         times = count_of(summary.engine.num_shrunk, "time")
         yield "backed off", f"passes were halved {times}, since the system refused memory"

@@ -3,17 +3,19 @@
 import errno
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from moebatch.engine.engine import Engine
 from moebatch.errors import OutOfMemory
 from moebatch.job.options import RunOptions
 from moebatch.job.run import JobRun
 from moebatch.model.decoder import Decoder
 from moebatch.spec.job import load_job
+from moebatch.spec.request import Outcome, Request
 from tests.job.test_resume import GREEDY, run, write
 
 MANY: list[dict[str, object]] = [
@@ -95,6 +97,24 @@ def test_passes_that_stay_too_large_when_halved_are_planned_again(
     said = said_by(cut)
     assert any("halved 3 times" in line and "Going on with a plan for" in line for line in said)
     assert answers(cut) == answers(whole)
+
+
+def test_rows_that_ended_before_it_went_on_are_those_of_this_run(
+    jobs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, refusals = Engine.run, iter([True])
+
+    def refusing(self: Engine, requests: Iterable[Request]) -> Iterator[Outcome]:
+        for number, outcome in enumerate(real(self, requests)):
+            yield outcome
+            if number == 2 and next(refusals, False):
+                raise OutOfMemory("the system refuses memory")
+
+    monkeypatch.setattr(Engine, "run", refusing)
+    summary = JobRun(load_job(jobs[0]), lambda line: None).execute()
+    assert (summary.num_rows, summary.num_ended) == (300, 300)
+    assert summary.num_begun_again == 1
+    assert summary.engine.generated_tokens < 4 * 300
 
 
 def test_when_nothing_does_there_is_a_message(

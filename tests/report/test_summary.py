@@ -119,6 +119,13 @@ def test_answers_that_end_early_are_compared_with_what_was_to_be_expected_of_the
     assert plain[-2].split() == ["generated", "tok/s", "1,000", "20", "0.02"]
 
 
+def test_a_run_that_began_again_says_what_its_figures_are_of() -> None:
+    assert lines(replace(SUMMARY, num_begun_again=2))[4] == (
+        "begun again  2 times in less memory, since the system refused it; tokens, speed and all "
+        "that --details shows are of the last time"
+    )
+
+
 def test_what_was_done_before_is_said() -> None:
     assert lines(replace(SUMMARY, errors={}, num_ended=40))[1].endswith(
         "100 done in 56.0s, 60 of them by earlier runs"
