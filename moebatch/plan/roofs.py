@@ -105,7 +105,8 @@ def _operations(problem: Problem, policy: Policy) -> tuple[PlacedOperation, Plac
 
 
 def _concerns(roofline: Roofline, placed: PlacedOperation) -> bool:
-    """Whether the operation could be on either level, or has data below the one it is on."""
+    """Whether the operation could be on either level, or has data below the one it is on. What is
+    all on a GPU needs no link to it."""
     if (roofline.level_i, roofline.level_j) == ("vram", "dram"):
-        return True
+        return placed.level != "vram" or placed.data.vram < 1
     return placed.level == roofline.level_i and placed.data.on(roofline.level_j) > 0

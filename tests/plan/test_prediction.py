@@ -300,6 +300,22 @@ def test_turning_points_are_those_of_the_machine() -> None:
     assert {placed.operation.name for placed in gpu.operations} == {"attention", "expert FFN"}
 
 
+def test_what_is_all_on_a_gpu_is_not_bound_by_the_link_to_it() -> None:
+    asked, whole = problem(gpu_machine()), Placement(vram=1.0)
+    on_gpu = replace(
+        best_policy(asked).policy,
+        weights=whole,
+        kv_cache=whole,
+        attention_on_gpu=True,
+        ffn_on_gpu=True,
+    )
+    for weights, moves in ((whole, False), (Placement(vram=0.9, dram=0.1), True)):
+        (gpu, *_) = policy_roofs(asked, replace(on_gpu, weights=weights))
+        attention, ffn = gpu.operations
+        assert not attention.operation.bytes_j
+        assert bool(ffn.operation.bytes_j) is moves
+
+
 def test_a_sample_of_lengths_stays_small_and_even() -> None:
     sample = LengthSample()
     for index in range(50_000):
