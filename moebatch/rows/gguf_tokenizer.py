@@ -1,7 +1,7 @@
 """The tokenizer of a GGUF file beside which no other lies, as transformers makes it of the file."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,8 @@ from moebatch.errors import CheckpointError
 from moebatch.quoting import shown
 from moebatch.rows.guards import blamed, silence
 
+_BYTES = "gpt2"
+"""Vocabularies whose letters stand for bytes."""
 _PIECES = ("gemma4",)
 """Vocabularies of sentencepiece whose texts begin as they stand. Others, of which the first Mixtral
 has one, put a space in front; files do not say whether behind special tokens as well."""
@@ -18,6 +20,8 @@ _LLAMA_3 = ("llama-bpe", "llama3", "llama-v3")
 """The same of Llama 3, which puts a begin token before a text. Older files do not say so."""
 _WHOLE = ("gpt-4o", *_LLAMA_3)
 """The same of those which look a piece up whole before they put it together, as tiktoken does."""
+_ADDED = (3, 4)
+"""Kinds of tokens that a text has as they are spelled, control tokens and a user's own."""
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 """Of an answer, of a turn in a conversation, of a message that goes on."""
 
@@ -36,8 +40,11 @@ def load_gguf_tokenizer(file: Path) -> tuple[Any, frozenset[int]]:
         from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
 
         architecture, vocabulary, config = get_gguf_tokenizer(str(file))
-        backend, _ = convert_gguf_tokenizer(architecture, vocabulary)
-        backend = _with_own_tokens(backend, len(vocabulary["tokens"]))
+        renamed = _added_in_other_letters(vocabulary) if said["model"] == _BYTES else {}
+        tokens = vocabulary["tokens"]
+        named = [renamed.get(number, token) for number, token in enumerate(tokens)]
+        backend, _ = convert_gguf_tokenizer(architecture, {**vocabulary, "tokens": named})
+        backend = _with_own_tokens(backend, tokens, renamed)
         if said["pre"] in _COMPOSED:
             backend.normalizer = normalizers.NFC()
         if said["pre"] in _WHOLE:
@@ -48,13 +55,30 @@ def load_gguf_tokenizer(file: Path) -> tuple[Any, frozenset[int]]:
     return tokenizer, frozenset(said[key] for key in _ENDS if type(said[key]) is int)
 
 
-def _with_own_tokens(backend: Any, count: int) -> Any:
-    """Without tokens that a class of transformers adds to those of the file, such as the unknown
-    one of GPT-2."""
-    if backend.get_vocab_size() <= count:
+def _added_in_other_letters(vocabulary: Mapping[str, Any]) -> dict[int, str]:
+    """Names, by number, for added tokens with letters that stand for no byte, a space for one:
+    transformers would take such a token for the bytes of what it spells, and add none."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    letters = set(bytes_to_unicode().values())
+    typed = zip(vocabulary["tokens"], vocabulary.get("token_type") or (), strict=False)
+    return {
+        number: f"<added-{number}>"
+        for number, (token, kind) in enumerate(typed)
+        if kind in _ADDED and not letters.issuperset(token)
+    }
+
+
+def _with_own_tokens(backend: Any, tokens: Sequence[str], renamed: Mapping[int, str]) -> Any:
+    """With the tokens of the file as it spells them, and without those that a class of transformers
+    adds to them, such as the unknown one of GPT-2."""
+    if not renamed and backend.get_vocab_size() <= len(tokens):
         return backend
     content = json.loads(backend.to_str())
-    content["added_tokens"] = [each for each in content["added_tokens"] if each["id"] < count]
+    vocab = content["model"]["vocab"]
+    vocab |= {tokens[number]: vocab.pop(name) for number, name in renamed.items()}
+    added = [each for each in content["added_tokens"] if each["id"] < len(tokens)]
+    content["added_tokens"] = [{**each, "content": tokens[each["id"]]} for each in added]
     return type(backend).from_str(json.dumps(content))
 
 
@@ -71,7 +95,7 @@ def _metadata(file: Path) -> Mapping[str, Any]:
 
 def _require_known(file: Path, said: Mapping[str, Any]) -> None:
     kind, cut = said["model"], said["pre"]
-    if kind in _PIECES or (kind == "gpt2" and cut in _ways_to_cut()):
+    if kind in _PIECES or (kind == _BYTES and cut in _ways_to_cut()):
         return
     name = f" ({shown(cut or kind)})" if cut or kind else ""
     raise CheckpointError(

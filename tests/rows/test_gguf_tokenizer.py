@@ -101,6 +101,29 @@ def test_tokens_are_those_of_the_tokenizer_that_it_was_made_of(
     assert ours.end_tokens == theirs.end_tokens == {2}
 
 
+@pytest.mark.parametrize("cuts", ["qwen2", "llama-bpe"])
+def test_added_tokens_are_whole_whatever_their_letters(
+    cuts: str, original: Path, file: Callable[..., Path]
+) -> None:
+    content = json.loads((original / "tokenizer.json").read_text())
+    vocab = content["model"]["vocab"]
+    vocab["\u0120ox"] = len(vocab)  # whose bytes are " ox"
+    added = {" ox": False, "two  ": False, "\u65e5\u672c": False, "<\uff5cend\uff5c>": True}
+    for number, (token, special) in enumerate(
+        added.items(), start=len(vocab) + 1
+    ):  # behind "zebra"
+        like = content["added_tokens"][0]
+        content["added_tokens"].append({**like, "id": number, "content": token, "special": special})
+    (original / "tokenizer.json").write_text(json.dumps(content))
+    path = file(cuts)
+    theirs, ours = load(original), load(path)
+    for text in ("an ox, two  of them", "a\u65e5\u672ca <\uff5cend\uff5c> b", *TEXTS):
+        tokens = theirs.encode(text)
+        assert ours.encode(text) == tokens
+        assert ours.decode(tokens) == theirs.decode(tokens)
+        assert [*map(ours.token_bytes, tokens)] == [*map(theirs.token_bytes, tokens)]
+
+
 def test_texts_of_llama_3_begin_with_a_token_of_their_own_unless_the_file_says_no(
     original: Path, file: Callable[..., Path]
 ) -> None:
