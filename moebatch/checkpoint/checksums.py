@@ -9,7 +9,8 @@ from moebatch.errors import CheckpointError
 from moebatch.quoting import shown
 
 SUMS_NAME = "SHA256SUMS"
-_LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
+_LINE = re.compile(r"\\?([0-9a-fA-F]{64}) [ *](.+)")
+"""A backslash begins that of a name in which there is one, or a line break."""
 _HASH = re.compile(r"[0-9a-f]{64}")
 _CHUNK_BYTES = 2**24
 _MAX_FAULTS = 8
@@ -46,8 +47,11 @@ def require_checksums(
 def _listed(path: Path) -> dict[str, str]:
     sums = {}
     try:
-        for line in path.read_text(encoding="utf-8").splitlines():
-            match = _LINE.fullmatch(line.strip())
+        lines = map(str.strip, path.read_text(encoding="utf-8-sig").split("\n"))
+        for line in lines:
+            if not line or line.startswith("#"):
+                continue  # as sha256sum does where it checks
+            match = _LINE.fullmatch(line)
             if match is None:
                 raise CheckpointError(f"{path}: not a list of SHA-256 checksums: {shown(line)}")
             sums[match[2].removeprefix("./")] = match[1]

@@ -27,6 +27,17 @@ def test_a_list_beside_the_files(tmp_path: Path, files: dict[str, Path]) -> None
     assert known_checksums(tmp_path, files) == {NAME: sha(b"weights")}
 
 
+def test_lines_that_say_nothing_are_passed_over(tmp_path: Path, files: dict[str, Path]) -> None:
+    own, other = sha(b"weights"), sha(b"other")
+    for list_ in (
+        f"\n# of today\n\n{own}  {NAME}\n\n",
+        f"\ufeff{own} *{NAME}\r\n\r\n",
+        f"\\{other}  two\\nlines\n{other}  a\u2028b\n{own}  {NAME}",
+    ):
+        (tmp_path / SUMS_NAME).write_text(list_, encoding="utf-8", newline="")
+        assert known_checksums(tmp_path, files) == {NAME: own}
+
+
 def test_one_file_for_each(tmp_path: Path, files: dict[str, Path]) -> None:
     (tmp_path / f"{NAME}.sha256").write_text(f"{sha(b'weights').upper()}  {NAME}\n")
     read: list[int] = []
