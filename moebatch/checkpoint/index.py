@@ -109,21 +109,23 @@ class Checkpoint:
 
     @classmethod
     def open(cls, folder: Path) -> "Checkpoint":
-        """Reads the index, if there is one, and the header of each file that it names.
+        """Reads the header of the single file or, without one, the index and the header of each
+        file that it names: in this order transformers looks for them, so an index that an earlier
+        version has left beside a single file counts for nothing.
 
         Raises CheckpointError for a missing or damaged file, a file name in the index that leads
         outside the folder, and checkpoints that only exist as pickles.
         """
         require_model_folder(folder)
+        if (folder / SINGLE_NAME).is_file():
+            path = file_inside(folder, SINGLE_NAME)
+            tensors = {name: (path, entry) for name, entry in read_header(path).items()}
+            return cls(folder=folder, tensors=tensors, files={SINGLE_NAME: path})
         if (folder / INDEX_NAME).exists():
             weight_map = _weight_map(folder)
             paths = {name: file_inside(folder, name) for name in sorted(set(weight_map.values()))}
             tensors = _indexed_tensors(folder, weight_map, paths)
             return cls(folder=folder, tensors=tensors, files=paths)
-        if (folder / SINGLE_NAME).exists():
-            path = file_inside(folder, SINGLE_NAME)
-            tensors = {name: (path, entry) for name, entry in read_header(path).items()}
-            return cls(folder=folder, tensors=tensors, files={SINGLE_NAME: path})
         raise CheckpointError(_nothing_to_read(folder))
 
     def extent(self, name: str, index: int | None = None, num_slices: int | None = None) -> Extent:

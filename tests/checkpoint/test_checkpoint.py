@@ -40,6 +40,14 @@ def test_reads_shards_through_the_index(folder: Path) -> None:
     checkpoint.require(required(a=(2, 3), b=(4, 2, 2)))
 
 
+def test_a_single_file_counts_more_than_an_index_as_in_transformers(folder: Path) -> None:
+    save_file({"a": torch.ones(5)}, folder / SINGLE_NAME)
+    (folder / "two.safetensors").unlink()  # the index is of an earlier version
+    checkpoint = Checkpoint.open(folder)
+    assert checkpoint.extent("a").path.name == SINGLE_NAME
+    checkpoint.require(required(a=(5,)))
+
+
 def test_a_slice_is_its_part_of_the_tensor(folder: Path) -> None:
     save_file({"b": torch.arange(16.0).view(4, 2, 2)}, folder / "two.safetensors")
     extent = Checkpoint.open(folder).extent("b", 2)
