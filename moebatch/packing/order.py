@@ -49,7 +49,9 @@ class PackOrder(Options):
     def folder(self) -> Path:
         """Where the new model goes."""
         name = self.to if self.bits is None else f"{self.bits:g}bit"
-        return (self.output or self.model.with_name(f"{self.model.name}-{name}")).absolute()
+        # The folder above, and this one, have no name by which they are called here.
+        model = self.model.resolve() if self.model.name in ("", "..") else self.model
+        return (self.output or model.with_name(f"{model.name}-{name}")).absolute()
 
     @property
     def dram_bytes(self) -> int | None:

@@ -81,6 +81,15 @@ def test_everything_but_experts_is_copied(
     assert not [path for path in tmp_path.iterdir() if path != output]
 
 
+def test_a_model_that_is_named_by_dots_has_its_pack_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model" / "inside").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "model" / "inside")
+    for path in (Path(".."), Path("..").absolute(), Path("../inside/.."), Path("../../model")):
+        assert PackOrder(model=path, to="int4").folder.resolve() == tmp_path / "model-int4"
+
+
 def test_tensors_without_numbers_are_copied_as_all_others(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
