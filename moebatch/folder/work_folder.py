@@ -21,11 +21,12 @@ Record = TypeVar("Record", bound=BaseModel)
 class WorkFolder:
     """What is finished of some work, and a record that says what can be believed."""
 
-    def __init__(self, path: Path, *, subject: Path) -> None:
-        """`subject` is what the work is to become, for messages."""
+    def __init__(self, path: Path, *, subject: Path, lock: Path | None = None) -> None:
+        """`subject` is what the work is to become, for messages. The file `lock` is removed in the
+        end: a name that no file of the user has."""
         self.path = path
         self.record = path / "record"
-        self.lock = path.with_suffix(".lock")
+        self.lock = lock or path.with_suffix(".lock")
         self._subject = str(subject)
 
     @contextmanager

@@ -119,7 +119,8 @@ class Pack:
         encodings = self._encodings(files)
         fingerprint = self._fingerprint(files, encodings)
         path = order.folder.parent / f"{order.folder.name}.packing"  # the root has no name
-        work = WorkFolder(path, subject=order.folder)
+        lock = path.with_name(f"{path.name}.lock")  # NAME.lock may be the user's
+        work = WorkFolder(path, subject=order.folder, lock=lock)
         record = _finished(order.folder, fingerprint)
         was_there = record is not None
         if record is None:

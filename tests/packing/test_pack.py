@@ -90,6 +90,15 @@ def test_a_model_that_is_named_by_dots_has_its_pack_beside_it(
         assert PackOrder(model=path, to="int4").folder.resolve() == tmp_path / "model-int4"
 
 
+def test_a_file_that_is_called_as_a_lock_would_be_is_left_alone(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    (tmp_path / "poetry.lock").write_text("versions of packages")
+    packed(model_of(tiny_checkpoint), tmp_path / "poetry")
+    assert {path.name for path in tmp_path.iterdir()} == {"poetry", "poetry.lock"}
+    assert (tmp_path / "poetry.lock").read_text() == "versions of packages"
+
+
 def test_tensors_without_numbers_are_copied_as_all_others(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
