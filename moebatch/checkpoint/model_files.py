@@ -21,6 +21,7 @@ from moebatch.layout.footprint import Dtypes
 from moebatch.quoting import shown
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.spec.families.registry import FAMILIES
+from moebatch.spec.files.gguf_file import is_gguf_file
 from moebatch.spec.files.json_file import read_object
 from moebatch.spec.machine.hardware import Dtype
 from moebatch.spec.model.shape import ModelShape
@@ -180,11 +181,11 @@ def open_model(folder: Path, dtype: Dtype | Literal["auto"]) -> ModelFiles:
 
 
 def _opened(path: Path) -> tuple[Mapping[str, Any], ModelShape, Checkpoint]:
-    if path.suffix != ".gguf":
+    if not is_gguf_file(path):
         require_model_folder(path)
     names = find_gguf(path)
     if names:
-        return open_gguf(path.parent if path.suffix == ".gguf" else path, names)
+        return open_gguf(path.parent if is_gguf_file(path) else path, names)
     file = file_inside(path, "config.json")
     config = read_object(file)
     return config, read_runnable_shape(config, str(file)), Checkpoint.open(path)

@@ -13,6 +13,7 @@ from pydantic import (
 )
 
 from moebatch.spec.files.form import Form, read_form
+from moebatch.spec.files.gguf_file import is_gguf_file
 from moebatch.spec.files.library import expanded, is_path
 from moebatch.spec.files.limits import CHECKS, contradictions
 from moebatch.spec.files.values import (
@@ -89,7 +90,7 @@ class ModelSection(Section):
     @property
     def folder(self) -> Path:
         """Where everything beside the weights lies."""
-        return self.path.parent if self.path.suffix == ".gguf" else self.path
+        return self.path.parent if is_gguf_file(self.path) else self.path
 
 
 class InputSection(Section):

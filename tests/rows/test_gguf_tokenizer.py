@@ -177,9 +177,10 @@ def test_a_job_needs_no_more_than_the_file(
     folder = model_of(tiny_checkpoint, tmp_path)
     alone = write_gguf(folder, tmp_path / "alone", lambda name: "F32", cuts="qwen2")
     beside = write_gguf(folder, tmp_path / "beside", lambda name: "F32")
+    named = write_gguf(folder, tmp_path / "named.gguf", lambda name: "F32", cuts="qwen2")
     several = write_gguf(folder, tmp_path / "several", lambda name: "F32", cuts="qwen2", split=9)
     given = []
-    for number, model in enumerate((alone, alone / "model.gguf", several, beside)):
+    for number, model in enumerate((alone, alone / "model.gguf", named, several, beside)):
         job = write(tmp_path / f"job-{number}", model, PROMPTS, **GREEDY)
         run(job)
         given.append((job.parent / "out.jsonl").read_bytes())

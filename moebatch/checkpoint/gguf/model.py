@@ -16,6 +16,7 @@ from moebatch.formats.ggml import GgmlRows
 from moebatch.formats.ggml_rearranged import Rearranged
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.quoting import shown
+from moebatch.spec.files.gguf_file import is_gguf_file
 from moebatch.spec.model.shape import ModelShape
 from moebatch.spec.model.shape_reader import read_runnable_shape
 
@@ -28,7 +29,7 @@ _EMBEDDING = "token_embd.weight"
 def find_gguf(path: Path) -> tuple[str, ...]:
     """Names of the files of the model that `path`, a GGUF file or a model folder, holds in that
     format; none where it is another one. Raises CheckpointError."""
-    if path.suffix == _SUFFIX:
+    if is_gguf_file(path):
         return _with_shards(path.parent, path.name)
     if any((path / name).exists() for name in (INDEX_NAME, SINGLE_NAME)):
         return ()
