@@ -7,10 +7,6 @@ from moebatch.rows.refused import checked, missing, unsupported, wrong
 from moebatch.rows.row import Base64, Chat
 from moebatch.spec.files.limits import flag
 
-TEMPLATE_KEYS = frozenset(
-    {"chat_template_kwargs", "add_generation_prompt", "continue_final_message"}
-)
-
 
 def chat_of(body: Mapping[str, object]) -> Chat:
     """The conversation of a chat request. Raises RowRefused."""

@@ -5,9 +5,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from moebatch.quoting import not_one_of, shown
-from moebatch.rows.messages import TEMPLATE_KEYS, chat_of, prompt_of, text_of
-from moebatch.rows.refused import NEUTRAL, RowRefused, missing, unsupported, wrong
-from moebatch.rows.row import Dialect, FailedRow, Kind, ParsedRow, Prompt, RawRow, Row
+from moebatch.rows.messages import chat_of, prompt_of, text_of
+from moebatch.rows.refused import (
+    NEUTRAL,
+    TEMPLATE_KEYS,
+    RowRefused,
+    missing,
+    unsupported,
+    wrong,
+)
+from moebatch.rows.row import Chat, Dialect, FailedRow, Kind, ParsedRow, Prompt, RawRow, Row
 from moebatch.rows.strict_json import NOT_JSON, parse
 from moebatch.spec.files.limits import CHECKS
 from moebatch.spec.prompt_template import PromptTemplate
@@ -102,8 +109,8 @@ class _Draft:
         if misplaced:
             raise unsupported(misplaced[0], "stands beside body; it belongs inside")
         self._model(body.get("model"), rules)
-        parameters = {key: body[key] for key in body if key not in _NOT_SAMPLING}
-        return ParsedRow(row=self.row, prompt=_batch_prompt(body, kind), parameters=parameters)
+        prompt = _batch_prompt(body, kind)
+        return ParsedRow(row=self.row, prompt=prompt, parameters=_sampling(body, prompt))
 
     def plain(
         self,
@@ -126,8 +133,7 @@ class _Draft:
         parameters = _plain_parameters(content)
         prompt = _plain_prompt(content, parameters, rules)
         self.row = replace(self.row, is_bare=isinstance(prompt, str))
-        sampling = {key: parameters[key] for key in parameters if key not in _NOT_SAMPLING}
-        return ParsedRow(row=self.row, prompt=prompt, parameters=sampling)
+        return ParsedRow(row=self.row, prompt=prompt, parameters=_sampling(parameters, prompt))
 
     def _custom_id(self, custom_id: object) -> None:
         if not isinstance(custom_id, str) or not custom_id:
@@ -236,6 +242,13 @@ def _names(content: Mapping[str, object]) -> str:
     names = [shown(name) for name in list(content)[:_MOST_NAMES]]
     more = len(content) - len(names)
     return (", ".join(names) or "none") + (f" and {more} more" if more else "")
+
+
+def _sampling(parameters: Mapping[str, object], prompt: Prompt) -> dict[str, object]:
+    """What is not understood with the prompt. Of a prompt that fills no chat template that is also
+    what would be asked of one."""
+    understood = _NOT_SAMPLING if isinstance(prompt, Chat) else _NOT_SAMPLING - TEMPLATE_KEYS
+    return {key: parameters[key] for key in parameters if key not in understood}
 
 
 def _plain_parameters(content: Mapping[str, object]) -> dict[str, object]:

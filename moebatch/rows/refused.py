@@ -86,9 +86,16 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "mm_processor_kwargs": ({},),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
+    "chat_template_kwargs": ({},),
+    "add_generation_prompt": (True, False),
+    "continue_final_message": (False,),
 }
 """Values that ask for nothing. Any other value is refused, and so is any other parameter."""
 
+TEMPLATE_KEYS = frozenset(
+    {"chat_template_kwargs", "add_generation_prompt", "continue_final_message"}
+)
+"""Parameters of messages, which are understood with these; of any other prompt they ask in vain."""
 
 IN_TEMPLATES = frozenset({"reasoning_effort", "verbosity"})
 """Parameters of the API that some chat templates know as variables."""
@@ -101,6 +108,9 @@ def refuse_unless_neutral(name: str, value: object) -> None:
     allowed = NEUTRAL.get(name, ())
     if any(type(value) is type(neutral) and value == neutral for neutral in allowed):
         return
+    if name in TEMPLATE_KEYS:
+        given = "the prompt goes to the model unchanged; input.chat makes one of a plain row"
+        raise unsupported(name, f"is for messages, but {given}, got {shown(value)}")
     hint = "" if name in NEUTRAL else "; moebatch has no such parameter"
     if allowed:
         hint = f"; allowed is {' or '.join(map(shown, allowed))}"

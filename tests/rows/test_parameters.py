@@ -243,6 +243,13 @@ class TestRefused:
                 "temprature is not supported, got 0.5; moebatch has no such parameter",
             ),
             ("reasoning_effort", "low", "chat_template_kwargs may set it"),
+            (
+                "chat_template_kwargs",
+                {"enable_thinking": False},
+                "chat_template_kwargs is for messages, but the prompt goes to the model unchanged",
+            ),
+            ("continue_final_message", True, "is for messages, but the prompt"),
+            ("add_generation_prompt", 1, "is for messages, but the prompt"),
         ],
     )
     def test_unsupported(self, name: str, value: object, message: str) -> None:
@@ -265,6 +272,9 @@ class TestRefused:
             "service_tier": "flex",
             "prompt_cache_key": "k",
             "safety_identifier": "s",
+            "chat_template_kwargs": {},
+            "add_generation_prompt": True,
+            "continue_final_message": False,
             "anything": None,
         }
         assert resolve(neutral) == Sampling()

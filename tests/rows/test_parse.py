@@ -404,6 +404,16 @@ def test_parameters_of_plain_rows_are_never_ignored(name: str) -> None:
     assert good({"prompt": "x", name: 1}).parameters == {name: 1}
 
 
+@pytest.mark.parametrize("line", [{"prompt": "x"}, {"prompt": [1]}])
+@pytest.mark.parametrize("put", [dict, lambda body: batch(body, url="/v1/completions")])
+def test_what_is_asked_of_a_chat_template_is_not_ignored_where_a_prompt_fills_none(
+    line: dict[str, Any], put: Any
+) -> None:
+    asked = {"chat_template_kwargs": {"enable_thinking": False}, "continue_final_message": True}
+    assert good(put(line | asked)).parameters == asked
+    assert good({**line, "sampling_params": asked}).parameters == asked
+
+
 @given(st.binary(max_size=200))
 def test_any_bytes_never_raise(data: bytes) -> None:
     assert isinstance(parse(data), ParsedRow | FailedRow)
