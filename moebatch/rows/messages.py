@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from moebatch.quoting import shown
-from moebatch.rows.refused import checked, missing, unsupported, wrong
+from moebatch.rows.refused import checked, missing, unsupported, without_null, wrong
 from moebatch.rows.row import Base64, Chat
 from moebatch.spec.files.limits import flag
 
@@ -25,7 +25,7 @@ def chat_of(body: Mapping[str, object]) -> Chat:
         raise wrong("continue_final_message", message)
     return Chat(
         messages=tuple(_message(message, place) for place, message in enumerate(messages)),
-        variables=_given(variables or {}),
+        variables=without_null(variables or {}),
         add_generation_prompt=opens,
         continue_final_message=goes_on,
     )
@@ -63,7 +63,7 @@ def _message(message: object, place: int) -> Mapping[str, object]:
     where = f"messages[{place}]"
     if not isinstance(message, dict):
         raise wrong(where, f"must be an object with role and content, got {shown(message)}")
-    given = _given(message)
+    given = without_null(message)  # templates ask what is defined
     role = given.get("role")
     if not isinstance(role, str) or not role:
         raise wrong(f"{where}.role", f"must be a text such as user, got {shown(role)}")
@@ -78,12 +78,6 @@ def _message(message: object, place: int) -> Mapping[str, object]:
     # Templates add what goes before the calls, so nothing is an empty text for them.
     given["content"] = _content(given.get("content", ""), f"{where}.content")
     return given
-
-
-def _given(content: Mapping[str, object]) -> dict[str, object]:
-    """Without null, with which tables fill what a row does not have: templates ask what is
-    defined."""
-    return {key: value for key, value in content.items() if value is not None}
 
 
 def _content(content: object, where: str) -> str:

@@ -12,6 +12,7 @@ from moebatch.rows.refused import (
     RowRefused,
     missing,
     unsupported,
+    without_null,
     wrong,
 )
 from moebatch.rows.row import Chat, Dialect, FailedRow, Kind, ParsedRow, Prompt, RawRow, Row
@@ -259,7 +260,7 @@ def _plain_parameters(content: Mapping[str, object]) -> dict[str, object]:
         return parameters
     if not isinstance(nested, Mapping):
         raise wrong("sampling_params", f"must be an object, got {shown(nested)}")
-    for key, value in nested.items():
+    for key, value in without_null(nested).items():
         if key in _NOT_SAMPLING - TEMPLATE_KEYS:
             raise unsupported(f"sampling_params.{key}", "belongs beside sampling_params")
         if parameters.get(key) not in (None, value):

@@ -44,6 +44,11 @@ def unsupported(param: str, message: str) -> RowRefused:
     return RowRefused(f"{param} {message}", code="unsupported_parameter", param=param)
 
 
+def without_null(content: Mapping[str, object]) -> dict[str, object]:
+    """What is said, since tables fill with null what a row does not have."""
+    return {key: value for key, value in content.items() if value is not None}
+
+
 HARMLESS = frozenset(
     {
         "user",
@@ -106,7 +111,8 @@ def refuse_unless_neutral(name: str, value: object) -> None:
     if value is None or name in HARMLESS:
         return
     allowed = NEUTRAL.get(name, ())
-    if any(type(value) is type(neutral) and value == neutral for neutral in allowed):
+    asked = without_null(value) if isinstance(value, Mapping) else value
+    if any(type(asked) is type(neutral) and asked == neutral for neutral in allowed):
         return
     if name in TEMPLATE_KEYS:
         given = "the prompt goes to the model unchanged; input.chat makes one of a plain row"

@@ -60,6 +60,11 @@ class TestPrecedence:
     def test_null_is_not_given(self) -> None:
         assert resolve({"top_p": None, "nonsense": None}, defaults(top_p=0.5)).top_p == 0.5
 
+    def test_nor_is_a_null_with_which_a_table_fills_a_mapping(self) -> None:
+        found = resolve({"logit_bias": {"5": 1, "6": None}, "mm_processor_kwargs": {"a": None}})
+        assert found.logit_bias == {5: 1.0}
+        assert resolve({"response_format": {"type": "text", "json_schema": None}}) == Sampling()
+
     def test_all_of_a_row(self) -> None:
         given = {
             "max_tokens": 5,

@@ -182,7 +182,8 @@ class TestPrompts:
 class TestPlainRows:
     def test_columns_and_parameters(self) -> None:
         line = {"prompt": "Hi", "id": 5, "url": "http://x", "body": None, "user": "u"}
-        parsed = good(line | {"temperature": 0, "sampling_params": {"top_k": 3}})
+        nested = {"top_k": 3, "temperature": None}
+        parsed = good(line | {"temperature": 0, "sampling_params": nested})
         assert parsed.prompt == "Hi"
         assert parsed.parameters == {"temperature": 0, "top_k": 3}
         assert (parsed.row.dialect, parsed.row.kind) == ("plain", "completion")

@@ -67,12 +67,15 @@ def token_ids(value: object) -> frozenset[int]:
 
 
 def logit_bias(value: object) -> Mapping[int, float]:
-    """A mapping of token ids, which JSON writes as text, to numbers from -100 to 100."""
+    """A mapping of token ids, which JSON writes as text, to numbers from -100 to 100; null, with
+    which tables fill what a row does not have, is none."""
     if not isinstance(value, Mapping):
         raise ValueError(f"must be a mapping of token ids to numbers, got {shown(value)}")
     biases = {}
     for key, bias in value.items():
         token = _token_id(int(key) if _is_id_text(key) else key)
+        if bias is None:
+            continue
         try:
             biases[token] = number(bias, -100, 100)
         except ValueError as error:
