@@ -37,8 +37,9 @@ _PLAIN_PARAMETERS = (
     | {"max_completion_tokens", "top_logprobs", "sampling_params", "reasoning_effort"}
     | (NEUTRAL.keys() - {"suffix", "documents", "modalities"})
 )
-"""Columns of a plain row that are parameters, those that are refused included. The words left out
-are such as tables have as columns of their own; any other column may have any meaning."""
+"""Columns of a plain row that are parameters, those that are refused included; beside the body of a
+batch line they are in the wrong place. The words left out are such as tables have as columns of
+their own; any other column may have any meaning."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +107,7 @@ class _Draft:
         body = _required(content, "body")
         if not isinstance(body, Mapping):
             raise wrong("body", f"must be an object, got {shown(body)}")
-        misplaced = sorted(content.keys() & CHECKS.keys())
+        misplaced = sorted(without_null(content).keys() & _PLAIN_PARAMETERS)
         if misplaced:
             raise unsupported(misplaced[0], "stands beside body; it belongs inside")
         self._model(body.get("model"), rules)

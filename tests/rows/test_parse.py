@@ -85,7 +85,10 @@ class TestBatchLines:
             (batch(body=...), "missing_required_parameter", "body", "is missing"),
             (batch([1]), "invalid_value", "body", "must be an object, got [1]"),
             (batch({}), "missing_required_parameter", "messages", "is missing"),
-            (batch(temperature=1), "unsupported_parameter", "temperature", "it belongs inside"),
+            *(
+                (batch(**{name: 1}), "unsupported_parameter", name, "it belongs inside")
+                for name in ("temperature", "max_completion_tokens", "tools", "response_format")
+            ),
             (batch({"model": 5}), "invalid_value", "model", "must be a text, got 5"),
             (batch({"model": "x"}), "model_mismatch", "model", "is not the one of this job, 'm'"),
         ],
@@ -94,6 +97,9 @@ class TestBatchLines:
         error = bad(line, model_name="m")
         assert (error.code, error.param) == (code, param)
         assert message in error.message
+
+    def test_a_null_beside_the_body_is_of_other_rows_of_a_table(self) -> None:
+        assert good(batch(temperature=None, tools=None)).parameters == {}
 
     def test_what_is_known_stays_known(self) -> None:
         failed = parse(batch(url="/v1/embeddings"))
