@@ -197,6 +197,7 @@ class Attempt:
         return Served(
             model=job.model.name or job.model.path.name,
             token_bytes=context.reader.tokenizer.token_bytes,
+            decode=context.reader.tokenizer.decode,
             fingerprint=numerics_fingerprint(files, context.approximation),
             created=context.claim.first.created,
             format=job.output.format,

@@ -12,13 +12,13 @@ A plain result is the row unchanged plus one key, ``response`` by default::
 With ``n`` above 1, text, finish_reason, stop_reason and logprobs are lists.
 """
 
-import codecs
 import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from os.path import commonprefix
 from typing import Any, Literal
 
 from moebatch.rows.row import Dialect, Row
@@ -27,8 +27,13 @@ from moebatch.spec.request import Choice, Outcome, RowError
 Line = dict[str, Any]
 TokenText = Callable[[int], bytes]
 """Bytes that a token stands for."""
+Decode = Callable[[Sequence[int]], str]
+"""Text of tokens, without special ones; U+FFFD where bytes are no character."""
 _LEAST = -9999.0
 """Stands for an impossible token, as in vLLM, since JSON has no infinity."""
+_REPLACEMENT = "\ufffd"
+_MOST_PENDING = 8
+"""So many tokens are never one character."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -40,6 +45,8 @@ class Served:
     """Name of the model where the row gave none."""
     token_bytes: TokenText
     """Bytes of a token, for log-probabilities."""
+    decode: Decode
+    """Text of an answer's tokens, for where each of them begins in it."""
     fingerprint: str | None = None
     """Stands for everything that may change numbers: model, quantisation, plan."""
     created: int = 0
@@ -112,11 +119,13 @@ def _body(row: Row, outcome: Outcome, served: Served) -> Line:
 
 def _choice(choice: Choice, served: Served, *, chat: bool) -> Line:
     message = {"role": "assistant", "content": choice.text, "refusal": None}
-    logprobs = _chat_logprobs if chat else _completion_logprobs
+    logprobs = (
+        _chat_logprobs(choice, served.token_bytes) if chat else _completion_logprobs(choice, served)
+    )
     return {
         "index": choice.index,
         **({"message": message} if chat else {"text": choice.text}),
-        "logprobs": logprobs(choice, served.token_bytes),
+        "logprobs": logprobs,
         "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,
     }
@@ -182,20 +191,42 @@ def _chat_logprobs(choice: Choice, token_bytes: TokenText) -> dict[str, Any] | N
     }
 
 
-def _completion_logprobs(choice: Choice, token_bytes: TokenText) -> dict[str, Any] | None:
+def _completion_logprobs(choice: Choice, served: Served) -> dict[str, Any] | None:
     """``{tokens, token_logprobs, top_logprobs, text_offset}``, None if not asked for."""
     if choice.logprobs is None:
         return None
-    decoder, offset, offsets = codecs.getincrementaldecoder("utf-8")("replace"), 0, []
-    for at in choice.logprobs:
-        offsets.append(offset)
-        offset += len(decoder.decode(token_bytes(at.token)))
+    token_bytes, tokens = served.token_bytes, [at.token for at in choice.logprobs]
     return {
-        "tokens": [_name(token_bytes(at.token)) for at in choice.logprobs],
+        "tokens": [_name(token_bytes(token)) for token in tokens],
         "token_logprobs": [_finite(at.logprob) for at in choice.logprobs],
         "top_logprobs": [_named(at.top, token_bytes) for at in choice.logprobs],
-        "text_offset": offsets,
+        "text_offset": _offsets(tokens, served.decode),
     }
+
+
+def _offsets(tokens: Sequence[int], decode: Decode) -> list[int]:
+    """How many characters of their text are before each of some tokens. Those that make up one
+    character begin where it does; special tokens have no text.
+
+    Tokens are decoded behind others, since tokenizers treat the beginning of a text differently
+    from its middle: some leave a space out there.
+    """
+    offsets, num_behind = [], 0
+    anchor, anchor_text, pending, before = list[int](), "", list[int](), ""
+    for token in tokens:
+        pending.append(token)
+        text = decode(anchor + pending)[len(anchor_text) :]
+        # Bytes at the end may still become a character, together with those of the next tokens.
+        whole = text.rstrip(_REPLACEMENT)
+        offsets.append(num_behind + len(commonprefix((before, whole))))
+        before = text
+        if text and (whole == text or len(pending) >= _MOST_PENDING):
+            num_behind += len(text)
+            anchor, anchor_text = pending, decode(pending)
+            pending, before = [], ""
+        elif len(pending) >= _MOST_PENDING:
+            pending = pending[-1:]  # the others had no text; this may be the space at the beginning
+    return offsets
 
 
 def _entry(data: bytes, logprob: float) -> dict[str, Any]:

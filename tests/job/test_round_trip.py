@@ -56,7 +56,12 @@ def test_round_trip(tmp_path: Path, suffix: str) -> None:
     summary.require_usable()
     assert summary.first_chat is not None
     reader.tokenizer.require_chat_template(summary.first_chat.place)
-    served = Served(model="m", token_bytes=reader.tokenizer.token_bytes, fallback=summary.dialect)
+    served = Served(
+        model="m",
+        token_bytes=reader.tokenizer.token_bytes,
+        decode=reader.tokenizer.decode,
+        fallback=summary.dialect,
+    )
     folder = RunFolder(job.output.path)
     folder.path.mkdir()
     with JournalWriter(folder.journal) as journal:

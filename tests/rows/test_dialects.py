@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,19 @@ from moebatch.spec.request import Choice, Outcome, Request, RowError, TokenLogpr
 from moebatch.spec.sampling import Sampling
 
 TOKENS = {1: b"Hi", 2: b" \xe2\x98", 3: b"\x83!", 4: b"</s>"}
-SERVED = Served(model="served", token_bytes=TOKENS.__getitem__, fingerprint="fp", created=7)
+
+
+def decode(tokens: Sequence[int]) -> str:
+    return b"".join(TOKENS[token] for token in tokens if token != 4).decode("utf-8", "replace")
+
+
+SERVED = Served(
+    model="served",
+    token_bytes=TOKENS.__getitem__,
+    decode=decode,
+    fingerprint="fp",
+    created=7,
+)
 CHAT = Row(index=3, line=4, custom_id="a", dialect="openai", kind="chat", model="asked")
 PLAIN = Row(
     index=3,
@@ -137,6 +150,33 @@ def test_logprobs_of_completions() -> None:
         "top_logprobs": [{"bytes:\\x20\\xe2\\x98": -0.5, "Hi": -9999.0}, {}, {}],
         "text_offset": [0, 1, 3],
     }
+
+
+def offsets(*tokens: int, **served: Any) -> Any:
+    row = Row(index=3, custom_id="a", dialect="openai", kind="completion")
+    logprobs = tuple(TokenLogprob(token=token, logprob=-1.0, top={}) for token in tokens)
+    found = outcome(choice(logprobs=logprobs), logprobs=0)
+    return written(row, found, **served)["response"]["body"]["choices"][0]["logprobs"][
+        "text_offset"
+    ]
+
+
+def test_offsets_are_those_in_the_text_of_which_special_tokens_are_no_part() -> None:
+    assert offsets(4, 1, 4, 1, 4) == [0, 0, 2, 2, 4]
+    assert offsets(*[4] * 20, 1, 1) == [0] * 21 + [2]
+
+
+def test_offsets_where_the_text_begins_without_the_space_of_its_first_token() -> None:
+    def stripped(tokens: Sequence[int]) -> str:
+        return decode(tokens).removeprefix(" ")
+
+    assert offsets(2, 3, 1, decode=stripped) == [0, 0, 2]
+    assert offsets(4, 2, 3, 2, 3, 1, decode=stripped) == [0, 0, 0, 2, 3, 5]
+
+
+def test_offsets_behind_bytes_that_are_no_character() -> None:
+    assert offsets(1, 2, 1, 2, 3) == [0, 2, 4, 6, 7]
+    assert offsets(*[2] * 30) == list(range(0, 60, 2))
 
 
 def test_failed_batch_line_says_so_twice() -> None:
