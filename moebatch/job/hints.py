@@ -1,8 +1,10 @@
 """What earlier runs have learnt of a model's routing, if anything lies beside it."""
 
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
+from torch import Tensor
 
 from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.errors import CheckpointError
@@ -44,11 +46,11 @@ class Hints:
         self.wishes = Wishes(
             predictor=None if asked.predictor == "auto" else asked.predictor, cache=asked.cache
         )
+        self.hottest = self._hottest()
+        """Experts by layer, those that were chosen most often first."""
         if self.wishes.predictor is not None:
             self.predictor(self.wishes.predictor)
         self.habits = self._habits(must=asked.cache == "dp")
-        self.hottest = self._hottest()
-        """Experts by layer, those that were chosen most often first."""
 
     def resolved(self, name: PredictorName | None) -> PredictorName:
         """The predictor that a policy means: without a name the table, if there is one."""
@@ -69,15 +71,29 @@ class Hints:
         return GuessingPredictor(self._guessers(name), rest, moe_layers=self._owner.moe_layers)
 
     def _guessers(self, name: PredictorName) -> list[Guesser]:
+        learnt = self._learnt(name)
+        if isinstance(learnt, Guesser):
+            return [learnt]
+        count, num_layers = self._owner.experts_per_token, len(self._owner.moe_layers)
+        gates = GateGuesser(Gate.all_of(self._files, self._files.dtype), count)
+        return [gates, FirstGateGuesser(learnt, num_layers, count)]
+
+    def _learnt(self, name: PredictorName) -> Guesser | Tensor:
+        """What a predictor that looks at tokens has in its file; of the next gates, the first
+        one."""
         folder, owner, shape = self._folder, self._owner, self._files.shape
         if name == "token":
-            return [load_tokens(TOKENS.path(folder), owner, vocab_size=shape.vocab_size)]
+            return load_tokens(TOKENS.path(folder), owner, vocab_size=shape.vocab_size)
         if name == "learned":
-            return [load_learned(LEARNED.path(folder), owner, hidden_size=shape.hidden_size)]
-        first_ED = load_first_gate(FIRST_GATE.path(folder), owner, hidden_size=shape.hidden_size)
-        count, num_layers = owner.experts_per_token, len(owner.moe_layers)
-        gates = GateGuesser(Gate.all_of(self._files, self._files.dtype), count)
-        return [gates, FirstGateGuesser(first_ED, num_layers, count)]
+            return load_learned(LEARNED.path(folder), owner, hidden_size=shape.hidden_size)
+        return load_first_gate(FIRST_GATE.path(folder), owner, hidden_size=shape.hidden_size)
+
+    def _require(self, name: PredictorName) -> None:
+        """Raises CheckpointError if the file of a predictor is missing or stale."""
+        if name == "correlation":
+            _ = self._table
+        elif name != "none":
+            self._learnt(name)
 
     @cached_property
     def _table(self) -> PathTable:
@@ -89,12 +105,26 @@ class Hints:
         if not must and not path.is_file():
             return None
         try:
-            return load_habits(path, self._owner)
+            habits = load_habits(path, self._owner)
         except CheckpointError as error:
             if must:
                 raise
             self.warnings.append(f"planning without the model's habits: {error}")
             return None
+        return habits if self.wishes.predictor else self._of_use(habits)
+
+    def _of_use(self, habits: Habits) -> Habits:
+        """Without what is known of predictors whose files are of no use: the planner would choose
+        one that no run can have."""
+        accuracy = {}
+        for name, of_layers in habits.accuracy.items():
+            try:
+                self._require(name)
+            except CheckpointError as error:
+                self.warnings.append(f"planning without the predictor {name}: {error}")
+            else:
+                accuracy[name] = of_layers
+        return replace(habits, accuracy=accuracy)
 
     def _hottest(self) -> Hottest | None:
         if not TABLE.path(self._folder).is_file():
@@ -109,6 +139,6 @@ class Hints:
 
     def _frequencies(self) -> PathTable:
         """How often each expert was chosen: as it was counted, else as it will be."""
-        if TABLE.path(self._folder).is_file():
-            return self._table.shortened(0)
-        return empty_table(self._owner, 0)
+        if self.hottest is None:  # there is no table, or it is of no use
+            return empty_table(self._owner, 0)
+        return self._table.shortened(0)

@@ -1,6 +1,7 @@
 """Predictors and caches change what comes when, and no answer."""
 
 import json
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -16,9 +17,10 @@ from moebatch.errors import CheckpointError, ConfigError
 from moebatch.job.check import check_job
 from moebatch.job.hints import Hints
 from moebatch.job.status_file import read_status
-from moebatch.predict.learnt_files import HABITS
+from moebatch.predict.array_file import FileKind
+from moebatch.predict.learnt_files import HABITS, LEARNED, TABLE
 from moebatch.spec.job import load_job
-from moebatch.spec.policy.policy import Placement
+from moebatch.spec.policy.policy import Placement, PredictorName
 from tests.job.test_run import EMULATED, on_gpu, policy, run, shown, texts, write
 from tests.tiny import write_checkpoint
 
@@ -172,6 +174,28 @@ def test_habits_of_no_use_are_left_aside_but_not_where_a_cache_is_divided_by_the
     divided = load_job(with_experts(write(tmp_path, model), cache="dp"))
     with pytest.raises(CheckpointError, match="moebatch calibrate"):
         Hints(divided, files)
+
+
+@pytest.mark.parametrize(
+    ("kind", "known"),
+    [
+        (TABLE, {"none", "token", "next-gate", "learned"}),
+        (LEARNED, {"none", "correlation", "token", "next-gate"}),
+    ],
+)
+def test_the_planner_chooses_no_predictor_whose_file_is_of_no_use(
+    tmp_path: Path, calibrated: Path, kind: FileKind, known: set[PredictorName]
+) -> None:
+    model = shutil.copytree(calibrated, tmp_path / "model")
+    files, path = open_model(model, "auto"), kind.path(model)
+    path.write_bytes(path.read_bytes()[:-40])
+    hints = Hints(load_job(write(tmp_path, model)), files)
+    assert hints.habits is not None and set(hints.habits.accuracy) == known
+    assert any(str(path) in warning and "planning without" in warning for warning in hints.warnings)
+    assert all(hints.predictor(name) for name in known - {"none"})
+    path.unlink()
+    hints = Hints(load_job(write(tmp_path, model)), files)
+    assert hints.habits is not None and set(hints.habits.accuracy) == known
 
 
 def test_a_calibrated_model_has_habits_of_all_predictors_and_its_hottest_stay(
