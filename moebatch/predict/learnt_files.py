@@ -31,7 +31,13 @@ TABLE = FileKind(title="correlation table", file="correlation", version=1, remed
 HABITS = FileKind(
     title="file of habits", file="habits", version=2, remedy=_REMEDY, holds_amounts=True
 )
-TOKENS = FileKind(title="token table", file="tokens", version=1, remedy=_PREDICTOR + "token`")
+TOKENS = FileKind(
+    title="token table",
+    file="tokens",
+    version=1,
+    remedy=_PREDICTOR + "token`",
+    holds_amounts=True,
+)
 LEARNED = FileKind(
     title="learned predictor", file="learned", version=2, remedy=_PREDICTOR + "learned`"
 )

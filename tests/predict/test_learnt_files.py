@@ -180,10 +180,12 @@ def test_layers_beyond_the_last_are_not_foreseen(tmp_path: Path) -> None:
         load_learned(path, OWNER, hidden_size=D)
 
 
+@pytest.mark.parametrize("kind", ["habits", "tokens"])
 @pytest.mark.parametrize("wrong", [-1.0, float("nan"), float("inf")])
-def test_habits_are_amounts(tmp_path: Path, wrong: float) -> None:
+def test_habits_and_shares_are_amounts(tmp_path: Path, kind: str, wrong: float) -> None:
+    save, load = KINDS[kind]
     path = tmp_path / "file.safetensors"
-    save_habits(path, habits(), OWNER)
+    save(path, OWNER)
     rewrite(path, lambda array: array.fill_(wrong))
     with pytest.raises(CheckpointError, match="holds numbers that cannot be"):
-        load_habits(path, OWNER)
+        load(path)
