@@ -74,7 +74,7 @@ class DenseWeights:
 
         def load(roles: Mapping[str, Weight], layer: int = 0) -> dict[str, Tensor]:
             return {
-                role: _prepared(
+                role: prepared(
                     files.shape, layer, role, loader.load(weight, exact.get(role, files.dtype))
                 )
                 for role, weight in roles.items()
@@ -84,7 +84,7 @@ class DenseWeights:
             return cls.of(load(of_all), [load(roles, n) for n, roles in enumerate(of_layers)])
 
 
-def _prepared(shape: ModelShape, layer: int, role: str, weight: Tensor) -> Tensor:
+def prepared(shape: ModelShape, layer: int, role: str, weight: Tensor) -> Tensor:
     """A weight as it is computed with, in place of how it is stored."""
     order = shape.row_order(role, layer)
     if order is not None:

@@ -128,8 +128,10 @@ def dense_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
 
 def load_gates(files: ModelFiles, dtype: torch.dtype) -> list[dict[str, Tensor]]:
     """The gates of all layers with experts, by role, without anything else; what corrects their
-    choice in float32."""
+    choice in float32, and so the norms of gates that have their own, and of experts beside them."""
     dtypes = {"router": dtype, "router_bias": dtype, "router_correction": torch.float32}
+    if files.shape.router.has_own_norm:
+        dtypes |= dict.fromkeys(("router_norm", "mlp_norm"), torch.float32)
     layers = [files.layer_weights(layer) for layer in files.shape.moe_layers]
     roles = [[role for role in dtypes if role in of] for of in layers]
     wanted = [

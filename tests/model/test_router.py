@@ -1,6 +1,7 @@
 """Routers of families, as transformers computes them: choices, weights, and what gates foresee."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from moebatch.errors import CheckpointError
 from moebatch.model.gpu.gates import GpuGates
+from moebatch.model.routing.gates import Gate
 from moebatch.model.routing.router import choose_experts, preferences
 from moebatch.spec.families.family import corrected_router
 from moebatch.spec.families.registry import FAMILIES
@@ -16,6 +18,7 @@ from moebatch.spec.model.blocks import ExpertGroups, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape_reader import read_shape
 from tests.gpu_kernels import DEVICE
+from tests.model.driver import Driver
 
 D, E, T = 16, 24, 300
 _INTERPRETED = 12
@@ -218,3 +221,18 @@ def assert_chooses(
     foreseen_TK = preferences(logits_TE, router, correction_E).topk(K, dim=-1).indices
     is_same_T = (foreseen_TK.sort().values == chosen_TK.sort().values).all(dim=-1)
     assert is_same_T.float().mean() > 0.99, "but for ties"
+
+
+@pytest.mark.parametrize("family", ["mixtral", "gpt_oss", "deepseek_v3", "gemma4_text"])
+def test_gates_by_themselves_choose_from_what_experts_see_as_in_the_model(
+    tiny_checkpoint: Callable[..., Path], family: str
+) -> None:
+    driver = Driver(tiny_checkpoint(family))
+    shape, generator = driver.shape, torch.Generator().manual_seed(3)
+    x_TD = torch.randn(T, shape.hidden_size, generator=generator)
+    gates = Gate.all_of(driver.files, torch.float32)
+    for layer, gate in zip(shape.moe_layers, gates, strict=True):
+        with torch.inference_mode():
+            routing = driver.decoder.route(layer, x_TD)
+            found_TK = gate(routing.normed_TD).topk(shape.experts_per_token).indices
+        assert torch.equal(found_TK.sort().values, routing.experts_TK.sort().values)
