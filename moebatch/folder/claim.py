@@ -115,10 +115,10 @@ def claim(manifest: Manifest, output: Path, source: Source, ours: FirstRun) -> C
     """
     folder = RunFolder(output)
     for _ in range(2):
+        there = read_claim(folder)  # first: what comes meanwhile is not ours to replace
         before = require_own(manifest, output, source)
         first = before.first.joined(ours) if before else ours
         wanted = Claim(manifest=before.manifest if before else manifest, first=first)
-        there = read_claim(folder)
         if there == wanted or _write(wanted, folder, only_new=there is None):
             return wanted
     raise StorageError(f"{folder.manifest}: other runs keep writing it")
@@ -126,8 +126,13 @@ def claim(manifest: Manifest, output: Path, source: Source, ours: FirstRun) -> C
 
 def require_own_errors(before: Claim | None, output: Path, errors: Path | None) -> None:
     """Raises ConfigError if there is something where failed rows are to go that no run of this job
-    has written."""
-    if errors is None or not errors.exists():
+    has written, or where a job has its answers."""
+    if errors is None:
+        return
+    if RunFolder(errors).path.is_dir():
+        message = f"is the output of a job, which has {RunFolder(errors).path}; choose another"
+        raise _refusal(errors, message, where="output.errors")
+    if not errors.exists():
         return
     if before is None or before.first.errors != _beside(output, errors):
         message = "exists, and this job has not written it; choose another, or move it away"

@@ -191,6 +191,22 @@ def test_that_no_row_failed_is_an_answer_of_its_job_as_well(tmp_path: Path) -> N
         claim_errors(second, tmp_path / "b.jsonl", errors)
 
 
+def test_failed_rows_never_go_where_a_job_has_its_answers_there_already_or_not(
+    tmp_path: Path,
+) -> None:
+    output, errors = tmp_path / "out.jsonl", tmp_path / "answers.jsonl"
+    ours = claim_output(JOB, output, HERE, TODAY)
+    claim_errors(ours, output, errors)
+    before = read_claim(RunFolder(output))
+    claim(OTHER, errors, TODAY)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"output\.errors: is the output of a job"):
+            require_own_errors(before, output, errors)
+        with pytest.raises(ConfigError, match="is the output of a job"):
+            claim_errors(before or ours, output, errors)
+        errors.write_text("an answer of the other job")
+
+
 def test_a_manifest_names_an_input_whose_name_is_not_utf_8(tmp_path: Path) -> None:
     strange = Path(os.fsdecode(b"/data/Pr\xfcf/in.jsonl"))
     job = Manifest(fields={"model": "m", "input.path": input_path_text(strange)})
@@ -237,6 +253,24 @@ def test_of_two_first_runs_at_once_one_settles_for_both(
 
     monkeypatch.setattr(os, "link", link_late)
     assert claim(JOB, output, TODAY) == theirs
+
+
+def test_a_first_run_that_comes_while_another_looks_settles_for_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, look = tmp_path / "out.jsonl", claim_module.require_own
+    theirs = FirstRun(date=datetime.date(2026, 11, 20))
+
+    def look_and_wait(manifest: Manifest, output: Path, source: Rows) -> Claim | None:
+        before = look(manifest, output, source)
+        monkeypatch.setattr(claim_module, "require_own", look)
+        claim(JOB, output, theirs)
+        return before
+
+    monkeypatch.setattr(claim_module, "require_own", look_and_wait)
+    assert claim(JOB, output, TODAY) == theirs
+    left = require_own(JOB, output)
+    assert left is not None and left.first == theirs
 
 
 def test_rows_of_another_job_have_other_keys() -> None:
