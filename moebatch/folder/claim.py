@@ -124,6 +124,19 @@ def claim(manifest: Manifest, output: Path, source: Source, ours: FirstRun) -> C
     raise StorageError(f"{folder.manifest}: other runs keep writing it")
 
 
+def require_still_own(ours: Claim, output: Path) -> None:
+    """Raises ConfigError if the run folder has become another job's: it was free for all as long as
+    no row had ended, and what is answered for a job that it is not of is never looked up."""
+    there = read_claim(RunFolder(output))
+    differences = there.manifest.differences(ours.manifest) if there else []
+    if differences:
+        message = (
+            f"has become another job's while this one ran: {'; '.join(differences)}. Was the job "
+            "file edited? Run it again, or choose another output.path"
+        )
+        raise _refusal(output, message)
+
+
 def require_own_errors(before: Claim | None, output: Path, errors: Path | None) -> None:
     """Raises ConfigError if there is something where failed rows are to go that no run of this job
     has written, or where a job has its answers."""

@@ -14,6 +14,7 @@ from moebatch.engine.device import Device
 from moebatch.engine.progress.time_left import TimeLeft
 from moebatch.engine.spec import EngineSpec
 from moebatch.errors import MoebatchError, OutOfMemory, Stopped, StorageError
+from moebatch.folder.claim import require_still_own
 from moebatch.folder.results import Results
 from moebatch.garbage import lasting
 from moebatch.job.answering import Answering
@@ -144,6 +145,7 @@ class Attempt:
                 context.log(f"warning: {warning}")
             if counted.workload is not None:
                 self._plan_and_build(files, counted.workload)
+            require_still_own(context.claim, context.job.output.path)
             self.first_pass_s = time.perf_counter()
             self.phase = "running"
             if self.built is None:

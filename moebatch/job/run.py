@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from moebatch.errors import ConfigError, DoesNotFit, Fault, OutOfMemory, StorageError
-from moebatch.folder.claim import Claim, FirstRun, claim, errors_claimed
+from moebatch.folder.claim import Claim, FirstRun, claim, errors_claimed, require_still_own
 from moebatch.folder.final_file import FinalFile, RowsMissing
 from moebatch.folder.output_path import require_no_fewer, require_writable
 from moebatch.folder.run_folder import RunFolder
@@ -87,6 +87,8 @@ class JobRun:
                 if shard.is_all:
                     attempt.phase = "writing answers"
                     self._write_output(attempt)
+                else:
+                    require_still_own(ours, job.output.path)
         return summary_of(attempt, self._begun_s, self._given_up)
 
     def recalibrate(self, summary: RunSummary) -> None:

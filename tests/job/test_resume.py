@@ -25,11 +25,13 @@ from moebatch.folder.claim import Claim, FirstRun, Manifest, errors_claimed
 from moebatch.folder.run_folder import RunFolder
 from moebatch.folder.shard import ALL, AskedShard, Shard
 from moebatch.job.answering import Answering
+from moebatch.job.attempt import Attempt
 from moebatch.job.merge import merge
 from moebatch.job.options import RunOptions
 from moebatch.job.overview import overview
 from moebatch.job.run import JobRun
 from moebatch.job.stop import Stop
+from moebatch.journal.finished import Finished
 from moebatch.model.decoder import Decoder
 from moebatch.spec.job import load_job
 from moebatch.spec.model import cache_layout
@@ -340,6 +342,30 @@ def test_a_shard_keeps_others_out_but_not_other_shards(shards: tuple[Path, bytes
         with pytest.raises(LockHeld, match="runs of its shards are using it"):
             run(job)
         run(job, shard=AskedShard(2, 2))
+
+
+@pytest.mark.parametrize(("moment", "num_in_vain"), [("_plan_and_build", 0), ("_answer_all", 2)])
+def test_a_shard_whose_job_was_edited_while_it_began_never_seems_to_have_succeeded(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, moment: str, num_in_vain: int
+) -> None:
+    """Another shard takes the folder for the edited job, since no row has ended yet."""
+    job = write(tmp_path, model, rows(4), **GREEDY)
+    go_on = getattr(Attempt, moment)
+
+    def edit_and_go_on(self: Attempt, *arguments: Any) -> None:
+        monkeypatch.setattr(Attempt, moment, go_on)
+        job.write_text(json.dumps({**json.loads(job.read_text()), "sampling": SAMPLED}))
+        run(job, shard=AskedShard(2, 2))
+        go_on(self, *arguments)
+
+    monkeypatch.setattr(Attempt, moment, edit_and_go_on)
+    message = "has become another job's while this one ran: .*temperature was '0.0', is '0.9'"
+    with pytest.raises(ConfigError, match=message):
+        run(job, shard=AskedShard(1, 2))
+    with Finished(RunFolder(tmp_path / "out.jsonl").journal) as finished:
+        assert len(finished) == 2 + num_in_vain
+    run(job, shard=AskedShard(1, 2))
+    assert merge(load_job(job)).num_rows == 4
 
 
 def test_how_many_shards_there_are_is_said_once(
