@@ -273,6 +273,18 @@ def test_a_first_run_that_comes_while_another_looks_settles_for_both(
     assert left is not None and left.first == theirs
 
 
+def test_where_a_file_system_has_no_links_a_job_claims_its_output_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(source: Path, target: Path) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refuse)
+    assert claim(JOB, tmp_path / "out.jsonl", TODAY) == TODAY
+    left = require_own(JOB, tmp_path / "out.jsonl")
+    assert left is not None and left.first == TODAY
+
+
 def test_rows_of_another_job_have_other_keys() -> None:
     raw, row = RawRow(index=0, line=1, content=b"{}"), Row(index=0, line=1)
     assert JOB.row_keys.of(raw, row) != OTHER.row_keys.of(raw, row)

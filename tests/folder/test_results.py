@@ -18,7 +18,7 @@ from moebatch.folder.final_file import FinalFile, RowsMissing
 from moebatch.folder.output_path import require_writable
 from moebatch.folder.row_key import RowKeys
 from moebatch.folder.run_folder import RunFolder
-from moebatch.journal.files import Files
+from moebatch.journal.files import Files, replacing
 from moebatch.journal.finished import Finished
 from moebatch.journal.record import Record
 from moebatch.journal.writer import JournalWriter
@@ -152,6 +152,25 @@ def test_an_output_that_cannot_be_written_leaves_the_old_one(
     assert caught.value.exit_code == 74
     assert path.read_bytes() == b"old\n"
     assert names(tmp_path) == ["in.jsonl", "out.jsonl", "out.jsonl.moebatch"]
+
+
+class Sparing(Files):
+    """Takes a part of what it is given."""
+
+    most_bytes = 0
+
+    def write(self, descriptor: int, data: bytes) -> int:
+        self.most_bytes = max(self.most_bytes, len(data))
+        return super().write(descriptor, data[:300_000])
+
+
+def test_an_output_larger_than_what_is_written_at_once_is_whole(tmp_path: Path) -> None:
+    files, lines = Sparing(), [b"%d" % number * 50_000 + b"\n" for number in range(60)]
+    with replacing(files, tmp_path / "out.jsonl") as file:
+        for line in lines:
+            file.write(line)
+    assert (tmp_path / "out.jsonl").read_bytes() == b"".join(lines)
+    assert files.most_bytes < 2**21 < sum(map(len, lines))
 
 
 def test_memory_of_many_rows(tmp_path: Path) -> None:

@@ -46,6 +46,8 @@ def test_the_first_one_is_answered_and_later_ones_name_its_line(
     message = "custom_id 'r0' is already that of line 1"
     assert places(tmp_path) == [None] * 6 + [message] * 2 + [None] + [message] * 2
     assert answers(tmp_path)[7]["prompt"] == [7]
+    errors = [answers(tmp_path)[index]["response"]["error"] for index in (6, 7, 9, 10)]
+    assert [error["line"] for error in errors] == [7, 8, 10, 11]
     assert (overview(load_job(job)).num_done, overview(load_job(job)).num_failed) == (7, 4)
     found = check_job(job)
     assert [fault.line for fault in found.faults] == [7, 8, 10, 11]

@@ -272,9 +272,13 @@ class TestTables:
                 stream.write_table(table)
         files = [{"filename": name.name} for name in sorted(folder.iterdir())]
         write(folder / "state.json", json.dumps({"_data_files": files}).encode())
-        found = rows_of(folder)
+        source = open_source(folder)
+        found = list(source)
         assert [row.content for row in found] == list(self.PLAIN) * 200
         assert found[-1].index == 399
+        os.utime(folder / "data-00001-of-00002.arrow", ns=(0, 0))
+        with pytest.raises(InputError, match="was changed while the job ran"):
+            list(source)
 
     def test_an_arrow_file_cut_short_between_batches_is_not_a_whole_one(
         self, tmp_path: Path
