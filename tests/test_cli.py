@@ -461,6 +461,21 @@ def test_a_run_goes_on_without_its_terminal(tmp_path: Path, model: Path) -> None
     assert len(answers(tmp_path)) == len(PROMPTS)
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_run_goes_on_when_nobody_reads_its_log(
+    tmp_path: Path, model: Path, as_json: bool
+) -> None:
+    job = write_job(tmp_path, model, PROMPTS)
+    command = [sys.executable, "-m", "moebatch", "run", job, *["--json"] * as_json]
+    reader, log = os.pipe()
+    os.close(reader)
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=log, check=False)
+    os.close(log)
+    assert done.returncode == ExitCode.OK
+    assert len(answers(tmp_path)) == len(PROMPTS)
+    assert not as_json or json.loads(done.stdout)["rows"] == len(PROMPTS)
+
+
 @pytest.mark.parametrize("arguments", [("check", "--json"), ("pack", "--to", "int4")])
 def test_a_name_longer_than_a_path_can_be_is_a_message(arguments: tuple[str, ...]) -> None:
     done = moebatch(*arguments, "a" * 300)

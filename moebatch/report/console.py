@@ -39,13 +39,17 @@ def _console(*, stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     is_terminal = stream is not None and stream.isatty()
     is_log = not is_terminal and "COLUMNS" not in os.environ
-    file = cast(IO[str], _Terminal(stream)) if is_terminal else None
+    file = None if stream is None else cast(IO[str], _Heard(stream))
     width = _LOG_WIDTH if is_log else None
     return Console(file=file, stderr=stderr, highlight=False, width=width)
 
 
-class _Terminal:
-    """A terminal that may be closed while a run goes on: what is written from then on is lost."""
+_NOBODY_READS = (errno.EIO, errno.EPIPE)
+
+
+class _Heard:
+    """A terminal that may be closed while a run goes on, or a pipe whose reader may end: what is
+    written from then on is lost. rich would end the process, its standard output first."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -69,7 +73,7 @@ class _Terminal:
         try:
             yield
         except OSError as error:
-            if error.errno != errno.EIO:
+            if error.errno not in _NOBODY_READS:
                 raise
             _write_nowhere(self._stream)
 
