@@ -69,6 +69,21 @@ def test_nothing_is_left_in_the_folder_and_its_room_is_taken(tmp_path: Path) -> 
     assert num_open_files() == before
 
 
+def test_nothing_is_left_by_a_process_that_is_killed_while_it_takes_the_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[Path]] = []
+    take = os.posix_fallocate
+
+    def look_and_take(descriptor: int, start: int, num_bytes: int) -> None:
+        seen.append(list(tmp_path.iterdir()))
+        take(descriptor, start, num_bytes)
+
+    monkeypatch.setattr(os, "posix_fallocate", look_and_take)
+    KvFile(tmp_path, [LayerPages(16, [BLOCK] * 2)] * 1).close()
+    assert seen == [[]]
+
+
 def test_a_disk_that_is_too_small_is_refused_with_need_and_have(tmp_path: Path) -> None:
     message = f"{re.escape(str(tmp_path))}: keys and values on disk need 1048576 TiB, .* are free"
     with pytest.raises(StorageError, match=message):

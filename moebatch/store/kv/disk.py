@@ -1,6 +1,7 @@
 """Keys and values of layers that live on disk: one scratch file, gone with the process."""
 
 import errno
+import fcntl
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -106,19 +107,13 @@ def _open(folder: Path, num_bytes: int, may_be_direct: bool) -> tuple[int, bool]
         raise StorageError(
             f"{folder}: keys and values cannot be kept there: {error.strerror}"
         ) from error
-    path = Path(name)
+    Path(name).unlink()  # before its room is taken, which may last, and be ended by a kill
     try:
         _reserve(fd, folder, num_bytes)
-        direct = _open_direct(path) if may_be_direct else None
+        return fd, may_be_direct and _made_direct(fd)
     except OSError as error:
         os.close(fd)
         raise StorageError(_no_room(folder, num_bytes, error)) from error
-    finally:
-        path.unlink()
-    if direct is None:
-        return fd, False
-    os.close(fd)
-    return direct, True
 
 
 def _reserve(fd: int, folder: Path, num_bytes: int) -> None:
@@ -128,15 +123,16 @@ def _reserve(fd: int, folder: Path, num_bytes: int) -> None:
     os.posix_fallocate(fd, 0, num_bytes)
 
 
-def _open_direct(path: Path) -> int | None:
+def _made_direct(fd: int) -> bool:
     if not hasattr(os, "O_DIRECT"):
-        return None
+        return False
     try:
-        return os.open(path, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_DIRECT)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        return None  # some file systems, tmpfs among them, know no O_DIRECT
+        return False  # some file systems, tmpfs among them, know no O_DIRECT
+    return True
 
 
 def _no_room(folder: Path, num_bytes: int, error: OSError) -> str:
