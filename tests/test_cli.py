@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from typer.testing import CliRunner
 
 from moebatch.cli import app
 from moebatch.cli.process import naming_paths
-from moebatch.errors import ExitCode, StorageError
+from moebatch.errors import ExitCode, MoebatchError, StorageError
+from moebatch.periodic import periodically
 from tests.command import moebatch
 from tests.patience import PATIENCE_S, until
 
@@ -412,6 +414,16 @@ def test_a_log_without_room_is_a_message_whatever_bounds_it(number: int) -> None
     refused = pytest.raises(StorageError, match="a screen or log cannot be written")
     with refused, naming_paths():
         raise OSError(number, os.strerror(number))
+
+
+def test_a_thread_that_the_system_does_not_start_is_a_message() -> None:
+    before = threading.stack_size(2**50)  # more than any process has room for
+    refused = pytest.raises(MoebatchError, match="starts no more threads")
+    try:
+        with refused, naming_paths(), periodically(lambda: None, 1.0, thread="status"):
+            pass
+    finally:
+        threading.stack_size(before)
 
 
 def test_failed_rows_are_said_to_be_where_they_are(tmp_path: Path, model: Path) -> None:

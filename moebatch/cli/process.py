@@ -9,7 +9,15 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from moebatch.errors import ConfigError, ExitCode, Fault, Interrupted, StorageError, Terminated
+from moebatch.errors import (
+    ConfigError,
+    ExitCode,
+    Fault,
+    Interrupted,
+    MoebatchError,
+    StorageError,
+    Terminated,
+)
 from moebatch.journal.files import NO_ROOM
 from moebatch.quoting import shown
 from moebatch.report.console import error_console, logger
@@ -19,6 +27,8 @@ if TYPE_CHECKING:
 
 Done = TypeVar("Done", covariant=True)
 _NAMES = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
+_NO_THREAD = "can't start new thread"
+"""Python has no type of its own for it."""
 
 
 @contextmanager
@@ -66,9 +76,17 @@ def hear_interrupts() -> None:
 @contextmanager
 def naming_paths() -> Iterator[None]:
     """While the block runs, a name that no file system takes is a mistake of the user, and so is a
-    folder that this user may not look into, or a log that has no more room."""
+    folder that this user may not look into, a log that has no more room, or a limit that allows too
+    few threads."""
     try:
         yield
+    except RuntimeError as error:
+        if str(error) != _NO_THREAD:
+            raise
+        raise MoebatchError(
+            "the system starts no more threads for this process; allow it more (`ulimit -u`, "
+            "`ulimit -v`, pids.max of its control group)"
+        ) from error
     except OSError as error:
         if isinstance(error, PermissionError):
             raise StorageError(f"{error.filename}: cannot be reached: {error.strerror}") from error
