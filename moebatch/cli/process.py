@@ -4,6 +4,7 @@ cannot be used, and threads that sleep."""
 import errno
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -35,6 +36,13 @@ _NO_THREAD = "can't start new thread"
 def stopping_on_signals(stop: "Stop") -> Iterator[None]:
     """While the block runs, the first signal asks for a stop, and a second one ends the process at
     once: what was finished by then is kept all the same."""
+    from moebatch.job.stop import StopNow
+
+    tell = sys.unraisablehook
+
+    def tell_others(unraisable: "sys.UnraisableHookArgs") -> None:
+        if not isinstance(unraisable.exc_value, StopNow):  # that one is obeyed a little later
+            tell(unraisable)
 
     def handle(number: int, frame: FrameType | None) -> None:
         if stop.reason is not None:
@@ -42,11 +50,13 @@ def stopping_on_signals(stop: "Stop") -> Iterator[None]:
         stop.ask(signal.Signals(number).name)
 
     before = {number: signal.signal(number, handle) for number in _signals() if _is_heard(number)}
+    sys.unraisablehook = tell_others
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        sys.unraisablehook = tell
 
 
 def ignore_stops() -> None:

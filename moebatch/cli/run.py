@@ -149,6 +149,7 @@ def _execute(
             from moebatch.job.run import JobRun, require_own_profile
             from moebatch.report.progress import watching
 
+            stop.obey()
             if ending.recalibrate:
                 require_own_profile(loaded)
             job_run = JobRun(loaded, log, options, stop)

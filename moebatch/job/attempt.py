@@ -123,6 +123,7 @@ class Attempt:
         plan may help; finished rows are in the journal then, and what others have of tokens.
         """
         context = self.context
+        context.stop.obey()
         journal = context.folder.journal
         with Finished(journal) as before, JournalWriter(journal) as ours:
             if before.num_damaged:
@@ -131,6 +132,7 @@ class Attempt:
             results = Results(before, ours, context.claim.manifest.row_keys)
             self.input = counted = self._scan(results)
             self.repeats = Repeats(counted.repeated)
+            context.stop.obey()
             files = context.opened.files
             if counted.workload is not None:
                 files = self._measure()
@@ -211,6 +213,7 @@ class Attempt:
         assert self.machine is not None, "it was measured"
         found = plan_run(self.context, files, self.machine, workload)
         self.plan = found.plan
+        self.context.stop.obey()
         self.phase = "loading weights"
         try:
             self.built = self._build(files, found)

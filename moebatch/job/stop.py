@@ -60,6 +60,13 @@ class Stop:
             self._broke_off = True
             raise StopNow(self._said_at_once)
 
+    def obey(self) -> None:
+        """Raises StopNow if a stop was asked for and the run goes on all the same: what is raised
+        while an object is finalised gets no further."""
+        if self._asked.is_set():
+            self._broke_off = True
+            raise StopNow(self._said_at_once)
+
     @contextmanager
     def heard(self) -> Iterator[None]:
         """While the block runs, a stop at once becomes `Stopped` for the code around it."""

@@ -2,12 +2,20 @@
 
 import queue
 import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from moebatch.cli.process import stopping_on_signals
 from moebatch.errors import Stopped
-from moebatch.job.stop import Stop
+from moebatch.job import attempt
+from moebatch.job.attempt import Attempt
+from moebatch.job.opened import OpenedJob
+from moebatch.job.stop import Stop, StopNow
+from tests.job.test_resume import GREEDY, rows, run, write
 from tests.patience import PATIENCE_S
 
 
@@ -28,6 +36,63 @@ def test_what_a_library_makes_of_being_broken_off_is_still_a_stop() -> None:
             stop.ask("SIGTERM")
         except BaseException as error:
             raise ImportError("failed to import") from error  # as modules written in C do
+
+
+class Finalised:
+    """As modules written in Python have them: what is raised there gets no further."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_stop_that_is_held_back_where_an_object_is_finalised_is_obeyed_later_and_not_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
+    stop, went_on = Stop(), False
+    refused = pytest.raises(Stopped, match="SIGTERM; nothing was computed yet")
+    with refused, stopping_on_signals(stop), stop.heard():
+        stop.obey()
+        Finalised()
+        went_on = True
+        stop.obey()
+    assert went_on
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "next_name"),
+    [
+        (OpenedJob, "reader_of", "_scan"),
+        (Attempt, "_scan", "_measure"),
+        (attempt, "plan_run", "_build"),
+    ],
+)
+def test_a_stop_that_was_held_back_is_obeyed_before_what_takes_long(
+    tmp_path: Path,
+    tiny_checkpoint: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    place: object,
+    name: str,
+    next_name: str,
+) -> None:
+    stop, act, went_on = Stop(), getattr(place, name), False
+
+    def held_back(*arguments: object) -> object:
+        with suppress(StopNow):
+            stop.ask("SIGTERM")
+        return act(*arguments)
+
+    def go_on(*arguments: object) -> None:
+        nonlocal went_on
+        went_on = True
+        raise AssertionError("it was to stop before")
+
+    monkeypatch.setattr(place, name, held_back)
+    monkeypatch.setattr(Attempt, next_name, go_on)
+    with pytest.raises(Stopped, match="SIGTERM; nothing was computed yet"):
+        run(write(tmp_path / "job", tiny_checkpoint("mixtral"), rows(3), **GREEDY), stop)
+    assert not went_on
 
 
 def test_an_error_without_a_stop_stays_what_it_is() -> None:
