@@ -11,6 +11,8 @@ from moebatch.journal.files import storage_errors
 from moebatch.journal.finished import journals
 from moebatch.journal.lock import RunLock
 
+_TRIES = 5
+
 
 class RunFolder:
     """Of one output, for all runs of the job and all of its shards."""
@@ -43,9 +45,7 @@ class RunFolder:
         """No other process runs the shard, or all rows, while the block runs. Raises LockHeld, and
         StorageError where the folder cannot be written."""
         subject = str(self.path.with_suffix(""))
-        with storage_errors(self.path):
-            self.path.mkdir(exist_ok=True)
-        with RunLock(self.lock, subject=subject, shared=not shard.is_all):
+        with self._lock(subject, shared=not shard.is_all):
             if not shard.is_all:
                 lock = self.path / f"lock-{shard.number}-of-{shard.count}"
                 with RunLock(lock, subject=f"{subject}, shard {shard}"):
@@ -56,16 +56,29 @@ class RunFolder:
             finally:
                 self._remove_if_empty()
 
+    def _lock(self, subject: str, *, shared: bool, tries: int = _TRIES) -> RunLock:
+        """Of the folder, which is made: a run that leaves nothing there may remove it meanwhile."""
+        try:
+            with storage_errors(self.path):
+                self.path.mkdir(exist_ok=True)
+            return RunLock(self.lock, subject=subject, shared=shared)
+        except StorageError as error:
+            # A folder that is removed while it is made is said to exist, and is none.
+            if tries == 1 or not isinstance(error.__cause__, FileNotFoundError | FileExistsError):
+                raise
+        return self._lock(subject, shared=shared, tries=tries - 1)
+
     def _remove_if_empty(self) -> None:
         """A run that ended before its first row leaves nothing behind for later ones. Other runs
         of shards may be about to begin, so these leave the folder."""
         if journals(self.journal) or self.path.with_suffix("").exists():
             return
         with suppress(OSError):
-            for path in (self.status(ALL), self.manifest, self.lock):
-                path.unlink(missing_ok=True)
             if self.journal.is_dir():
                 self.journal.rmdir()
+            # The lock last: what is there from then on is another run's.
+            for path in (self.status(ALL), self.manifest, self.lock):
+                path.unlink(missing_ok=True)
             self.path.rmdir()
 
     @property
