@@ -10,10 +10,12 @@
 Planner, simulator and executor read the traits; none of them knows a schedule's name.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from types import GeneratorType
+from typing import Literal, TypeVar, get_args
 
+from moebatch.quoting import not_one_of, shown
 from moebatch.schedule.request import (
     CancelPrefetch,
     NextPass,
@@ -28,23 +30,41 @@ from moebatch.schedule.steps.attention import Attention
 from moebatch.schedule.steps.kv import KvTraffic
 from moebatch.schedule.task import Task, dense
 
+Moves = Literal["experts", "pages", "block"]
+Runs = Literal["pass", "batch"]
+Foresees = Literal["nothing", "likely", "pre-gate", "layer"]
+Attends = Literal["cpu", "gpu"]
+_WORDS: Mapping[str, tuple[str | None, ...]] = {
+    "moves": get_args(Moves),
+    "runs": get_args(Runs),
+    "foresees": get_args(Foresees),
+    "attention": (*get_args(Attends), None),
+}
+"""What may be said of each trait."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Traits:
     """What a schedule is like, as far as costs, memory and the engine depend on it."""
 
-    moves: Literal["experts", "pages", "block"] = "experts"
+    moves: Moves = "experts"
     """How weights come to the level that computes: expert by expert into slots; a layer in pages
     into one half of a buffer (CGOPipe); a layer in one piece, on a lane of its own (FlexGen)."""
-    runs: Literal["pass", "batch"] = "batch"
+    runs: Runs = "batch"
     """An expert runs once over all tokens of a pass, or once for every micro-batch."""
-    foresees: Literal["nothing", "likely", "pre-gate", "layer"] = "layer"
+    foresees: Foresees = "layer"
     """What comes before a layer's own gate has chosen: nothing; the experts that a predictor says;
     those that the gate of an earlier layer has chosen; all of the layer, chosen or not."""
-    attention: Literal["cpu", "gpu"] | None = None
+    attention: Attends | None = None
     """Where decoding sequences attend on a machine with a GPU; None leaves it to the policy."""
     shares_weights: bool = True
     """Micro-batches walk through a layer together, so that its weights come once a pass."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a word that is none of those that there are."""
+        for field, allowed in _WORDS.items():
+            if getattr(self, field) not in allowed:
+                raise ValueError(f"{field} {not_one_of(allowed, getattr(self, field))}")
 
     @property
     def is_paged(self) -> bool:
@@ -94,6 +114,7 @@ class NamedSchedule:
         return self.begin(setup)
 
 
+Given = TypeVar("Given")
 LayerSchedule = Callable[[Layer], Schedule]
 JobSchedule = Callable[[Setup], Schedule]
 
@@ -101,8 +122,8 @@ JobSchedule = Callable[[Setup], Schedule]
 def schedule(
     *,
     moves: Literal["experts", "pages", "block"] = "experts",
-    runs: Literal["pass", "batch"],
-    foresees: Literal["nothing", "likely", "pre-gate", "layer"],
+    runs: Runs,
+    foresees: Foresees,
     attention: Literal["cpu", "gpu"] | None = None,
 ) -> Callable[[LayerSchedule], NamedSchedule]:
     """Makes a schedule of a generator over one layer with experts. `walk` does the rest: passes,
@@ -113,8 +134,19 @@ def schedule(
 
 def job_schedule(traits: Traits) -> Callable[[JobSchedule], NamedSchedule]:
     """Makes a schedule of a generator over a whole job, where layers are not walked through one
-    after the other."""
-    return lambda of_job: _named(of_job, traits, of_job)
+    after the other. Raises TypeError for anything but traits."""
+    if not isinstance(traits, Traits):
+        raise TypeError(f"job_schedule takes Traits(…), got {shown(traits)}")
+    return lambda of_job: _named(of_job, traits, lambda setup: begun(of_job, setup))
+
+
+def begun(written: Callable[[Given], Schedule], given: Given) -> Schedule:
+    """A schedule that has been written, for a layer or for a job. Raises TypeError where it is no
+    generator."""
+    made = written(given)
+    if not isinstance(made, GeneratorType):
+        raise TypeError(f"a schedule yields tasks; this one returned {shown(made)}")
+    return made
 
 
 def _named(written: Callable[..., Schedule], traits: Traits, begin: JobSchedule) -> NamedSchedule:
@@ -137,7 +169,7 @@ def walk(setup: Setup, traits: Traits, of_layer: LayerSchedule) -> Schedule:
             if traits.foresees == "layer":
                 yield from prefetch_layer(in_pass, step)
             layer = Layer(setup=in_pass, sweep=sweep, step=step, kv=kv)
-            yield from (of_layer if setup.is_moe(step) else dense_layer)(layer)
+            yield from begun(of_layer if setup.is_moe(step) else dense_layer, layer)
             step += 1
 
 

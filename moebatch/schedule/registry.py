@@ -6,17 +6,21 @@ from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from traceback import walk_tb
+from types import GeneratorType
 from typing import Any
 
-from moebatch.errors import ConfigError, Fault
-from moebatch.quoting import shown
+from moebatch.errors import ConfigError, Fault, MoebatchError
+from moebatch.quoting import reason, shown
 from moebatch.schedule.cgopipe import cgopipe, fastdecode
 from moebatch.schedule.definition import NamedSchedule, Traits
+from moebatch.schedule.drivers import driver
 from moebatch.schedule.flexgen import flexgen, flexgen_c
 from moebatch.schedule.klotski import hot, klotski, multi, simple
+from moebatch.schedule.own import OutOfOrder, checked
 from moebatch.schedule.pregated import ondemand, prefetch_all, pregated
 from moebatch.schedule.promoe import promoe, promoe_base, promoe_preempt, promoe_prefetch
-from moebatch.schedule.request import Schedule
+from moebatch.schedule.request import CannotGoOn, Schedule
+from moebatch.schedule.setup import Setup
 from moebatch.spec.policy.policy import OpenPolicy, Policy
 
 SCHEDULES: Mapping[str, NamedSchedule] = {
@@ -57,7 +61,7 @@ def find_schedule(name: str) -> NamedSchedule:
             f"{shown(path)} has no schedule {shown(function)}; it takes a function with the "
             "decorator moebatch.schedule.definition.schedule",
         )
-    return replace(found, begin=lambda setup: _blaming(found.begin(setup), Path(path), name))
+    return replace(found, begin=lambda setup: _blaming(found, setup, Path(path), name))
 
 
 def unknown_schedule(name: str) -> tuple[str, ...]:
@@ -114,33 +118,61 @@ def _module(path: Path, name: str) -> Any:
     module = module_from_spec(found)
     try:
         found.loader.exec_module(module)
-    except Exception as error:  # whatever a user's file raises is a fault of that file
-        line = _line_of(error, path)
-        raise _fault(name, f"{shown(str(path))}{line}: {shown(repr(error))}") from error
+    except (Exception, SystemExit) as error:  # whatever it raises is a fault of that file
+        raise _blamed(name, path, _line_of(error, path), error) from error
     return module
 
 
-def _blaming(begun: Schedule, path: Path, name: str) -> Schedule:
-    """The same schedule; what a line of the user's file raises is a fault of that file. What comes
-    through it from lanes and the driver stays what it is."""
+def _blaming(own: NamedSchedule, setup: Setup, path: Path, name: str) -> Schedule:
+    """The same schedule; what it yields out of order, and what a line of the user's file raises, is
+    a fault of that file. What comes through it from lanes and the driver stays what it is."""
+    begun: Schedule | None = None
     try:
-        yield from begun
-    except Exception as error:
-        *_, (frame, _) = walk_tb(error.__traceback__)
-        if frame.f_code.co_filename != str(path.absolute()):
+        begun = own(setup)
+        yield from checked(begun, setup, own.traits)
+    except (OutOfOrder, CannotGoOn) as error:
+        line = _line_now(begun, path) or _line_of(error, path)
+        raise _fault(name, f"{shown(str(path))}{line}: {error}") from error
+    except (Exception, SystemExit) as error:
+        if _comes_from_driver(error):
             raise
-        line = _line_of(error, path)
-        raise _fault(name, f"{shown(str(path))}{line}: {shown(repr(error))}") from error
+        raise _blamed(name, path, _line_of(error, path), error) from error
+    finally:
+        if begun is not None:
+            begun.close()
 
 
-def _line_of(error: Exception, path: Path) -> str:
+def _comes_from_driver(error: BaseException) -> bool:
+    """Whether a schedule only waited for something when it was raised."""
+    if isinstance(error, MoebatchError):
+        return True
+    frames = walk_tb(error.__traceback__)
+    return any(frame.f_code.co_filename == driver.__file__ for frame, _ in frames)
+
+
+def _line_now(begun: Schedule | None, path: Path) -> str:
+    """Where in the user's file a schedule has stopped, if it has."""
+    line, own = "", str(path.absolute())
+    at: object = begun
+    while isinstance(at, GeneratorType):
+        if at.gi_frame is not None and at.gi_code.co_filename == own:
+            line = f", line {at.gi_frame.f_lineno}"
+        at = at.gi_yieldfrom
+    return line
+
+
+def _line_of(error: BaseException, path: Path) -> str:
     """Where in the user's file an error was raised, or which line cannot be read."""
     if isinstance(error, SyntaxError):
-        return f", line {error.lineno}"
+        return f", line {error.lineno}" if error.lineno else ""
     frames = walk_tb(error.__traceback__)
     own = str(path.absolute())
     lines = [line for frame, line in frames if frame.f_code.co_filename == own]
     return f", line {lines[-1]}" if lines else ""
+
+
+def _blamed(name: str, path: Path, line: str, error: BaseException) -> ConfigError:
+    return _fault(name, f"{shown(str(path))}{line}: {type(error).__name__}: {reason(error)}")
 
 
 def _fault(name: str, message: str) -> ConfigError:

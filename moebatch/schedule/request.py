@@ -19,6 +19,10 @@ class _OfMicroBatch(_OfStep):
     micro_batch: int
 
 
+class CannotGoOn(AssertionError):
+    """A schedule asks for what cannot come, or launches what is not there."""
+
+
 class NextPass:
     """Answered with the `Sweep` that comes next, or with None when the job is over. The pass
     before has been computed then; what was prefetched goes on arriving meanwhile."""
@@ -38,12 +42,14 @@ class PrefetchToDram(_OfStep):
 
 
 class Route(_OfMicroBatch):
-    """Answered when the gate of a micro-batch has chosen. What it chose is certain from then on: it
-    comes before all that is only prefetched, and is not given up before it has been computed."""
+    """Answered with the experts that the gate of a micro-batch has chosen. They are certain from
+    then on: they come before all that is only prefetched, and are not given up before they have
+    been computed."""
 
 
 class GateChosen(_OfMicroBatch):
-    """Answered when the gate of a micro-batch has chosen. Nothing is asked for yet."""
+    """Answered with the experts that the gate of a micro-batch has chosen. Nothing is asked for
+    yet."""
 
 
 class Select(_OfStep):

@@ -306,19 +306,38 @@ def test_sync_runs_the_plain_driver(write_job: Callable[..., Path], reference: l
         ("attention.of(k)", "()"),
         ("for e in chosen:", "for e in ():"),
         ("yield combine(i)", "pass"),
+        ("for e in chosen:", "for e in list(chosen):"),
     ],
-    ids=["attention", "experts", "combine"],
+    ids=["attention", "experts", "combine", "slots"],
 )
+@pytest.mark.parametrize("place", ["cpu", "gpu"])
 def test_a_schedule_that_leaves_work_out_is_refused_and_no_row_is_answered(
-    write_job: Callable[..., Path], tmp_path: Path, work: str, instead: str
+    write_job: Callable[..., Path], tmp_path: Path, work: str, instead: str, place: str
 ) -> None:
-    path, own = write_job(), tmp_path / "own.py"
+    path, own = write_job(**(EMULATED if place == "gpu" else {})), tmp_path / "own.py"
     whole = Path(OWN.partition(":")[0]).read_text()
     assert work in whole
     own.write_text(whole.replace(work, instead))
-    with pytest.raises(ConfigError, match=r"of \d+ tokens of a pass \d+ attended in layer 0"):
-        run(path, schedule=f"{own}:mine", policy=policy())
+    with pytest.raises(ConfigError, match=r", line \d+: "):
+        run(path, schedule=f"{own}:mine", policy=on_gpu() if place == "gpu" else policy())
     assert not path.with_name("out.jsonl").exists()
+
+
+def test_a_schedule_may_listen_to_a_gate_before_it_asks_for_what_that_has_chosen(
+    write_job: Callable[..., Path], reference: list[str], tmp_path: Path
+) -> None:
+    own = tmp_path / "own.py"
+    whole = (
+        Path(OWN.partition(":")[0])
+        .read_text()
+        .replace("import Arrivals", "import GateChosen, Arrivals")
+    )
+    own.write_text(
+        whole.replace("yield Route(i, k)", "assert (yield GateChosen(i, k)) == (yield Route(i, k))")
+    )
+    path = write_job()
+    run(path, schedule=f"{own}:mine", policy=policy())
+    assert texts(path) == reference
 
 
 @pytest.mark.parametrize("share", [1, 0.5])

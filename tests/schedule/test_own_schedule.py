@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from moebatch.errors import ConfigError
+from moebatch.schedule.drivers.emission import launched
 from moebatch.schedule.registry import find_schedule, unknown_schedule
 from tests.test_cli_plan import T4, moebatch
 
@@ -61,3 +62,92 @@ def test_what_a_line_of_it_raises_is_a_fault_of_the_file(tmp_path: Path) -> None
     done = moebatch("simulate", *T4, "--schedule", f"{path}:mine")
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert f"line {line}: " in done.stderr and "ZeroDivisionError" in done.stderr
+
+
+NOT_TO_BE_DONE = {
+    "an expert twice": ("yield expert(i, e)", "yield expert(i, e); yield expert(i, e)", "twice"),
+    "experts left out": ("for e in chosen:", "for e in list(chosen)[:1]:", "comes before 1 expert"),
+    "a gate before attention": (
+        "yield from attention.of(k)",
+        "yield gate(i, k); yield from attention.of(k)",
+        "before the attention",
+    ),
+    "attention left out of later layers": (
+        "attention.of(k)",
+        "attention.of(k) if i == 0 else ()",
+        "1, k0",
+    ),
+    "combine left out": ("yield combine(i)", "pass", "has not been through layer 0"),
+    "no route": ("yield Route(i, k)", "pass", "comes before Route"),
+    "a route left out": ("yield Route(i, k)", "yield Route(i, 0)", r"comes before Route\(0, 1\)"),
+    "a route before its gate": ("yield Route(i, k)", "yield Route(i + 1, k)", "comes before gate"),
+    "an expert that none chose": ("expert(i, e)", "expert(i, e + 9)", "expert 9 is none"),
+    "no such micro-batch": ("yield combine(i)", "yield gate(i, 9)", "4 micro-batches"),
+    "a layer for a step": (
+        "i, attention = layer.step",
+        "i, attention = layer.step % 2",
+        "of this pass",
+    ),
+    "no task": ("yield combine(i)", "yield 3", "neither a task nor a request"),
+    "a wait for what never began": (
+        "combine(i)",
+        "combine(i, expert(i, 9))",
+        r"waits for expert\(0, e9\)",
+    ),
+    "pages": (
+        "yield combine(i)",
+        "from moebatch.schedule.task import page; yield page(i, 0)",
+        "moves",
+    ),
+    "half an expert": ("yield CancelPrefetch(i)", "yield Prefetch(i, 0.5)", "0.5 experts"),
+    "an exit": ("yield combine(i)", "raise SystemExit(0)", "SystemExit"),
+    "what a library raises": (
+        "yield combine(i)",
+        "import json; json.loads('{')",
+        "JSONDecodeError",
+    ),
+    "a wrong call of ours": ("yield combine(i)", "yield combine()", "TypeError"),
+}
+"""What to change in the schedule, and what is said of it."""
+
+
+@pytest.mark.parametrize("name", NOT_TO_BE_DONE)
+def test_what_cannot_be_done_is_refused_with_its_line(tmp_path: Path, name: str) -> None:
+    what, instead, message = NOT_TO_BE_DONE[name]
+    path, whole = tmp_path / "mine.py", FILE.read_text()
+    assert what in whole
+    path.write_text(whole.replace(what, instead).replace("import Arr", "import Prefetch, Arr"))
+    with pytest.raises(ConfigError, match=rf", line \d+: .*{message}"):
+        launched(f"{path}:mine", "dram", "dram", attends_on_cpu=False)
+
+
+def test_attention_above_keys_and_values_has_to_bring_and_store_them(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    whole = FILE.read_text().replace("import combine", "import attend, combine")
+    path.write_text(whole.replace("yield from attention.of(k)", "yield attend(i, k)"))
+    launched(f"{path}:mine", "vram", "vram", attends_on_cpu=False)
+    with pytest.raises(ConfigError, match=r"line \d+: attend\(0, k0\) comes before kv up"):
+        launched(f"{path}:mine", "vram", "dram", attends_on_cpu=False)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('@schedule(runs="always", foresees="likely")\ndef mine(layer): yield', "line 4.*always"),
+        ("@job_schedule({})\ndef mine(setup): yield", "line 4.*takes Traits"),
+        ('@schedule(runs="pass", foresees="likely")\ndef mine(layer): pass', "returned null"),
+        ("@job_schedule(Traits())\ndef mine(setup): return [1]", "returned "),
+        ("@job_schedule(Traits())\ndef mine(setup): yield NextPass()", "ended before the job"),
+        ("raise SystemExit(0)", "line 4: SystemExit"),
+    ],
+)
+def test_what_is_no_schedule_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "mine.py"
+    names = "NextPass", "Traits, job_schedule, schedule"
+    begins = (
+        f"from moebatch.schedule.{room} import {name}\n"
+        for room, name in zip(("request", "definition"), names, strict=True)
+    )
+    path.write_text("\n" + "".join(begins) + content)
+    with pytest.raises(ConfigError, match=message):
+        launched(f"{path}:mine", "dram", "dram", attends_on_cpu=False)

@@ -4,7 +4,6 @@ gates, experts.
 Shape letters: T tokens of the pass, D hidden.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -17,12 +16,10 @@ from moebatch.engine.passes.exchange import CpuAttention, ExchangeBuffers
 from moebatch.engine.passes.layout import AttentionInput
 from moebatch.engine.passes.log import PassLog
 from moebatch.engine.weights import WeightStream
-from moebatch.errors import ConfigError, Fault
 from moebatch.model.batch import MicroBatch
 from moebatch.model.decoder import Decoder
 from moebatch.model.routing.router import Routing
 from moebatch.predict.predictor import Predictor, RoutingObserver
-from moebatch.quoting import shown
 from moebatch.schedule.drivers.foresight import Foresight
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.task import Kind, Task
@@ -72,11 +69,6 @@ class PassWork:
         """By step, rows that have attended, in their order."""
         self._routings: dict[int, dict[int, Routing]] = {}
         self._joined: dict[int, Routing] = {}
-        self._computed: dict[tuple[int, int | None], set[int]] = {}
-        """Experts by step and micro-batch; None is all of them."""
-        self._num_attended: Counter[int] = Counter()
-        self._num_through: Counter[int] = Counter()
-        """Rows by layer."""
         on_cpu = [k for k, item in enumerate(inputs) if self._is_beside(item)]
         self._place_on_cpu = {k: place for place, k in enumerate(on_cpu)}
 
@@ -102,22 +94,6 @@ class PassWork:
     def routing(self, step: int, k: int) -> Routing:
         """What a gate has chosen."""
         return self._routings[step][k]
-
-    def require_complete(self, schedule: str) -> None:
-        """Raises ConfigError where the tasks of a schedule did not take all rows through all
-        layers: a user may have written it, and what it leaves out would be wrong tokens."""
-        shape = self._decoder.shape
-        for layer in range(self._setup.num_layers):
-            rows = [item.group.rows_in(shape, layer) for item in self._inputs]
-            num_rows = sum(map(_num_rows, rows))
-            attended, through = self._num_attended[layer], self._num_through[layer]
-            if (attended, through) != (num_rows, num_rows):
-                message = (
-                    f"of {num_rows} tokens of a pass {attended} attended in layer {layer}, and "
-                    f"{through} went through all that follows; each micro-batch needs its "
-                    "attention and gate once, its experts, and then combine"
-                )
-                raise ConfigError([Fault(file="schedule", where=shown(schedule), message=message)])
 
     # --- attention ------------------------------------------------------------------------------
 
@@ -162,9 +138,7 @@ class PassWork:
         self._cache.move(task.kind, view, self._layer(task))
 
     def _has_attended(self, task: Task) -> None:
-        rows = self._rows(task)
-        self._attended.setdefault(task.step, []).append(rows)
-        self._num_attended[self._layer(task)] += _num_rows(rows)
+        self._attended.setdefault(task.step, []).append(self._rows(task))
 
     # --- what follows attention -----------------------------------------------------------------
 
@@ -179,7 +153,6 @@ class PassWork:
         else:
             routing = self._routings[task.step][task.micro_batch]
         self._run_experts(task, routing, task.experts)
-        self._computed.setdefault((task.step, task.micro_batch), set()).update(task.experts)
 
     def _run_experts(self, task: Task, routing: Routing, experts: Iterable[int]) -> None:
         parts = {expert: self._weights.tensors(task.step, expert) for expert in experts}
@@ -192,7 +165,6 @@ class PassWork:
             self._out(task)
         self._attended.pop(task.step, None)
         x_TD, rows = self._x_TD, self._rows(task)
-        self._num_through[layer] += _num_rows(rows)
         if not self._setup.is_moe(task.step):
             self._decoder.add_dense(layer, x_TD, rows)
             return
@@ -205,8 +177,6 @@ class PassWork:
         layer, routing = self._layer(task), self._joined_at(task.step)
         self._decoder.combine(layer, self._x_TD, routing)
         self.broken.look(self._x_TD, layer, routing)
-        if self._has_all_experts(task.step):
-            self._num_through[layer] += sum(map(_num_rows, routing.rows))
         del self._joined[task.step], self._routings[task.step]
         self._attended.pop(task.step, None)
 
@@ -214,21 +184,12 @@ class PassWork:
         layer = self._layer(task)
         for rows in self._attended.pop(task.step, ()):
             self._decoder.add_dense(layer, self._x_TD, rows)
-            self._num_through[layer] += _num_rows(rows)
         self.broken.look(self._x_TD, layer, None)
 
     def _joined_at(self, step: int) -> Routing:
         if step not in self._joined:
             self._joined[step] = self._decoder.join([*self._routings[step].values()])
         return self._joined[step]
-
-    def _has_all_experts(self, step: int) -> bool:
-        """Whether what the micro-batches of a step have chosen has been computed."""
-        of_all = self._computed.pop((step, None), set())
-        return all(
-            routing.tokens.keys() <= of_all | self._computed.pop((step, k), set())
-            for k, routing in self._routings[step].items()
-        )
 
     # --- of a task ------------------------------------------------------------------------------
 
@@ -261,10 +222,6 @@ class PassWork:
         place = self._place_on_cpu[task.micro_batch]
         number = task.step * len(self._place_on_cpu) + place
         return self._beside.buffers(number, self._layer(task))
-
-
-def _num_rows(rows: slice) -> int:
-    return int(rows.stop - rows.start)
 
 
 # No table of its methods in each pass: what refers to itself keeps its hidden states until Python

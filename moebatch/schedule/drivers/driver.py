@@ -11,6 +11,7 @@ from moebatch.schedule.request import (
     Arrivals,
     Arriving,
     CancelPrefetch,
+    CannotGoOn,
     Free,
     GateChosen,
     InOrder,
@@ -111,6 +112,8 @@ class Driver:
         """Experts by step and micro-batch."""
         self._wanted: dict[int, set[int]] = {}
         """The same of all micro-batches of a step together."""
+        self._required: dict[int, set[int]] = {}
+        """Those that have been asked for, by step."""
 
     def start(self) -> None:
         """Goes up to the first pass: what is prefetched then comes while it is made up."""
@@ -159,6 +162,7 @@ class Driver:
                 self._lanes.wait(lambda: self._lanes.is_idle(results_only=True), "end of pass")
                 self._chosen.clear()
                 self._wanted.clear()
+                self._required.clear()
                 self._foresight.end_pass()
                 return
             else:
@@ -168,6 +172,10 @@ class Driver:
         if task.kind is Kind.EXPERT:
             with self._lanes.lock:
                 for key in self._keys(task):
+                    if not self._slots.is_ready(key):
+                        self._schedule.throw(
+                            CannotGoOn(f"{task}: expert {key.expert} is not there")
+                        )
                     # Once over all micro-batches, or over one of them.
                     self._slots.use(key, is_last=task.micro_batch is None)
         self._lanes.launch(task)
@@ -179,11 +187,11 @@ class Driver:
             case PrefetchToDram(step):
                 self._fetch(step)
             case Route(step, micro_batch):
-                self._route(step, micro_batch)
+                return self._route(step, micro_batch)
             case Select(step):
                 self._select(step)
             case GateChosen(step, micro_batch):
-                self._listen(step, micro_batch)
+                return self._listen(step, micro_batch)
             case CancelPrefetch(step):
                 self._drop(step)
             case Whole(step):
@@ -232,16 +240,23 @@ class Driver:
             self.disk_path.fetch(self._experts[layer])
             self._lanes.slots_changed()
 
-    def _route(self, step: int, micro_batch: int) -> None:
-        news = self._listen(step, micro_batch)
+    def _route(self, step: int, micro_batch: int) -> tuple[int, ...]:
+        chosen = self._listen(step, micro_batch)
+        required = self._required.setdefault(step, set())
+        news = sorted(set(chosen) - required)
+        required.update(news)
         layer = self._setup.layer(step)
         with self._lanes.lock:
             for key in self._of(layer, news):
                 self._require(key)
             self._lanes.slots_changed()
+        return chosen
 
-    def _listen(self, step: int, micro_batch: int) -> Sequence[int]:
-        """Waits for a gate, and returns what it is the first one to choose."""
+    def _listen(self, step: int, micro_batch: int) -> tuple[int, ...]:
+        """Waits for a gate, and returns what it has chosen."""
+        known = self._chosen.get(step, {}).get(micro_batch)
+        if known is not None:
+            return known
         task = gate(step, micro_batch)
         self._lanes.wait(lambda: self._lanes.has_ended(task), str(task))
         chosen = tuple(self._router.chosen(step, micro_batch))
@@ -254,7 +269,7 @@ class Driver:
         keys = self._experts[layer]
         with self._lanes.lock:
             self._foresight.ask(step, layer, news, lambda expert: self._slots.state(keys[expert]))
-        return news
+        return chosen
 
     def _learn_now(self) -> None:
         while self._to_learn:
@@ -316,14 +331,22 @@ class Driver:
         def new(waiting: Collection[ExpertKey]) -> list[ExpertKey]:
             return [key for key in self._slots.arrived_after(num_seen) if key in waiting]
 
+        def has_come(waiting: Collection[ExpertKey]) -> bool:
+            return any(map(self._slots.is_ready, new(waiting)))
+
         def wait(waiting: Collection[ExpertKey]) -> None:
             self._learn_now()
             with self._lanes.lock:
                 self.disk_path.hurry(waiting)
                 self._lanes.slots_changed()
-            self._lanes.wait(
-                lambda: any(map(self._slots.is_ready, new(waiting))), _some_of(step, waiting)
-            )
+            one = _some_of(step, waiting)
+            self._lanes.wait(lambda: has_come(waiting) or self._slots.are_held, one)
+            with self._lanes.lock:
+                if not has_come(waiting):
+                    raise CannotGoOn(
+                        f"{one} never comes: all slots hold experts that have been handed out and "
+                        "are not launched"
+                    )
 
         return Arriving(keys, ready, wait, most_together=self._setup.most_together)
 

@@ -5,7 +5,15 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 
 from moebatch.schedule.registry import find_schedule
-from moebatch.schedule.request import Arrivals, Arriving, InOrder, NextPass, Sweep
+from moebatch.schedule.request import (
+    Arrivals,
+    Arriving,
+    GateChosen,
+    InOrder,
+    NextPass,
+    Route,
+    Sweep,
+)
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.schedule.steps.kv_route import Place
@@ -79,6 +87,8 @@ def _second_pass(name: str, top: Place, home: LevelName, *, attends_on_cpu: bool
                 if number > 2:
                     return
                 answer = sweep
+            case Route() | GateChosen():
+                answer = tuple(range(_EXPERTS))
             case Arrivals(step):
                 keys = [ExpertKey(step % _LAYERS, expert) for expert in range(_EXPERTS)]
                 answer = Arriving(

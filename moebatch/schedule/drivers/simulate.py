@@ -10,7 +10,7 @@ from moebatch.schedule.drivers.driver import Driver, Lanes, Router
 from moebatch.schedule.drivers.foresight import Foresight
 from moebatch.schedule.lanes import Lane, lane_of, rows_of, take_next
 from moebatch.schedule.registry import find_schedule
-from moebatch.schedule.request import Schedule, Sweep
+from moebatch.schedule.request import CannotGoOn, Schedule, Sweep
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.slots.cache import Cache, Rule, make_cache
 from moebatch.schedule.slots.expert_load import Chunk, ExpertKey
@@ -209,7 +209,8 @@ class Simulator(Lanes):
     def wait(self, condition: Callable[[], bool], reason: str) -> None:
         while not condition():
             running = [(one, lane) for lane in self._lanes.values() for one in lane.running]
-            assert running, f"nothing moves any more; waiting for {reason}"
+            if not running:
+                raise CannotGoOn(f"nothing moves any more; waiting for {reason}")
             self._end(*min(running, key=lambda pair: (pair[0].end_s, pair[0].number)))
 
     def slots_changed(self) -> None:

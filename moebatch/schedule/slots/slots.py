@@ -134,6 +134,18 @@ class SlotQueue:
         leaving = any(load.is_kept or load.num_users or load.is_evicted for load in others)
         return not (moving or leaving or self._table.has_free_slot)
 
+    @property
+    def are_held(self) -> bool:
+        """Whether all slots hold experts that are required, so that none can come before one of
+        them has been computed; not those that a layer's cache has for itself."""
+        cache = self._table.cache
+        held = (
+            load.is_required and load.is_ready and (cache.is_shared or not load.is_cached)
+            for load in self._table.passing.values()
+        )
+        num_slots = self.num_streaming_slots + (cache.num_slots if cache.is_shared else 0)
+        return 0 < num_slots <= sum(held)
+
     # --- what is in use -------------------------------------------------------------------------
 
     def use(self, key: ExpertKey, *, is_last: bool = False) -> int:
