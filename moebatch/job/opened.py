@@ -14,6 +14,7 @@ from moebatch.job.identity import manifest_of
 from moebatch.rows.prompts import RowReader, open_reader
 from moebatch.rows.row import Source
 from moebatch.rows.source import first_rows, open_source
+from moebatch.schedule.registry import PRE_GATED
 from moebatch.spec.job import Job
 
 
@@ -43,6 +44,12 @@ class OpenedJob:
     def approximation(self) -> Approximation:
         """What the job lets a run change about answers."""
         return load_approximation(self.job, self.files)
+
+    def schedule(self, asked: str | None, *, has_policy: bool) -> str | None:
+        """The schedule that is planned for: the one that was `asked` for, else, without a policy,
+        that which pre-gates are made for. None leaves it to the planner or the policy."""
+        pre_gated = PRE_GATED.name if self.approximation.activation_level else None
+        return asked or (None if has_policy else pre_gated)
 
     @cached_property
     def manifest(self) -> Manifest:

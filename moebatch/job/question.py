@@ -35,6 +35,7 @@ def job_question(
         loader.log_compiling(log)
     opened = OpenedJob(job)
     files, hints = opened.files, opened.hints
+    _require_learnt(opened, options)
     workload, notes = _workload(opened)
     machine = _machine(job, files, options)
     profile = changed_profile(machine.profile, options.figures)
@@ -42,7 +43,8 @@ def job_question(
     files = in_fastest_dtype(job, files, machine, said.append)
     problem = _problem(job, files, workload, replace(machine, profile=profile), options)
     dtypes = stored_as(problem.dtypes, options.stored, problem.shape)
-    problem = replace(problem, dtypes=dtypes, habits=hints.habits)
+    schedule = opened.schedule(None, has_policy=options.policy is not None)
+    problem = replace(problem, dtypes=dtypes, habits=hints.habits, schedule=schedule)
     return Question(
         problem=problem,
         model=job.model.name or job.model.path.name,
@@ -55,6 +57,13 @@ def job_question(
         ),
         wishes=hints.wishes,
     )
+
+
+def _require_learnt(opened: OpenedJob, options: PlanOptions) -> None:
+    """Raises CheckpointError where a run would: a file that the policy wants is not there."""
+    given = options.given_policy()
+    if given is not None and given.policy.predictor is not None:
+        opened.hints.predictor(given.policy.predictor)
 
 
 def _machine(job: Job, files: ModelFiles, options: PlanOptions) -> JobMachine:

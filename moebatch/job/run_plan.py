@@ -11,7 +11,6 @@ from moebatch.job.notices import describe_experts, describe_prediction, without_
 from moebatch.job.planning import JobPlan, job_problem, plan_job, with_gpu_kernels
 from moebatch.plan.expert_choice import Wishes
 from moebatch.predict.predictor import Predictor
-from moebatch.schedule.registry import PRE_GATED
 from moebatch.spec.workload import Workload
 
 _NOT_SHARED = (
@@ -74,13 +73,11 @@ def _planned(
     options = context.options
     problem = job_problem(context.job, files, workload, machine.hardware(), machine.kind)
     problem = with_gpu_kernels(problem, machine.kind)
-    schedule = options.schedule
-    if context.approximation.activation_level and schedule is None and options.policy is None:
-        schedule = PRE_GATED.name
+    has_policy = options.policy is not None
     return plan_job(
         replace(problem, kv_on_disk=not options.is_plain, habits=context.opened.hints.habits),
         options.policy,
-        schedule=schedule,
+        schedule=context.opened.schedule(options.schedule, has_policy=has_policy),
         is_plain=options.is_plain,
         is_static=options.is_static,
         wishes=wishes,

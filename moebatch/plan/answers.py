@@ -91,5 +91,5 @@ def _answer(question: Question, options: PlanOptions, given: PolicyFile | None) 
         from moebatch.plan.papers.klotski import answer_klotski
 
         return answer_klotski(problem, model)
-    supposed = replace(problem, schedule=options.schedule)
+    supposed = replace(problem, schedule=options.schedule or problem.schedule)
     return answer_milp(supposed, model, question.wishes)

@@ -16,10 +16,13 @@ from moebatch.checkpoint.model_files import open_model
 from moebatch.errors import CheckpointError, ConfigError
 from moebatch.job.check import check_job
 from moebatch.job.hints import Hints
+from moebatch.job.question import job_question
 from moebatch.job.status_file import read_status
+from moebatch.plan.options import PlanOptions
 from moebatch.predict.array_file import FileKind
 from moebatch.predict.learnt_files import HABITS, LEARNED, TABLE
 from moebatch.spec.job import load_job
+from moebatch.spec.policy.file import load_policy
 from moebatch.spec.policy.policy import Placement, PredictorName
 from tests.job.test_run import EMULATED, on_gpu, policy, run, shown, texts, write
 from tests.tiny import write_checkpoint
@@ -137,6 +140,17 @@ def test_what_is_asked_for_and_not_there_is_refused(
     with pytest.raises(CheckpointError, match=r"moebatch calibrate .* --predictor learned"):
         run(path, policy=policy())
     assert any("--predictor learned" in fault.message for fault in check_job(path).faults)
+
+
+def test_a_plan_by_a_policy_whose_predictor_is_not_there_is_refused_as_its_run_is(
+    tmp_path: Path, tiny_checkpoint: Checkpoint
+) -> None:
+    path, given = write(tmp_path, tiny_checkpoint("mixtral")), tmp_path / "policy.yaml"
+    given.write_text(policy(predictor="learned").to_yaml())
+    with pytest.raises(CheckpointError, match=r"moebatch calibrate .* --predictor learned"):
+        run(path, policy=load_policy(str(given)))
+    with pytest.raises(CheckpointError, match=r"moebatch calibrate .* --predictor learned"):
+        job_question(load_job(path), PlanOptions(has_job=True, policy=str(given)))
 
 
 def test_a_planned_job_has_the_cache_that_it_asks_for(

@@ -19,7 +19,10 @@ from moebatch.engine.approximation_files import PREGATES, load_pregates, save_pr
 from moebatch.errors import CheckpointError, ConfigError, DoesNotFit, InputError
 from moebatch.job.identity import manifest_of
 from moebatch.job.opened import load_approximation
+from moebatch.job.question import job_question
 from moebatch.job.run import JobRun
+from moebatch.plan.answers import answer_question
+from moebatch.plan.options import PlanOptions
 from moebatch.rows.tokenizer_files import load_tokenizer
 from moebatch.spec.job import Job, load_job
 from moebatch.training.learning_gates import LearningGates, Recipe, learn
@@ -178,6 +181,8 @@ def test_a_job_with_pregates_answers_as_transformers_does_and_says_so(
     assert any("gating is pre-gated, activation level 2" in line for line in told)
     assert summary.gating is not None and summary.policy is not None
     assert summary.policy.schedule == "pregated"
+    options = PlanOptions(has_job=True)
+    assert answer_question(job_question(job, options), options, None).policy.schedule == "pregated"
 
 
 def test_other_pregates_are_another_job(tmp_path: Path, model: Path) -> None:
@@ -212,3 +217,5 @@ def test_pregates_that_are_missing_stale_or_damaged_are_refused(
     path.unlink()
     with pytest.raises(CheckpointError, match="no such file; run"):
         approximation(job)
+    with pytest.raises(CheckpointError, match="no such file; run"):
+        job_question(job, PlanOptions(has_job=True))
