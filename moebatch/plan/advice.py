@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from moebatch.formats.plain import PlainFormat
 from moebatch.layout.footprint import Dtypes
-from moebatch.plan.prediction import predict
+from moebatch.plan.prediction import Prediction, predict
 from moebatch.plan.problem import Problem
 from moebatch.plan.search.bounds import lower_seconds
 from moebatch.plan.search.known import Known
@@ -64,14 +64,19 @@ class Promise(NamedTuple):
     """What is known of candidates for the changed problem."""
 
 
-def improvements(problem: Problem, planned: Planned) -> list[Improvement]:
+def improvements(
+    problem: Problem, planned: Planned, now: Prediction | None = None
+) -> list[Improvement]:
     """Changes worth saying when each is planned and predicted as `moebatch plan` would, the best
     first: of all those that are promising by the objective of the MILP. The search replays fewer
-    waves than a prediction, which may be 3 % of the speedup."""
+    waves than a prediction, which may be 3 % of the speedup. `now` is what is predicted of the plan
+    if that is known."""
     found = []
-    now = predict(problem, planned.policy).tokens_per_s
+    now = now or predict(problem, planned.policy)
     for _, change, changed, known in promising(problem, planned)[:_MOST_ADVICE]:
-        speedup = predict(changed, best_policy(changed, known).policy).tokens_per_s / now
+        speedup = (
+            predict(changed, best_policy(changed, known).policy).tokens_per_s / now.tokens_per_s
+        )
         if speedup >= _WORTH_SAYING:
             found.append(
                 Improvement(

@@ -46,7 +46,10 @@ class Answer:
     @cached_property
     def improvements(self) -> list[Improvement]:
         """What would help most, the best first: each line takes as long to find as the policy."""
-        return improvements(self.problem.evenly, self.planned) if self.planned else []
+        if self.planned is None:
+            return []
+        is_even = self.problem.habits is None and self.planned.policy == self.policy
+        return improvements(self.problem.evenly, self.planned, self.prediction if is_even else None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,12 +9,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from moebatch.errors import DoesNotFit
+from moebatch.plan import advice
 from moebatch.plan.advice import improvements
 from moebatch.plan.answer import answer_milp, best_for
 from moebatch.plan.answers import answer_question
 from moebatch.plan.fitting import with_room
 from moebatch.plan.options import PlanOptions
-from moebatch.plan.prediction import predict
+from moebatch.plan.prediction import Prediction, predict
 from moebatch.plan.problem import Problem
 from moebatch.plan.question import changed_profile, stated_dtypes, stated_question, stored_as
 from moebatch.plan.search.candidates import widest_micro_batch
@@ -179,6 +180,20 @@ def test_memory_that_saves_a_round_of_sequences_is_advised() -> None:
     )
     advised = improvements(of, best_policy(of))
     assert "twice the dram (236 GiB)" in [better.change for better in advised]
+
+
+def test_advice_does_not_predict_the_plan_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = answer_milp(asked("a small GPU, few rows"), "mixtral-8x7b")
+    predicted: list[Policy] = []
+
+    def noted(of: Problem, policy: Policy) -> Prediction:
+        predicted.append(policy)
+        return predict(of, policy)
+
+    monkeypatch.setattr(advice, "predict", noted)
+    assert answer.improvements
+    assert predicted
+    assert answer.policy not in predicted
 
 
 @pytest.mark.few(1, name=("a small GPU, few rows",))
