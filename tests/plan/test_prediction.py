@@ -188,6 +188,17 @@ def test_phases_know_that_the_longest_answers_begin_first(batch: int, tokens: in
     assert passes == pytest.approx(sum(n for n, _ in job_loads(workload, one)), rel=0.05)
 
 
+@pytest.mark.parametrize("new", [1, 2, 4])
+@pytest.mark.parametrize("batch", [48, 96, 239])
+def test_phases_know_that_short_answers_keep_their_places_for_whole_passes(
+    batch: int, new: int
+) -> None:
+    workload = Workload.uniform(prompt_tokens=10, new_tokens=new, num_sequences=239)
+    one = policy(batch, 4096, num_kv_pages=batch)
+    passes = 239 * sum(phase.num_passes for phase in phases_of(workload, one))
+    assert passes == pytest.approx(sum(n for n, _ in job_loads(workload, one)), rel=0.05)
+
+
 def test_a_lane_is_faster_with_a_faster_link_and_nothing_else_changes() -> None:
     slow, fast = small(disk=1 * GB), small(disk=4 * GB)
     one = policy()

@@ -10,12 +10,13 @@ filled by full passes again. The chosen policy is replayed pass by pass (`plan/r
 """
 
 from math import ceil
+from statistics import mean
 from typing import NamedTuple
 
 from moebatch.layout.admission import AHEAD_TOKENS
 from moebatch.layout.load import PassLoad
 from moebatch.layout.scratch import PROMPT_ROWS
-from moebatch.spec.policy.policy import PAGE_TOKENS, Policy
+from moebatch.spec.policy.policy import PAGE_TOKENS, Policy, pages_of
 from moebatch.spec.workload import Workload
 
 
@@ -43,11 +44,14 @@ def phases_of(workload: Workload, policy: Policy) -> tuple[Phase, ...]:
     filling = places * prompt / max(1.0, tokens - in_full)
     # A job has whole passes, however little there is to take in.
     at_start = 0.0 if total is None else max(1.0, filling)
+    # A place is free for the next sequence in the pass after the last one of an answer.
+    in_places = 0.0 if total is None else _turns(workload, waves) * (1 + steps)
     if filling >= steps:  # prompts never stop coming in: every pass is full
         decoding = min(tokens * steps / (steps + prompt), places)
         at_end = 0.0 if total is None else _passes_at_end(workload, total, waves * filling)
         in_all = waves * places * (prompt + steps) - at_end * decoding / 2
-        num_full = in_all / tokens if total is None else max(1.0, in_all / tokens)
+        least = 0.0 if total is None else max(1.0, in_places - at_end)
+        num_full = max(least, in_all / tokens)
         full = in_all / num_full
         prompts = min(full, waves * places * prompt / num_full)
         phases = [
@@ -57,7 +61,7 @@ def phases_of(workload: Workload, policy: Policy) -> tuple[Phase, ...]:
     else:
         num_full = waves * filling if total is None else max(1.0, waves * filling)
         prompts = waves * places * prompt / num_full
-        rest = _waves_passes(workload, waves) + at_start - num_full
+        rest = max(_waves_passes(workload, waves) + at_start, in_places) - num_full
         decoding = max(1.0, (waves * places * steps - num_full * in_full) / max(rest, 1e-9))
         phases = [
             Phase(num_passes=num_full, load=_load(workload, in_full, prompts)),
@@ -73,10 +77,15 @@ def phases_of(workload: Workload, policy: Policy) -> tuple[Phase, ...]:
 
 def sequences_held(workload: Workload, policy: Policy) -> float:
     """Sequences in the middle of their answers that the pages of a policy hold, half of a last page
-    counted; what they share is held once."""
+    counted; what they share is held once. All of them where sequences are alike and answers so
+    short that they hardly begin a page."""
     shared = workload.mean_shared_tokens
     held = min(workload.decode_context - shared, workload.most_cached)
     each = held / PAGE_TOKENS + 0.5
+    if not workload.lengths and workload.mean_new_tokens < PAGE_TOKENS:
+        own = ceil(workload.mean_own_tokens)
+        ends = range(own + 1, own + ceil(workload.mean_new_tokens) + 1)
+        each = mean(pages_of(min(end, workload.most_cached)) for end in ends)
     return max(1.0, (policy.num_kv_pages - shared / PAGE_TOKENS) / each)
 
 
@@ -92,16 +101,19 @@ def _passes_at_end(workload: Workload, total: int, filling: float) -> float:
 def _waves_passes(workload: Workload, waves: float) -> float:
     """Passes in which answers go on; their first tokens come with their prompts.
 
-    Answers of one length end together, so the last wave takes as long as any; otherwise places are
-    refilled one by one, and since the longest answers begin first, all end at about the same time.
+    Answers of several lengths end at about the same time, since the longest ones begin first.
     """
-    steps = _steps(workload, workload.mean_new_tokens)
-    longest = _steps(workload, workload.longest_answer)
+    in_turns = _turns(workload, waves) * _steps(workload, workload.mean_new_tokens)
     if workload.num_sequences is None:
-        return waves * steps
-    if longest <= steps:
-        return ceil(waves) * steps
-    return max(waves * steps, longest)
+        return in_turns
+    return max(in_turns, _steps(workload, workload.longest_answer))
+
+
+def _turns(workload: Workload, waves: float) -> float:
+    """Sequences that have each place, one after the other. Answers of one length end together, so
+    the last wave takes as long as any; otherwise places are refilled one by one."""
+    is_even = workload.longest_answer <= workload.mean_new_tokens
+    return ceil(waves) if is_even and workload.num_sequences is not None else waves
 
 
 def _steps(workload: Workload, new_tokens: float) -> float:
