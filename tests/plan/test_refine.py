@@ -8,12 +8,20 @@ import pytest
 
 from moebatch.plan.prediction import predict
 from moebatch.plan.problem import Problem
-from moebatch.plan.question import stated_dtypes
+from moebatch.plan.question import changed_profile, stated_dtypes
 from moebatch.plan.replay.loads import FEW_LOADS, job_loads
+from moebatch.plan.search import refine
 from moebatch.plan.search.known import Known
 from moebatch.plan.search.planner import best_policy
-from moebatch.plan.search.refine import _neighbours, refined
+from moebatch.plan.search.refine import (
+    _climbed_by_replays,
+    _far_away,
+    _neighbours,
+    _promising,
+    refined,
+)
 from moebatch.plan.search.refusal import too_large
+from moebatch.schedule.steps.attention import LOOK_AHEAD
 from moebatch.spec.machine.profile import load_profile
 from moebatch.spec.model.models import load_model
 from moebatch.spec.policy.policy import Placement, Policy, pages_of
@@ -180,3 +188,69 @@ def test_an_expert_is_computed_while_the_next_one_arrives_however_slow_the_disk_
     policy = best_policy(of).policy
     assert policy.weights.disk > 0
     assert policy.num_slots >= 2
+
+
+def stated(machine: str, model: str, workload: Workload, *what_if: str) -> Problem:
+    shape, profile = load_model(model).shape, changed_profile(load_profile(machine), what_if)
+    return Problem(
+        shape=shape,
+        dtypes=stated_dtypes(shape),
+        hardware=profile.hardware(),
+        workload=workload,
+    )
+
+
+def test_a_batch_that_bounds_its_micro_batches_grows_with_them() -> None:
+    workload = Workload.uniform(prompt_tokens=2, new_tokens=953, num_sequences=37_430)
+    policy = best_policy(stated("2xt4", "gpt-oss-20b", workload)).policy
+    assert policy.schedule == "cgopipe"
+    assert policy.micro_batch_size > 2000
+    assert policy.num_micro_batches > LOOK_AHEAD, "fewer wait for each other"
+
+
+def test_a_batch_that_shrinks_still_has_micro_batches_ahead() -> None:
+    policy = replace(
+        START,
+        schedule="cgopipe",
+        batch_size=3000,
+        micro_batch_size=1000,
+        tokens_per_pass=4000,
+        num_slots=16,
+    )
+    smaller = [one for one in _neighbours(job(JOBS["short rows"]), policy) if one.batch_size < 3000]
+    assert smaller
+    assert all(one.num_micro_batches > LOOK_AHEAD for one in smaller)
+
+
+def test_rows_of_one_token_have_as_many_places_as_pages() -> None:
+    """All of them take a page, and one pass."""
+    workload = Workload.uniform(prompt_tokens=14, new_tokens=1, num_sequences=239)
+    policy = best_policy(stated("4xt4", "qwen3-30b-a3b", workload)).policy
+    assert policy.batch_size == policy.num_kv_pages == 239
+
+
+def test_many_unequal_rows_of_few_passes_are_replayed_often() -> None:
+    lengths = [Length(3 + i % 3, 6 + 5 * i % 6) for i in range(300)]
+    workload = replace(job(lengths).workload, num_sequences=60_000)
+    of = stated("l4", "qwen2-57b-a14b", workload, "vram=157GiB")
+    known = Counting(of)
+    best_policy(of, known)
+    assert len(known.replayed) > 60
+
+
+def test_the_most_promising_are_replayed_where_few_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = job(JOBS["short rows"])
+    known, others = Counting(of), _promising(of, Known(of), START, _far_away(of, START))
+    monkeypatch.setattr(refine, "_num_replays", lambda problem, policy: 3)
+    _climbed_by_replays(of, known, (known.replayed_s(START), START))
+    most_promising = sorted(others, key=known.mean_s)[:3]
+    assert known.replayed >= {*most_promising}
+
+
+def test_sequences_that_all_begin_together_do_not_lead_a_plan_astray() -> None:
+    """By mean lengths all keys and values should be in main memory, of half of each answer; but
+    all are there at once with all that they ever have."""
+    workload = Workload.uniform(prompt_tokens=1, new_tokens=209, num_sequences=99_249)
+    of = stated("generic-cpu", "glm-4.7-flash", workload)
+    more = of.with_capacity("dram", int(1.3 * of.capacity_bytes("dram")))
+    assert seconds(more, best_policy(more).policy) <= 1.01 * seconds(of, best_policy(of).policy)

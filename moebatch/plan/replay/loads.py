@@ -11,6 +11,7 @@ from operator import mul
 from moebatch.layout.admission import Caps
 from moebatch.layout.load import CountedLoad, PassLoad
 from moebatch.plan.replay.passes import Replay, job_passes
+from moebatch.plan.replay.phases import phases_of
 from moebatch.spec.policy.policy import PAGE_TOKENS, Policy
 from moebatch.spec.workload import Length, Workload
 
@@ -27,6 +28,8 @@ _FEWEST_TOKENS = 16
 _FEWEST_PASSES = 64
 _ROUGH_PLACES = 256
 """At least so many places are left of a batch that is larger."""
+_WORK_OF_PASS = 1024
+"""Sequences that cost as much as a pass costs by itself."""
 FEW_LOADS = 40
 """Of a rough replay, those with alike numbers of tokens being counted together."""
 _MIDDLE_WAVES = (2, 5)
@@ -51,6 +54,16 @@ def rough_loads(workload: Workload, policy: Policy) -> list[CountedLoad]:
     return _rough(workload, _caps(workload, policy))
 
 
+def rough_work(workload: Workload, policy: Policy) -> float:
+    """Sequences in all passes that `rough_loads` goes through, about: what it costs to replay. Each
+    pass costs as much as many sequences in it; those in which none begins or ends are one."""
+    caps = _caps(workload, policy)
+    count, by = num_replayed(workload, caps.sequences), _tokens_for_one(workload, caps)
+    full, *others = (phase.num_passes * count / by for phase in phases_of(workload, policy))
+    places = caps.sequences / _places_for_one(workload, caps)
+    return (full + min(count, sum(others))) * (places + _WORK_OF_PASS)
+
+
 def _caps(workload: Workload, policy: Policy) -> Caps:
     return Caps.of(policy, workload.most_cached, encodes=workload.is_encoded)
 
@@ -58,7 +71,7 @@ def _caps(workload: Workload, policy: Policy) -> Caps:
 @lru_cache(maxsize=256)  # several machines are asked about one job
 def _rough(workload: Workload, caps: Caps) -> list[CountedLoad]:
     by = _tokens_for_one(workload, caps)
-    places = 1 if workload.lengths else max(1, caps.sequences // _ROUGH_PLACES)
+    places = _places_for_one(workload, caps)
     smaller = replace(
         caps,
         sequences=ceil(caps.sequences / places),
@@ -89,6 +102,11 @@ def _fewer(workload: Workload, by: int, places: int) -> Workload:
 def _shorter(length: Length, by: int) -> Length:
     prompt, new, shared = (round(tokens / by) for tokens in length)
     return Length(max(prompt, shared + 1), max(new, 1), shared)
+
+
+def _places_for_one(workload: Workload, caps: Caps) -> int:
+    """How many sequences one stands for: several where all are alike."""
+    return 1 if workload.lengths else max(1, caps.sequences // _ROUGH_PLACES)
 
 
 def _tokens_for_one(workload: Workload, caps: Caps) -> int:

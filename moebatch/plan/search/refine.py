@@ -14,7 +14,7 @@ from moebatch.layout.buffers import CACHE_TERMS
 from moebatch.layout.division import Division
 from moebatch.layout.setup import slots_wanted
 from moebatch.plan.problem import Problem
-from moebatch.plan.replay.loads import num_replayed
+from moebatch.plan.replay.loads import rough_work
 from moebatch.plan.replay.phases import phases_of, sequences_held
 from moebatch.plan.search.candidates import FEWEST_SLOTS, widest_micro_batch
 from moebatch.plan.search.known import Known
@@ -24,8 +24,10 @@ from moebatch.schedule.registry import traits_of
 from moebatch.spec.machine.hardware import LevelName
 from moebatch.spec.policy.policy import Placement, Policy, pages_of
 
-_MOST_REPLAYED = 2**17
-"""Sequences that are replayed in all: a second or two."""
+_MOST_REPLAYED = 2**25
+"""Sequences in all passes that are replayed: a second or two."""
+_CHEAP = 16
+"""Where so many policies may be replayed, one more costs little."""
 _FEW_REPLAYS = 3
 """So many of a round's policies are replayed where lengths are means: the most promising ones."""
 _PROMISING = 1.005
@@ -71,8 +73,15 @@ def refined(
     near_s = known.mean_s(policy) * _NEAR
     near = [one for one in (policy, *rivals) if known.mean_s(one) <= near_s]
     climbed = [_climbed(problem, known, one) for one in near]
-    # Where lengths differ, mean ones may lead astray.
-    begun = _each_once(*(near if problem.workload.lengths else ()), *climbed)
+    # Mean lengths may lead astray: lengths differ, or sequences that are alike all begin together.
+    led_astray = near if problem.workload.lengths else ()
+    if not led_astray and _num_replays(problem, policy) >= _CHEAP:
+        led_astray = [
+            one
+            for one, end in zip(near, climbed, strict=True)
+            if known.replayed_s(one) < known.replayed_s(end)
+        ]
+    begun = _each_once(*led_astray, *climbed)
     timed = [(known.replayed_s(one), one) for one in begun]
     near_s = min(seconds for seconds, _ in timed) * _ABREAST
     ends = [
@@ -92,7 +101,9 @@ def _climbed_by_replays(
     num_left = _num_replays(problem, best[1])
     looks = _neighbours if problem.ladder.top == "vram" else _far_away
     while num_left > 0:
-        others = _promising(problem, known, best[1], looks(problem, best[1]))[:num_left]
+        others = _promising(problem, known, best[1], looks(problem, best[1]))
+        if len(others) > num_left:
+            others = sorted(others, key=known.mean_s)[:num_left]
         looks = _neighbours
         num_left -= len(others)
         fastest = _fastest(known, others, best)
@@ -103,11 +114,8 @@ def _climbed_by_replays(
 
 
 def _num_replays(problem: Problem, policy: Policy) -> int:
-    """How many policies may be replayed. A prompt longer than a pass takes several passes, each of
-    which is replayed by itself."""
-    workload = problem.workload
-    passes_each = max(1.0, workload.mean_own_tokens / policy.tokens_per_pass)
-    return int(_MOST_REPLAYED / (num_replayed(workload, policy.batch_size) * passes_each))
+    """How many policies may be replayed: fewer where each goes through many passes."""
+    return int(_MOST_REPLAYED / rough_work(problem.workload, policy))
 
 
 def widened_s(problem: Problem, known: Known, policy: Policy) -> float:
@@ -215,11 +223,14 @@ def _neighbours(problem: Problem, policy: Policy) -> Iterator[Policy]:
     longer = [_with_tokens(problem, policy, round(tokens * by)) for by in _TOKENS]
     # What buffers of smaller micro-batches leave, a pass of more tokens may need.
     sizes = product((policy, *longer), _MICRO_BATCHES if problem.ladder.top == "vram" else ())
+    # A batch that bounds its micro-batches grows with them.
+    both = (round(batch * by) for by in _BATCHES if by > 1 and _bounds_micro_batch(policy))
     larger = _each_once(
         *(_with_batch(policy, min(round(batch * by), most)) for by in _BATCHES),
         _with_batch(policy, ceil(most / ceil(most / batch))),  # as many each time
         *longer,
         *(_with_micro_batch(other, by) for other, by in sizes),
+        *(_with_micro_batch(_with_batch(policy, min(size, most)), 2) for size in both),
     )
     changed = _each_once(
         *larger,
@@ -251,7 +262,8 @@ def _largest_batch(problem: Problem, policy: Policy) -> int:
 def _with_batch(policy: Policy, batch_size: int) -> Policy:
     batch_size = max(1, batch_size)
     tokens = max(policy.tokens_per_pass, batch_size)
-    micro_batch = min(policy.micro_batch_size, batch_size)
+    most = widest_micro_batch(traits_of(policy), batch_size)
+    micro_batch = min(policy.micro_batch_size, most)
     return replace(
         policy, batch_size=batch_size, tokens_per_pass=tokens, micro_batch_size=micro_batch
     )
@@ -267,6 +279,11 @@ def _with_micro_batch(policy: Policy, by: float) -> Policy:
     size = round(policy.micro_batch_size * by)
     most = widest_micro_batch(traits_of(policy), policy.batch_size)
     return replace(policy, micro_batch_size=max(1, min(size, most)))
+
+
+def _bounds_micro_batch(policy: Policy) -> bool:
+    widest = widest_micro_batch(traits_of(policy), policy.batch_size)
+    return policy.micro_batch_size == widest < policy.batch_size
 
 
 def _homes(policy: Policy) -> tuple[LevelName, ...]:
