@@ -254,3 +254,13 @@ def test_sequences_that_all_begin_together_do_not_lead_a_plan_astray() -> None:
     of = stated("generic-cpu", "glm-4.7-flash", workload)
     more = of.with_capacity("dram", int(1.3 * of.capacity_bytes("dram")))
     assert seconds(more, best_policy(more).policy) <= 1.01 * seconds(of, best_policy(of).policy)
+
+
+def test_a_climb_looks_around_however_much_a_job_goes_through() -> None:
+    """Little memory, few sequences, and many passes: twice the sequences are 1.65 times as fast."""
+    workload = Workload.uniform(prompt_tokens=512, new_tokens=256, num_sequences=2000)
+    of = stated("generic-cpu", "qwen2-57b-a14b", workload)
+    policy = best_policy(of).policy
+    twice = [one for one in _neighbours(of, policy) if of.fits(one)]
+    assert twice
+    assert seconds(of, policy) <= 1.03 * min(seconds(of, one) for one in twice)

@@ -26,6 +26,7 @@ from moebatch.spec.policy.policy import Placement, Policy, pages_of
 
 _MOST_REPLAYED = 2**25
 """Sequences in all passes that are replayed: a second or two."""
+_FEW_REPLAYS = 24
 _CHEAP = 16
 """Where so many policies may be replayed, one more costs little."""
 _FEW_REPLAYS = 3
@@ -114,8 +115,10 @@ def _climbed_by_replays(
 
 
 def _num_replays(problem: Problem, policy: Policy) -> int:
-    """How many policies may be replayed: fewer where each goes through many passes."""
-    return int(_MOST_REPLAYED / rough_work(problem.workload, policy))
+    """How many policies may be replayed: fewer where each goes through many passes; where they are
+    very few, up to twice as many, since a climb that looks around little ends where it began."""
+    count = _MOST_REPLAYED / rough_work(problem.workload, policy)
+    return int(max(count, min(2 * count, _FEW_REPLAYS)))
 
 
 def widened_s(problem: Problem, known: Known, policy: Policy) -> float:
