@@ -26,7 +26,8 @@ from moebatch.spec.policy.policy import Placement, Policy, pages_of
 
 _MOST_REPLAYED = 2**25
 """Sequences in all passes that are replayed: a second or two."""
-_FEW_REPLAYS = 24
+_SOME_REPLAYS = 24
+"""A climb that may make fewer may make up to twice as many as that allows."""
 _CHEAP = 16
 """Where so many policies may be replayed, one more costs little."""
 _FEW_REPLAYS = 3
@@ -118,7 +119,7 @@ def _num_replays(problem: Problem, policy: Policy) -> int:
     """How many policies may be replayed: fewer where each goes through many passes; where they are
     very few, up to twice as many, since a climb that looks around little ends where it began."""
     count = _MOST_REPLAYED / rough_work(problem.workload, policy)
-    return int(max(count, min(2 * count, _FEW_REPLAYS)))
+    return int(max(count, min(2 * count, _SOME_REPLAYS)))
 
 
 def widened_s(problem: Problem, known: Known, policy: Policy) -> float:
