@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from moebatch.model.gpu.rows import block_of, launch
-from moebatch.model.native.delta_rule import DeltaInput, DeltaSpans
+from moebatch.model.native.delta_rule import NOISE_STEPS, DeltaInput, DeltaSpans
 
 _COLUMNS = 32
 """Of a matrix, that one program holds."""
@@ -37,6 +37,7 @@ class DeltaSteps:
             *(spans.rows_B, spans.firsts_B, spans.befores_B),
             *(num_heads, num_heads // num_key_heads, key_dim, value_dim),
             is_half=matrices_RHKV.dtype == torch.float16,
+            **NOISE_STEPS,
             K=block_of(key_dim),
             V=columns,
         )

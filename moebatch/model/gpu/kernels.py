@@ -573,7 +573,7 @@ def attend_single(
 @triton.jit
 def half_state(numbers, noise):
     """Numbers of which a state in float16 holds the nearer one or the other, as often as they are
-    near: delta_rule.c says why."""
+    near."""
     bits = (numbers.to(tl.uint32, bitcast=True) + (noise >> 19)) & 0xFFFFE000
     cut = bits.to(tl.float32, bitcast=True)
     cut = tl.where(cut > 65504.0, 65504.0, tl.where(cut < -65504.0, -65504.0, cut))
@@ -597,6 +597,10 @@ def delta_step(
     key_dim,
     value_dim,
     is_half: tl.constexpr,
+    token_step: tl.constexpr,
+    head_step: tl.constexpr,
+    key_step: tl.constexpr,
+    value_step: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
 ):
@@ -620,10 +624,10 @@ def delta_step(
     put_out_V = tl.sum(x * query_K[:, None], axis=0)
     tl.store(out + own * value_dim + column, put_out_V, mask=is_column)
     if is_half:
-        noise = tl.load(befores + number).to(tl.uint32) * 0xDB4F0B91
-        noise += head.to(tl.uint32) * 0xBBE05633
-        noise = noise + key.to(tl.uint32)[:, None] * 0xA0F2EC75
-        noise = noise + column.to(tl.uint32)[None, :] * 0x89E18285
+        noise = tl.load(befores + number).to(tl.uint32) * token_step
+        noise += head.to(tl.uint32) * head_step
+        noise = noise + key.to(tl.uint32)[:, None] * key_step
+        noise = noise + column.to(tl.uint32)[None, :] * value_step
         tl.store(numbers, half_state(x, noise), mask=is_there)
     else:
         tl.store(numbers, x, mask=is_there)

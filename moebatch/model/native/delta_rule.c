@@ -2,10 +2,11 @@
    matrices where they lie.
 
    Letters: T tokens, G key heads, H value heads, K size of a key, V size of a value. The matrices
-   of a sequence are [H, K, V], of float32 or float16; all other numbers are float32. With the newest token's key k, value v, query
-   q, rate b and fading f, a matrix S becomes f S + k x d, where d = b (v - f S'k), and it puts out
-   S'q of the new one, which is f S'q of the old one and (q'k) d. So all of S is read, and then
-   all of it changed: columns by columns, so that they are in the nearest cache in between. */
+   of a sequence are [H, K, V], of float32 or float16; all other numbers are float32. With the newest
+   token's key k, value v, query q, rate b and fading f, a matrix S becomes f S + k x d, where
+   d = b (v - f S'k), and it puts out S'q of the new one, which is f S'q of the old one and (q'k) d.
+   So all of S is read, and then all of it changed: columns by columns, so that they are in the
+   nearest cache in between. */
 
 #define STRIP_LOTS (LANES == 16 ? 4 : 2)
 #define STRIP (STRIP_LOTS * LOT)
@@ -28,8 +29,8 @@ struct delta_work {
 
 /* What is added to the 13 bits that float16 lacks before they are cut off, so that a number becomes
    either neighbour as often as it is near: one that hardly changes from token to token would else
-   be rounded back each time, and never fade. As in recurrence/delta_rule.py: steps through four
-   dimensions that fill them evenly. */
+   be rounded back each time, and never fade. The same as NOISE_STEPS in delta_rule.py,
+   which a compiler has to know: from memory they take 1.7 times as long. */
 #define TOKEN_STEP 0xdb4f0b91u
 #define HEAD_STEP 0xbbe05633u
 #define KEY_STEP 0xa0f2ec75u

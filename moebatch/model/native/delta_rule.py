@@ -5,12 +5,27 @@ key, V size of a value, R rows of the state.
 """
 
 import ctypes
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from moebatch.model.native.kernels import DTYPES
+
+NOISE_STEPS: Mapping[str, int] = MappingProxyType(
+    {
+        "token_step": 0xDB4F0B91,
+        "head_step": 0xBBE05633,
+        "key_step": 0xA0F2EC75,
+        "value_step": 0x89E18285,
+    }
+)
+"""Of the noise with which a matrix is kept in float16: steps through four dimensions that fill them
+evenly, modulo 2^32. Its upper 13 bits are added to those that float16 lacks before these are cut
+off, so that a number becomes either neighbour as often as it is near. One that hardly changes from
+token to token would else be rounded back each time, and never fade."""
 
 
 class DeltaSpans(NamedTuple):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from moebatch.model.gpu.loader import delta_steps
 from moebatch.model.native import loader
-from moebatch.model.native.delta_rule import DeltaInput, DeltaSpans, delta_work
+from moebatch.model.native.delta_rule import NOISE_STEPS, DeltaInput, DeltaSpans, delta_work
 from moebatch.model.native.helpers import Helpers, torch_parallel
 from moebatch.model.recurrence.delta_plan import DeltaPlan, StateRun
 from moebatch.model.scratch import Frame
@@ -24,10 +24,8 @@ _LEAST_SHARED_NUMBERS = 2**17
 _NOTHING_LEFT = -128.0
 """A logarithm of less than any float32: no more is summed up, so that sums stay finite."""
 
-_TOKEN_STEP, _HEAD_STEP, _KEY_STEP, _VALUE_STEP = 0xDB4F0B91, 0xBBE05633, 0xA0F2EC75, 0x89E18285
-"""Of the noise that numbers have before they are rounded to float16, as delta_rule.c says."""
 _NOISE_SHIFT = 19
-"""It is the upper 13 of 32 bits."""
+"""Noise is the upper 13 of 32 bits."""
 _NOISE_MIDDLE = 2**31
 """Taken from it, so that what follows may round to the nearest number, where kernels cut off."""
 _LARGEST_HALF = 65504.0
@@ -99,15 +97,15 @@ class DeltaRule:
 
 
 class _Rounding:
-    """Of matrices [..., H, K, V] in float32 to float16, as delta_rule.c does it."""
+    """Of matrices [..., H, K, V] in float32 to float16, with noise of these `NOISE_STEPS`."""
 
     def __init__(self, delta: GatedDelta, device: torch.device) -> None:
         heads_H11, keys_K1, values_V = (
             torch.arange(num, device=device) * step
             for num, step in (
-                (delta.num_value_heads, _HEAD_STEP),
-                (delta.key_head_dim, _KEY_STEP),
-                (delta.value_head_dim, _VALUE_STEP),
+                (delta.num_value_heads, NOISE_STEPS["head_step"]),
+                (delta.key_head_dim, NOISE_STEPS["key_step"]),
+                (delta.value_head_dim, NOISE_STEPS["value_step"]),
             )
         )
         self._noise_H11 = heads_H11[:, None, None] - _NOISE_MIDDLE
@@ -115,7 +113,7 @@ class _Rounding:
 
     def keep(self, matrices: Tensor, num_before: Tensor | int, room: Tensor, kept: Tensor) -> None:
         """Writes them to `kept`. Changes them, and fills `room`, of as many int32."""
-        noise = (self._noise_H11 + num_before * _TOKEN_STEP).int()
+        noise = (self._noise_H11 + num_before * NOISE_STEPS["token_step"]).int()
         torch.add(noise, self._noise_KV, out=room).bitwise_right_shift_(_NOISE_SHIFT)
         matrices.view(torch.int32).add_(room)
         kept.copy_(matrices.clamp_(-_LARGEST_HALF, _LARGEST_HALF))
