@@ -119,16 +119,58 @@ def test_scores_of_any_size(factor: float) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("what", [torch.nan, torch.inf])
 @pytest.mark.parametrize("cached_in", [None, *get_args(CacheDtype)])
+@pytest.mark.parametrize("where", ["keys", "values", "queries"])
 def test_broken_numbers_stay_broken_and_with_their_sequence(
-    dtype: torch.dtype, what: float, cached_in: CacheDtype | None
+    dtype: torch.dtype, what: float, cached_in: CacheDtype | None, where: str
 ) -> None:
     cache = Cache([40, 40, 40], 2, 64, dtype, 4, cached_in)
     q_THC = cache.noise(3, 4, 64)
-    cache.keys_RGC[cache.rows[1][20], 0, 5] = what
-    q_THC[1, :, 5] = 1.0
+    if where == "queries":
+        cache.keys_RGC[cache.rows[1][20], 0, 5] = 1.0
+        q_THC[1, :2, 5] = what
+    else:
+        lies_RGC = cache.keys_RGC if where == "keys" else cache.values_RGC
+        lies_RGC[cache.rows[1][20], 0, 5] = what
+        q_THC[1, :, 5] = 1.0
     got = attended(q_THC, cache, 1)
+    if where == "values" and cached_in is None:
+        got, others = got[..., 5], got[..., :5]
+        assert others.isfinite().all()
     assert not got[1, :2].isfinite().any(), "the heads that see it"
     assert got[[0, 2]].isfinite().all() and got[1, 2:].isfinite().all()
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cached_in", [None, *get_args(CacheDtype)])
+def test_no_sum_of_the_largest_products_overflows(
+    dtype: torch.dtype, cached_in: CacheDtype | None
+) -> None:
+    cache = Cache([20], 1, 1024, dtype, 7, cached_in)
+    cache.keys_RGC[:] = 0.1
+    cache.keys_RGC[cache.rows[0][:10]] = -0.1
+    q_THC = torch.full((1, 4, 1024), 3.0, dtype=dtype)
+    tolerance = TOLERANCE[dtype]
+    got, want = attended(q_THC, cache, 1), reference(q_THC, cache)
+    torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cached_in", [None, *get_args(CacheDtype)])
+def test_thousands_of_faint_positions_count_beside_a_dominant_one(
+    dtype: torch.dtype, cached_in: CacheDtype | None
+) -> None:
+    cache = Cache([6000], 1, 64, dtype, 6, cached_in)
+    cache.keys_RGC[:] = 0.0
+    cache.keys_RGC[cache.rows[0][0], 0, 0] = 88.0
+    cache.values_RGC[:] = 1.0
+    cache.values_RGC[cache.rows[0][0]] = 0.0
+    q_THC = torch.zeros(1, 4, 64, dtype=dtype)
+    q_THC[..., 0] = 1.0  # weights of exp(-11), which are 0.09 together
+    torch.testing.assert_close(
+        attended(q_THC, cache, 1).float(), reference(q_THC, cache).float(), rtol=0.02, atol=0.0
+    )
 
 
 def test_the_plan_leaves_single_tokens_and_short_slices_to_the_kernel() -> None:

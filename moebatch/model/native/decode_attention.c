@@ -10,9 +10,11 @@
    normalizer calculation for softmax, 2018). While one KV head of a block is computed, the next
    one is fetched into the second-level cache.
 
-   Queries and sums have the order of numbers that a lot of the cache has. Where both are bfloat16
-   and the processor multiplies pairs of them, these are `paired`: neighbours of queries and keys,
-   and weights of two positions with their values, of which sums stand in the order of `unpaired`. */
+   Queries and sums have the order of numbers that a lot of the cache has. Where the processor
+   multiplies pairs of 16 bits, and queries have no more, these are `paired`: neighbours of queries
+   and keys, and weights of two positions with their values, of which sums stand in the order of
+   `side_by_side`. With a cache of bfloat16 they are such, and with one of CACHED_INT8 whole
+   numbers: codes are exact, queries and weights become shares of the largest of their head. */
 
 #if defined(__AVX512F__)
 #define MOST_SUMS 16
@@ -35,46 +37,55 @@ INLINE float largest_of(Floats x) {
 #endif
 }
 
+/* Of bits that are whole numbers or not. */
+INLINE Floats added(Floats a, Floats b, int is_whole) {
+    return is_whole ? (Floats)((Ints)a + (Ints)b) : a + b;
+}
+
+INLINE Floats as_floats(Floats x, int is_whole) {
+    return is_whole ? __builtin_convertvector((Ints)x, Floats) : x;
+}
+
 /* totals[i] is the sum of all lanes of sums[i], of which there are TOTALS. */
 #if defined(__AVX512F__)
-INLINE __m512 add_four(__m512 a, __m512 b, __m512 c, __m512 d) {
-    __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-    __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-    __m512d x = _mm512_castps_pd(ab), y = _mm512_castps_pd(cd);
-    return _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)),
-                         _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+INLINE __m512 add_four(const Floats *x, int is_whole) {
+    __m512 a = (__m512)x[0], b = (__m512)x[1], c = (__m512)x[2], d = (__m512)x[3];
+    Floats ab = added((Floats)_mm512_unpacklo_ps(a, b), (Floats)_mm512_unpackhi_ps(a, b), is_whole);
+    Floats cd = added((Floats)_mm512_unpacklo_ps(c, d), (Floats)_mm512_unpackhi_ps(c, d), is_whole);
+    Floats low = (Floats)_mm512_unpacklo_pd((__m512d)ab, (__m512d)cd);
+    return (__m512)added(low, (Floats)_mm512_unpackhi_pd((__m512d)ab, (__m512d)cd), is_whole);
 }
 
-INLINE void add_lanes(const Floats *sums, float *totals) {
+INLINE Floats add_quarters(__m512 a, __m512 b, int is_whole) {
+    Floats low = (Floats)_mm512_shuffle_f32x4(a, b, 0x88);
+    return added(low, (Floats)_mm512_shuffle_f32x4(a, b, 0xdd), is_whole);
+}
+
+INLINE void add_lanes(const Floats *sums, float *totals, int is_whole) {
     __m512 fours[4];
     for (int i = 0; i < 4; i++)
-        fours[i] = add_four((__m512)sums[4 * i], (__m512)sums[4 * i + 1], (__m512)sums[4 * i + 2],
-                            (__m512)sums[4 * i + 3]);
-    __m512 low = _mm512_add_ps(_mm512_shuffle_f32x4(fours[0], fours[1], 0x44),
-                               _mm512_shuffle_f32x4(fours[0], fours[1], 0xee));
-    __m512 high = _mm512_add_ps(_mm512_shuffle_f32x4(fours[2], fours[3], 0x44),
-                                _mm512_shuffle_f32x4(fours[2], fours[3], 0xee));
-    __m512 all = _mm512_add_ps(_mm512_shuffle_f32x4(low, high, 0x88),
-                               _mm512_shuffle_f32x4(low, high, 0xdd));
-    _mm512_storeu_ps(totals, all);
+        fours[i] = add_four(sums + 4 * i, is_whole);
+    __m512 low = (__m512)add_quarters(fours[0], fours[1], is_whole);
+    __m512 high = (__m512)add_quarters(fours[2], fours[3], is_whole);
+    write_floats(totals, as_floats(add_quarters(low, high, is_whole), is_whole));
 }
 #elif defined(__AVX__)
-INLINE __m256 add_four(__m256 a, __m256 b, __m256 c, __m256 d) {
-    __m256 ab = _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
-    __m256 cd = _mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
-    return _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
-}
-
-INLINE void add_lanes(const Floats *sums, float *totals) {
-    __m256 halves = add_four((__m256)sums[0], (__m256)sums[1], (__m256)sums[2], (__m256)sums[3]);
-    _mm_storeu_ps(totals,
-                  _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1)));
+INLINE void add_lanes(const Floats *sums, float *totals, int is_whole) {
+    __m256 a = (__m256)sums[0], b = (__m256)sums[1], c = (__m256)sums[2], d = (__m256)sums[3];
+    Floats ab = added((Floats)_mm256_unpacklo_ps(a, b), (Floats)_mm256_unpackhi_ps(a, b), is_whole);
+    Floats cd = added((Floats)_mm256_unpacklo_ps(c, d), (Floats)_mm256_unpackhi_ps(c, d), is_whole);
+    Floats low = (Floats)_mm256_shuffle_ps((__m256)ab, (__m256)cd, 0x44);
+    Floats high = (Floats)_mm256_shuffle_ps((__m256)ab, (__m256)cd, 0xee);
+    __m256 halves = (__m256)added(low, high, is_whole);
+    Floats swapped = (Floats)_mm256_permute2f128_ps(halves, halves, 1);
+    Floats all = as_floats(added((Floats)halves, swapped, is_whole), is_whole);
+    memcpy(totals, &all, TOTALS * sizeof *totals);
 }
 #else
-INLINE void add_lanes(const Floats *sums, float *totals) {
+INLINE void add_lanes(const Floats *sums, float *totals, int is_whole) {
     for (int i = 0; i < TOTALS; i++) {
         float lanes[LANES];
-        memcpy(lanes, &sums[i], sizeof lanes);
+        write_floats(lanes, as_floats(sums[i], is_whole));
         for (int half = LANES / 2; half > 0; half /= 2)
             for (int lane = 0; lane < half; lane++)
                 lanes[lane] += lanes[lane + half];
@@ -90,6 +101,52 @@ typedef struct {
     int num;                   /* of positions; those beyond repeat the last one */
 } Unit;
 
+/* Whether a cache is multiplied in pairs with queries of a type. */
+INLINE int are_paired(int dtype, int queries) {
+    if (dtype == CACHED_INT8)
+        return HAS_WHOLE_PAIRS && queries != FLOAT32;
+    return HAS_PAIRS && dtype == BFLOAT16 && queries == BFLOAT16;
+}
+
+/* A vector of cached pairs; zeros behind the last number. */
+INLINE Floats cached_pairs(const char *p, int64_t num, int dtype) {
+    if (dtype == BFLOAT16)
+        return load_pairs(p, num);
+    char room[LOT];
+    if (num < LOT)
+        p = memcpy(memset(room, 0, LOT), p, num);
+#if defined(__AVX512BW__)
+    return (Floats)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)p));
+#elif HAS_WHOLE_PAIRS
+    return (Floats)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p));
+#else
+    return (Floats){0};
+#endif
+}
+
+INLINE Floats add_cached_pairs(Floats sum, Floats x, Floats y, int dtype) {
+#if HAS_WHOLE_PAIRS
+    if (dtype == CACHED_INT8)
+        return (Floats)add_whole_pairs((Ints)sum, (Ints)x, (Ints)y);
+#endif
+    return add_pairs(sum, x, y);
+}
+
+/* Bits of which the lower 16 are those of the nearest whole number. */
+INLINE Words whole_of(Floats x) { return (Words)(x + 0x1.8p23f); }
+
+#if HAS_WHOLE_PAIRS
+/* Whether there is a NaN or an infinite number. */
+INLINE int is_any_broken(Floats x) {
+    x *= 0;
+#if LANES == 16
+    return _mm512_cmp_ps_mask((__m512)x, (__m512)x, _CMP_UNORD_Q) != 0;
+#else
+    return _mm256_movemask_ps(_mm256_cmp_ps((__m256)x, (__m256)x, _CMP_UNORD_Q)) != 0;
+#endif
+}
+#endif
+
 /* sums[h][t] += queries[h] * keys[t] for the lot at c, of which `num` numbers count. */
 INLINE void multiply(Floats *sums, const float *queries, int64_t width, Unit unit, Unit next,
                      int first, int64_t c, int64_t num, int heads, int at_once, int dtype,
@@ -99,11 +156,12 @@ INLINE void multiply(Floats *sums, const float *queries, int64_t width, Unit uni
         const char *p = unit.keys + unit.offsets[first + t] + c * size_of(dtype);
         prefetch(next.keys + next.offsets[first + t] + c * size_of(dtype), dtype);
         if (is_paired) {
-            Floats pairs = load_pairs(p, num);
+            Floats pairs = cached_pairs(p, num, dtype);
 #pragma GCC unroll 4
             for (int h = 0; h < heads; h++) {
                 Floats query = read_floats(queries + h * width + c / 2);
-                sums[h * at_once + t] = add_pairs(sums[h * at_once + t], pairs, query);
+                Floats *sum = sums + h * at_once + t;
+                *sum = add_cached_pairs(*sum, pairs, query, dtype);
             }
             continue;
         }
@@ -133,27 +191,28 @@ INLINE void score(const float *queries, int64_t width, Unit unit, Unit next, int
                      dtype, is_paired);
         float totals[MOST_SUMS];
         for (int i = 0; i < MOST_SUMS; i += TOTALS)
-            add_lanes(sums + i, totals + i);
+            add_lanes(sums + i, totals + i, is_paired && dtype == CACHED_INT8);
         for (int h = 0; h < heads; h++)
             memcpy(&scores[h][first], totals + h * at_once, at_once * sizeof(float));
     }
 }
 
-/* What is kept of the scores of a head: the largest, and the sum of the weights by lanes. */
+/* What is kept of the scores of a head: the largest, the sum of the weights by lanes, and by what
+   products of its query are multiplied. */
 typedef struct {
     Floats total;
-    float largest;
+    float largest, scale;
 } Softmax;
 
 /* Scores become weights relative to the largest score so far; returns by what earlier sums are to
    be multiplied. */
-INLINE float weigh(float *scores, int num, float scale, Softmax *softmax) {
+INLINE float weigh(float *scores, int num, Softmax *softmax) {
     for (int t = num; t < BLOCK; t++)
         scores[t] = -INFINITY;
     Floats parts[BLOCK / LANES];
     float largest = softmax->largest;
     for (int i = 0; i < BLOCK / LANES; i++) {
-        parts[i] = read_floats(scores + i * LANES) * scale;
+        parts[i] = read_floats(scores + i * LANES) * softmax->scale;
         float highest = largest_of(parts[i]);
         largest = highest > largest ? highest : largest;
     }
@@ -199,42 +258,91 @@ INLINE void add_lot(float *sums, int64_t width, float weights[][BLOCK], const fl
     }
 }
 
+#if HAS_WHOLE_PAIRS
+/* Each number of 16 bits of one beside that of the other, in an order of their own. */
+INLINE Lot side_by_side(Floats a, Floats b) {
+#if LANES == 16
+    return (Lot){(Floats)_mm512_unpacklo_epi16((__m512i)a, (__m512i)b),
+                 (Floats)_mm512_unpackhi_epi16((__m512i)a, (__m512i)b)};
+#else
+    return (Lot){(Floats)_mm256_unpacklo_epi16((__m256i)a, (__m256i)b),
+                 (Floats)_mm256_unpackhi_epi16((__m256i)a, (__m256i)b)};
+#endif
+}
+
+/* Weights of a head at neighbouring positions, and by what their sums are to be multiplied. */
+typedef struct {
+    int32_t pairs[BLOCK / 2];
+    float factor;
+} PairedWeights;
+
+INLINE void pair_weights(PairedWeights *to, const float *weights, int dtype) {
 #if HAS_PAIRS
-/* The same with weights rounded as pairs; the last position may be there twice, without weight. */
-INLINE void add_paired_lot(float *sums, int64_t width, __m256i *weights, const float *corrections,
-                           Unit unit, Unit next, int64_t c, int64_t num, int heads) {
+    if (dtype != CACHED_INT8) {
+        __m256bh pairs = _mm512_cvtneps_pbh((__m512)read_floats(weights));
+        memcpy(to->pairs, &pairs, sizeof pairs);
+        return;
+    }
+#endif
+    float largest = 0;
+    int is_broken = 0;
+    for (int t = 0; t < BLOCK; t += LANES) {
+        float highest = largest_of(read_floats(weights + t));
+        largest = highest > largest ? highest : largest;
+        is_broken |= is_any_broken(read_floats(weights + t));
+    }
+    to->factor = is_broken ? NAN : largest / INT16_MAX;
+    for (int t = 0; t < BLOCK; t += LANES) {
+        Words whole = whole_of(read_floats(weights + t) * (INT16_MAX / largest));
+        Shorts pairs = __builtin_convertvector(whole, Shorts);
+        memcpy((char *)to->pairs + 2 * t, &pairs, sizeof pairs);
+    }
+}
+
+/* As add_lot with paired weights; the last position may be there twice, without weight. */
+INLINE void add_paired_lot(float *sums, int64_t width, const PairedWeights *weights,
+                           const float *corrections, Unit unit, Unit next, int64_t c, int64_t num,
+                           int heads, int dtype) {
     Lot lots[4];
 #pragma GCC unroll 4
-    for (int h = 0; h < heads; h++) {
-        lots[h].first = read_floats(sums + h * width + c) * corrections[h];
-        lots[h].second = read_floats(sums + h * width + c + LANES) * corrections[h];
-    }
+    for (int h = 0; h < heads; h++)
+        lots[h] = (Lot){{0}, {0}};
     for (int t = 0; t < unit.num; t += 2) {
-        const int64_t *at = unit.offsets + t, *then = next.offsets + t;
-        __m512i a = (__m512i)load_pairs(unit.values + at[0] + 2 * c, num);
-        __m512i b = (__m512i)load_pairs(unit.values + at[1] + 2 * c, num);
-        prefetch(next.values + then[0] + 2 * c, BFLOAT16);
-        prefetch(next.values + then[1] + 2 * c, BFLOAT16);
-        Floats first = (Floats)_mm512_unpacklo_epi16(a, b);
-        Floats second = (Floats)_mm512_unpackhi_epi16(a, b);
+        const char *values = unit.values + c * size_of(dtype);
+        const char *later = next.values + c * size_of(dtype);
+        Floats a = cached_pairs(values + unit.offsets[t], num, dtype);
+        Floats b = cached_pairs(values + unit.offsets[t + 1], num, dtype);
+        prefetch(later + next.offsets[t], dtype);
+        prefetch(later + next.offsets[t + 1], dtype);
+        Lot both = side_by_side(a, b);
 #pragma GCC unroll 4
         for (int h = 0; h < heads; h++) {
-            Floats pair = (Floats)_mm512_set1_epi32(((const int32_t *)(weights + h))[t / 2]);
-            lots[h].first = add_pairs(lots[h].first, first, pair);
-            lots[h].second = add_pairs(lots[h].second, second, pair);
+            Floats pair = (Floats)((Ints){0} + weights[h].pairs[t / 2]);
+            lots[h].first = add_cached_pairs(lots[h].first, both.first, pair, dtype);
+            lots[h].second = add_cached_pairs(lots[h].second, both.second, pair, dtype);
         }
     }
 #pragma GCC unroll 4
     for (int h = 0; h < heads; h++) {
-        write_floats(sums + h * width + c, lots[h].first);
-        write_floats(sums + h * width + c + LANES, lots[h].second);
+        float *first = sums + h * width + c, *second = first + LANES;
+        if (dtype == CACHED_INT8) {
+            lots[h].first = as_floats(lots[h].first, 1) * weights[h].factor;
+            lots[h].second = as_floats(lots[h].second, 1) * weights[h].factor;
+        }
+        write_floats(first, read_floats(first) * corrections[h] + lots[h].first);
+        write_floats(second, read_floats(second) * corrections[h] + lots[h].second);
     }
 }
 
-/* Numbers of bfloat16 in the order of a lot of them, from that in which their pairs were taken. */
+/* Numbers of bfloat16 in the order of a lot of them, from that of `side_by_side`. */
 INLINE Lot unpaired(Lot lot) {
+#if LANES == 16
     __m512 a = (__m512)lot.first, b = (__m512)lot.second;
     return (Lot){(Floats)_mm512_shuffle_ps(a, b, 0x88), (Floats)_mm512_shuffle_ps(a, b, 0xdd)};
+#else
+    __m256 a = (__m256)lot.first, b = (__m256)lot.second;
+    return (Lot){(Floats)_mm256_shuffle_ps(a, b, 0x88), (Floats)_mm256_shuffle_ps(a, b, 0xdd)};
+#endif
 }
 #endif
 
@@ -274,6 +382,9 @@ INLINE void scale_codes(float numbers[][BLOCK], const char *head, const int64_t 
     }
 }
 
+/* The type of which queries and sums have the order. */
+INLINE int order_of_sums(int dtype, int is_paired) { return is_paired ? BFLOAT16 : dtype; }
+
 /* What some query heads that share a KV head see in a unit. */
 INLINE void attend_unit(const AttentionWork *w, Room room, int64_t head, Unit unit, Unit next,
                         int heads, int dtype, int is_paired) {
@@ -282,16 +393,19 @@ INLINE void attend_unit(const AttentionWork *w, Room room, int64_t head, Unit un
           dtype, is_paired);
     scale_codes(scores, unit.keys, unit.offsets, w->head_dim, heads, dtype);
     for (int h = 0; h < heads; h++)
-        corrections[h] = weigh(scores[h], unit.num, w->scale, &room.softmax[head + h]);
+        corrections[h] = weigh(scores[h], unit.num, &room.softmax[head + h]);
     scale_codes(scores, unit.values, unit.offsets, w->head_dim, heads, dtype);
     int64_t c = 0, width = room.value_width;
-#if HAS_PAIRS
+#if HAS_WHOLE_PAIRS
     if (is_paired) {
-        __m256i pairs[4];
+        PairedWeights weights[4];
         for (int h = 0; h < heads; h++)
-            pairs[h] = (__m256i)_mm512_cvtneps_pbh((__m512)read_floats(scores[h]));
-        for (; c < w->value_dim; c += LOT)
-            add_paired_lot(sums, width, pairs, corrections, unit, next, c, w->value_dim - c, heads);
+            pair_weights(weights + h, scores[h], dtype);
+        for (; c + LOT <= w->value_dim; c += LOT)
+            add_paired_lot(sums, width, weights, corrections, unit, next, c, LOT, heads, dtype);
+        const int64_t rest = w->value_dim - c;
+        if (rest > 0)
+            add_paired_lot(sums, width, weights, corrections, unit, next, c, rest, heads, dtype);
         return;
     }
 #endif
@@ -320,22 +434,61 @@ INLINE void begin(const AttentionWork *w, Room room, int64_t head) {
     }
 }
 
+/* A lot of a query, in the order of numbers of a type. */
+INLINE Lot query_lot(const AttentionWork *w, const char *query, int64_t c, int dtype) {
+    const char *p = query + c * size_of(w->dtype);
+    int64_t num = w->head_dim - c;
+    Lot lot = num < LOT ? load_part(p, num, w->dtype) : load(p, w->dtype);
+    return reordered(lot, w->dtype, dtype);
+}
+
+#if HAS_WHOLE_PAIRS
+/* A query as pairs of whole numbers, so small that no sum of products with codes overflows; returns
+   by what they are to be multiplied. */
+INLINE float take_whole_query(const AttentionWork *w, const char *query, float *to) {
+    Floats highest = {0};
+    int is_broken = 0;
+    for (int64_t c = 0; c < w->head_dim; c += LOT) {
+        Lot lot = query_lot(w, query, c, BFLOAT16);
+        Floats first = (Floats)((Words)lot.first & 0x7fffffffu);
+        Floats second = (Floats)((Words)lot.second & 0x7fffffffu);
+        is_broken |= is_any_broken(first) | is_any_broken(second);
+        highest = larger_of(highest, larger_of(first, second));
+    }
+    const int64_t no_overflow = INT32_MAX / (128 * w->head_dim);
+    const float most = no_overflow < INT16_MAX ? no_overflow : INT16_MAX;
+    const float largest = largest_of(highest);
+    for (int64_t c = 0; c < w->head_dim; c += LOT) {
+        Lot lot = query_lot(w, query, c, BFLOAT16);
+        Words even = whole_of(lot.first * (most / largest));
+        Words odd = whole_of(lot.second * (most / largest));
+        write_floats(to + c / 2, (Floats)((even & 0xffff) | odd << 16));
+    }
+    return is_broken ? NAN : largest / most;
+}
+#endif
+
 /* From `queries` on, those of the first head of the item. */
 INLINE void take_queries(const AttentionWork *w, const char *queries, Room room,
                          int dtype, int is_paired) {
     for (int64_t h = 0; h < room.num_heads; h++) {
+        const char *query = queries + h * w->head_dim * size_of(w->dtype);
+        float *to = room.queries + h * room.width;
+        room.softmax[h].scale = w->scale;
+#if HAS_WHOLE_PAIRS
+        if (is_paired && dtype == CACHED_INT8) {
+            room.softmax[h].scale *= take_whole_query(w, query, to);
+            continue;
+        }
+#endif
         for (int64_t c = 0; c < w->head_dim; c += LOT) {
-            const char *p = queries + (h * w->head_dim + c) * size_of(w->dtype);
-            int64_t num = w->head_dim - c;
-            Lot lot = num < LOT ? load_part(p, num, w->dtype) : load(p, w->dtype);
-            lot = reordered(lot, w->dtype, dtype);
-            float *query = room.queries + h * room.width;
+            Lot lot = query_lot(w, query, c, order_of_sums(dtype, is_paired));
             if (is_paired) {
-                write_floats(query + c / 2, (Floats)paired(lot.first, lot.second));
+                write_floats(to + c / 2, (Floats)paired(lot.first, lot.second));
                 continue;
             }
-            write_floats(query + c, lot.first);
-            write_floats(query + c + LANES, lot.second);
+            write_floats(to + c, lot.first);
+            write_floats(to + c + LANES, lot.second);
         }
     }
 }
@@ -347,12 +500,13 @@ INLINE void finish(const AttentionWork *w, Room room, char *out, int dtype, int 
         float factor = 1 / sum_of(room.softmax[h].total);
         for (int64_t c = 0; c < w->value_dim; c += LOT) {
             Lot lot = {read_floats(sums + c) * factor, read_floats(sums + c + LANES) * factor};
-#if HAS_PAIRS
+#if HAS_WHOLE_PAIRS
             if (is_paired)
                 lot = unpaired(lot);
 #endif
+            lot = reordered(lot, order_of_sums(dtype, is_paired), w->dtype);
             char *p = out + (h * w->value_dim + c) * size_of(w->dtype);
-            store_part(p, reordered(lot, dtype, w->dtype), w->value_dim - c, w->dtype);
+            store_part(p, lot, w->value_dim - c, w->dtype);
         }
     }
 }
@@ -432,25 +586,20 @@ OF_THE_REST void moebatch_attend(AttentionWork *w) {
     int64_t item = __atomic_fetch_add(&w->next_item, 1, __ATOMIC_RELAXED);
     while (item < w->num_slices * parts) {
         int64_t next_item = __atomic_fetch_add(&w->next_item, 1, __ATOMIC_RELAXED);
+        const int is_paired = are_paired(w->cache_dtype, w->dtype);
         switch (w->cache_dtype) {
-        case FLOAT32:
-            attend(w, item, next_item, room, FLOAT32, 0);
-            break;
-        case BFLOAT16:
-            if (HAS_PAIRS && w->dtype == BFLOAT16)
-                attend(w, item, next_item, room, BFLOAT16, 1);
-            else
-                attend(w, item, next_item, room, BFLOAT16, 0);
-            break;
-        case FLOAT16:
-            attend(w, item, next_item, room, FLOAT16, 0);
-            break;
-        case CACHED_INT8:
-            attend(w, item, next_item, room, CACHED_INT8, 0);
-            break;
-        case CACHED_FP8:
-            attend(w, item, next_item, room, CACHED_FP8, 0);
-            break;
+#define EITHER(cached)                                                                             \
+    case cached:                                                                                   \
+        if (is_paired && are_paired(cached, BFLOAT16))                                             \
+            attend(w, item, next_item, room, cached, 1);                                           \
+        else                                                                                       \
+            attend(w, item, next_item, room, cached, 0);                                           \
+        break;
+            EITHER(FLOAT32)
+            EITHER(BFLOAT16)
+            EITHER(FLOAT16)
+            EITHER(CACHED_INT8)
+            EITHER(CACHED_FP8)
         }
         item = next_item;
     }

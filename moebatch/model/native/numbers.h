@@ -37,6 +37,13 @@
 #define HAS_PAIRS 0
 #endif
 
+/* Whether products of pairs of whole numbers of 16 bits are added. */
+#if defined(__AVX512BW__) || (defined(__AVX2__) && LANES == 8)
+#define HAS_WHOLE_PAIRS 1
+#else
+#define HAS_WHOLE_PAIRS 0
+#endif
+
 #define INLINE static inline __attribute__((always_inline))
 
 /* What begins a function that is called from outside. Compilers that work side by side take half of
@@ -51,6 +58,7 @@
 typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+typedef int16_t Shorts __attribute__((vector_size(2 * LANES)));
 
 typedef struct {
     Floats first, second;
@@ -120,6 +128,19 @@ INLINE Floats add_pairs(Floats sum, Floats x, Floats y) {
     return sum;
 #endif
 }
+
+#if HAS_WHOLE_PAIRS
+/* The same of whole numbers of 16 bits. */
+INLINE Ints add_whole_pairs(Ints sum, Ints x, Ints y) {
+#if defined(__AVX512VNNI__)
+    return (Ints)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)x, (__m512i)y);
+#elif defined(__AVX512BW__)
+    return sum + (Ints)_mm512_madd_epi16((__m512i)x, (__m512i)y);
+#else
+    return sum + (Ints)_mm256_madd_epi16((__m256i)x, (__m256i)y);
+#endif
+}
+#endif
 
 /* LANES bytes with a sign. Compilers take such conversions apart where they are not told how. */
 INLINE Ints read_whole(const char *p) {

@@ -160,7 +160,7 @@ INLINE void total_sums(const Floats *sums, float *totals) {
         padded[i] = sums[i];
 #pragma GCC unroll 4
     for (int i = 0; i < SUMS; i += TOTALS)
-        add_lanes(padded + i, all + i);
+        add_lanes(padded + i, all + i, 0);
     memcpy(totals, all, SUMS * sizeof(float));
 }
 
