@@ -21,7 +21,7 @@ from moebatch.measure.sizes import ModelSizes
 from moebatch.measure.synthetic import SyntheticLayer, fill, synthetic_layer
 from moebatch.measure.timer import Timer
 from moebatch.model.routing.router import Routing
-from moebatch.model.routing.tokens import ExpertTokens
+from moebatch.model.routing.tokens import ExpertTokens, TokensByExpert
 
 _ALIGNMENT = 64
 _FEW_ROWS = (1, 5)
@@ -189,6 +189,7 @@ def _routing(layer: SyntheticLayer, num_rows: int, num_experts: int) -> Routing:
     num_tokens = num_rows * step
     rows_M = torch.arange(0, num_tokens, step, device=device)
     choices_M = rows_M // step % shape.experts_per_token
+    tokens = ExpertTokens(rows_M.repeat(num_experts), choices_M.repeat(num_experts))
     size = (num_tokens, shape.experts_per_token)
     return Routing(
         rows=(slice(0, num_tokens),),
@@ -196,6 +197,6 @@ def _routing(layer: SyntheticLayer, num_rows: int, num_experts: int) -> Routing:
         weights_TK=torch.full(size, 0.5, device=device),
         experts_TK=torch.zeros(size, dtype=torch.int64, device=device),
         num_experts=shape.num_experts,
-        tokens=dict.fromkeys(range(num_experts), ExpertTokens(rows_M, choices_M)),
+        tokens=TokensByExpert(dict.fromkeys(range(num_experts), num_rows), lambda: tokens),
         outputs_TKD=torch.zeros(*size, shape.hidden_size, dtype=layer.decoder.dtype, device=device),
     )

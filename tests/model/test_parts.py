@@ -18,7 +18,7 @@ from moebatch.model.layers import activation_of, layer_norm
 from moebatch.model.native.loader import SWITCH
 from moebatch.model.rope import Rope, rotate
 from moebatch.model.routing.router import choose_experts
-from moebatch.model.routing.tokens import group_by_expert
+from moebatch.model.routing.tokens import ExpertTokens, TokensByExpert, group_by_expert
 from moebatch.model.scratch import Scratch
 from moebatch.spec.model.blocks import Router
 from moebatch.spec.model.grouped_attention import GroupedAttention
@@ -77,6 +77,19 @@ def test_group_by_expert(num_tokens: int, num_experts: int, num_chosen: int, see
     for expert, (rows, choices) in groups.items():
         want_rows, want_choices = torch.where(experts_TK == expert)
         assert torch.equal(rows, want_rows) and torch.equal(choices, want_choices)
+
+
+def test_tokens_are_sorted_once_and_not_before_an_expert_runs() -> None:
+    sorts = []
+
+    def sort() -> ExpertTokens:
+        sorts.append(1)
+        return ExpertTokens(torch.tensor([4, 7, 5, 9]), torch.tensor([0, 1, 1, 0]))
+
+    tokens = TokensByExpert({2: 2, 6: 1}, sort)
+    assert list(tokens) == [2, 6] and tokens.counts[2] == 2 and not sorts
+    assert tokens[2].rows_M.tolist() == [4, 7] and tokens[6].choices_M.tolist() == [1]
+    assert len(sorts) == 1
 
 
 def test_choose_experts_rounds_last() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from moebatch.model.gpu.rows import block_of, launch
-from moebatch.model.routing.tokens import ExpertTokens, read_back, split
+from moebatch.model.routing.tokens import ExpertTokens, TokensByExpert, read_back
 from moebatch.spec.model.blocks import Router
 
 _ROUNDED = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "none"}
@@ -127,12 +127,13 @@ class GpuGates:
         rows: slice,
         num_experts: int,
         counts: Mapping[int, int] | None = None,
-    ) -> dict[int, ExpertTokens]:
+    ) -> TokensByExpert:
         """As `group_rows`; waits for the GPU to know counts that are not given."""
         num_choices = experts_TK[rows].numel()
         room = Grouped.room(num_choices, num_experts, experts_TK.device)
         self.fill(experts_TK, rows, room)
-        return split(room.tokens, read_back(room.counts_E) if counts is None else counts)
+        counts = read_back(room.counts_E) if counts is None else counts
+        return TokensByExpert(counts, lambda: room.tokens)
 
     def fill(self, experts_TK: Tensor, rows: slice, into: Grouped) -> None:
         """The tokens of all experts, among those rows of the pass."""

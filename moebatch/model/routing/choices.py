@@ -17,7 +17,7 @@ from moebatch.model.routing.gating import AdaptiveGating, GatingCount
 from moebatch.model.routing.pregates import ChoicesAhead
 from moebatch.model.routing.router import Routing
 from moebatch.model.routing.tokens import (
-    ExpertTokens,
+    TokensByExpert,
     group_by_expert,
     group_rows,
     rank_among_alike,
@@ -143,7 +143,7 @@ class Choices:
         experts_TK: Tensor,
         rows: Sequence[slice],
         counts: Mapping[int, int] | None = None,
-    ) -> dict[int, ExpertTokens]:
+    ) -> TokensByExpert:
         """Tokens by expert; waits for a GPU to know counts that are not given."""
         num_experts = self._shape.num_experts
         if self._kernels is not None and len(rows) == 1:

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moebatch.arrays import Ints
-from moebatch.model.routing.tokens import ExpertTokens, group_rows
+from moebatch.model.routing.tokens import TokensByExpert, group_rows
 from moebatch.spec.model.blocks import Router
 
-Group = Callable[[Tensor, Sequence[slice], Mapping[int, int]], dict[int, ExpertTokens]]
+Group = Callable[[Tensor, Sequence[slice], Mapping[int, int]], TokensByExpert]
 """As `group_rows`."""
 
 
@@ -37,8 +37,7 @@ class Routing:
     """Int64; the number of experts stands for a choice that was left out."""
     num_experts: int
     """E."""
-    tokens: Mapping[int, ExpertTokens]
-    """Per chosen expert the tokens that chose it, ascending by expert."""
+    tokens: TokensByExpert
     outputs_TKD: Tensor
     """Weighted outputs of the experts, each in its own place: they are summed in a fixed order, so
     that results do not depend on the order in which experts arrive."""
@@ -71,7 +70,7 @@ class Routing:
         counts: Counter[int] = Counter()
         for routing in routings:
             assert routing.normed_TD.data_ptr() == first.normed_TD.data_ptr(), "of another pass"
-            counts.update({expert: each.num_tokens for expert, each in routing.tokens.items()})
+            counts.update(routing.tokens.counts)
         rows = _merged(rows for routing in routings for rows in routing.rows)
         return replace(
             first,

@@ -3,7 +3,8 @@
 Shape letters: T tokens of the pass, R rows, E experts, K experts per token, M tokens of one expert.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -25,7 +26,38 @@ class ExpertTokens(NamedTuple):
         return self.rows_M.shape[0]
 
 
-def group_by_expert(experts_TK: Tensor, rows: slice, num_experts: int) -> dict[int, ExpertTokens]:
+class TokensByExpert(Mapping[int, ExpertTokens]):
+    """Tokens of every expert that was chosen, ascending by expert.
+
+    They are sorted when the first expert runs: of a micro-batch whose experts run over the whole
+    pass nobody asks for more than how many there are.
+    """
+
+    def __init__(self, counts: Mapping[int, int], sort: Callable[[], ExpertTokens]) -> None:
+        """`sort` gives those of all experts, one expert behind the other in the order of `counts`,
+        which may end with others."""
+        self.counts = counts
+        self._sort = sort
+
+    def __getitem__(self, expert: int) -> ExpertTokens:
+        return self._parts[expert]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.counts)
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    @cached_property
+    def _parts(self) -> dict[int, ExpertTokens]:
+        tokens, sizes = self._sort(), list(self.counts.values())
+        parts = zip(*(torch.split(each[: sum(sizes)], sizes) for each in tokens), strict=True)
+        return {
+            expert: ExpertTokens(*part) for expert, part in zip(self.counts, parts, strict=True)
+        }
+
+
+def group_by_expert(experts_TK: Tensor, rows: slice, num_experts: int) -> TokensByExpert:
     """Tokens of every expert that was chosen, among some rows; waits for a GPU to know how many."""
     return group_rows(experts_TK, (rows,), count_by_expert(experts_TK[rows], num_experts))
 
@@ -45,23 +77,20 @@ def read_back(counts_E: Tensor) -> dict[int, int]:
 
 def group_rows(
     experts_TK: Tensor, rows: Sequence[slice], counts: Mapping[int, int]
-) -> dict[int, ExpertTokens]:
+) -> TokensByExpert:
     """The same by one sort, where it is known how often each expert was chosen in those rows.
 
     `counts` is in ascending order of experts.
     """
-    num_choices = experts_TK.shape[1]
-    chosen_TK = experts_TK[rows[0]] if len(rows) == 1 else torch.cat([experts_TK[r] for r in rows])
-    # Left out ones come last, where `split` cuts them off.
-    order = chosen_TK.flatten().argsort(stable=True)
-    return split(ExpertTokens(_in_pass(order // num_choices, rows), order % num_choices), counts)
 
+    def sort() -> ExpertTokens:
+        parts = [experts_TK[part] for part in rows]
+        # Left out ones come last.
+        order = (parts[0] if len(parts) == 1 else torch.cat(parts)).flatten().argsort(stable=True)
+        num_choices = experts_TK.shape[1]
+        return ExpertTokens(_in_pass(order // num_choices, rows), order % num_choices)
 
-def split(tokens: ExpertTokens, counts: Mapping[int, int]) -> dict[int, ExpertTokens]:
-    """Tokens of several experts, one behind the other in the order of `counts`, by expert."""
-    sizes = list(counts.values())
-    parts = zip(*(torch.split(each[: sum(sizes)], sizes) for each in tokens), strict=True)
-    return {expert: ExpertTokens(*part) for expert, part in zip(counts, parts, strict=True)}
+    return TokensByExpert(counts, sort)
 
 
 def rank_among_alike(keys_R: Tensor) -> Tensor:
