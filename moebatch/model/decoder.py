@@ -90,7 +90,7 @@ class Decoder:
         }
         self._attention = [blocks[shape.attention_of(n)] for n in range(shape.num_layers)]
         self._recurrence = (
-            GatedDeltaBlock(shape, products, self.device) if shape.recurrence else None
+            GatedDeltaBlock(shape, products, elementwise, self.device) if shape.recurrence else None
         )
         self._stacked = (
             StackedAttention(

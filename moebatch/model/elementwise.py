@@ -5,7 +5,7 @@ on a GPU; by torch elsewhere. The results are the same: in bfloat16 bit for bit 
 sums run in another order.
 
 Shape letters: T tokens of the pass, M tokens of one expert or of a chunk, D hidden, F MLP width,
-K experts per token, H heads, C head size, R pairs of a head that rotate.
+K experts per token, H heads, C head size, V that of values, R pairs of a head that rotate.
 """
 
 from typing import Protocol
@@ -38,6 +38,11 @@ class RowKernels(Protocol):
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> bool:
         """As `layers.rms_norm`."""
+
+    def norm_gated(
+        self, x_THV: Tensor, weight_V: Tensor, eps: float, z_THV: Tensor, out_THV: Tensor
+    ) -> bool:
+        """As `layers.norm_gated`."""
 
     def rotate(self, x_THC: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> bool:
         """As `rope.rotate`."""
@@ -115,6 +120,14 @@ class Elementwise:
         if self._kernels is not None and self._kernels.rms_norm(x, weight, eps, out):
             return out
         return layers.rms_norm(x, weight, eps, room, out)
+
+    def norm_gated(
+        self, x_THV: Tensor, weight_V: Tensor, eps: float, z_THV: Tensor, out_THV: Tensor
+    ) -> None:
+        """As `layers.norm_gated`."""
+        if self._kernels and self._kernels.norm_gated(x_THV, weight_V, eps, z_THV, out_THV):
+            return
+        layers.norm_gated(x_THV, weight_V, eps, z_THV, out_THV)
 
     def rotate(self, x_THC: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> None:
         """As `rope.rotate`."""

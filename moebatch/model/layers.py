@@ -1,6 +1,6 @@
 """The small building blocks: norm, matrix product, activation.
 
-Shape letters: N rows after bucketing, I inputs, O outputs.
+Shape letters: N rows after bucketing, I inputs, O outputs, T tokens, H heads, V size of one.
 """
 
 from collections.abc import Callable
@@ -34,6 +34,15 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, room: Tensor, out: Tensor) -
     if weight.dtype == torch.float32:
         return out.copy_(x32.mul_(weight))
     return out.copy_(x32).mul_(weight)
+
+
+def norm_gated(
+    x_THV: Tensor, weight_V: Tensor, eps: float, z_THV: Tensor, out_THV: Tensor
+) -> Tensor:
+    """The root-mean-square norm of each head of x times silu(z), into `out_THV`; rounded before
+    either is multiplied. x is float32 and becomes anything."""
+    normed_THV = rms_norm(x_THV, weight_V, eps, x_THV, out_THV)
+    return out_THV.copy_(torch.mul(F.silu(z_THV.float()), normed_THV, out=x_THV))
 
 
 def layer_norm(

@@ -67,6 +67,7 @@ def launches(dtype: torch.dtype) -> list[Launch]:
         use_launch(patch, record)
         by_rows = GpuRows()
         assert by_rows.rms_norm(x, x[0], 1e-6, x) and by_rows.rotate(heads, angles, angles)
+        assert by_rows.norm_gated(heads.float(), heads[0, 0], 1e-6, heads, heads)
         for clamped in (None, ClampedGate(limit=7.0, alpha=1.7)):
             assert by_rows.gate(x, x, clamped)
         assert by_rows.place(x, tokens, outputs, weights) and by_rows.add(x, 1.0, outputs, x)

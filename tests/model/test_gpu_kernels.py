@@ -54,6 +54,7 @@ LEAST_SHARED_BYTES = 99 * 2**10
 """Of a block, with compute capability 8.6 and 8.9."""
 WRONG = {
     "norm": "a norm",
+    "norm_gated": "a gated norm",
     "rotate": "a rotation",
     "gate_rows": "a gate",
     "add": "sums",
@@ -110,6 +111,24 @@ def test_norms(
         out = wide.clone()
         part = out[:, : heads[0]] if heads else out
         elementwise.rms_norm(part, weight, 1e-5, torch.empty(part.numel(), device=DEVICE), part)
+        return out
+
+    assert_alike(normed)
+
+
+@few
+@given(counts, st.integers(1, 3), st.sampled_from([8, 20, 64]), st.integers(0, 5), dtypes, seeds)
+def test_gated_norms(
+    num_rows: int, heads: int, width: int, gap: int, dtype: torch.dtype, seed: int
+) -> None:
+    """Of gates that lie among other numbers."""
+    x, weight = noise(seed, torch.float32, num_rows, heads, width), noise(seed + 1, dtype, width)
+    wide = noise(seed + 2, dtype, num_rows, heads * width + gap)
+    z = wide[:, gap:].view(num_rows, heads, width)
+
+    def normed(elementwise: Elementwise) -> Tensor:
+        out = torch.full_like(x, torch.nan, dtype=dtype)
+        elementwise.norm_gated(x.clone(), weight, 1e-5, z, out)
         return out
 
     assert_alike(normed)

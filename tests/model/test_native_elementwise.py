@@ -161,6 +161,24 @@ def test_norms(
 
 @needs_kernels
 @sizes
+@given(rows, st.integers(1, 5), widths, st.integers(0, 9), dtypes, seeds)
+def test_gated_norms(
+    num_rows: int, heads: int, width: int, gap: int, dtype: torch.dtype, seed: int
+) -> None:
+    x, weight = noise(seed, torch.float32, num_rows, heads, width), noise(seed + 1, dtype, width)
+    wide = noise(seed + 2, dtype, num_rows, heads * width + gap)
+    z = wide[:, gap:].view(num_rows, heads, width)
+
+    def normed(elementwise: Elementwise) -> Tensor:
+        out = torch.full((num_rows, heads, width), torch.nan, dtype=dtype)
+        elementwise.norm_gated(x.clone(), weight, 1e-5, z, out)
+        return out
+
+    assert_alike(normed, exact=False)
+
+
+@needs_kernels
+@sizes
 @given(
     rows,
     st.integers(1, 5),

@@ -104,6 +104,7 @@ def differences(device: torch.device) -> str | None:
         for dtype, most in _ERRORS.items():
             for name, ours, theirs in (
                 ("a norm", *_norms(device, dtype)),
+                ("a gated norm", *_gated_norms(device, dtype)),
                 ("a rotation", *_rotations(device, dtype)),
                 ("a gate", *_gates(device, dtype)),
                 ("sums", *_sums(device, dtype)),
@@ -142,6 +143,16 @@ def _norms(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     ours, theirs = _unwritten(x), _unwritten(x)
     GpuRows().rms_norm(x, weight, 1e-6, ours)
     layers.rms_norm(x, weight, 1e-6, torch.empty_like(x, dtype=torch.float32), theirs)
+    return ours, theirs
+
+
+def _gated_norms(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    x_THV = torch.randn(_TOKENS, 3, _HEAD).to(device)
+    z_THV = torch.randn(_TOKENS, 5, _HEAD).to(device, dtype)[:, :3]
+    weight_V = torch.rand(_HEAD).to(device, dtype)
+    ours, theirs = (_unwritten(weight_V, *x_THV.shape) for _ in range(2))
+    GpuRows().norm_gated(x_THV, weight_V, 1e-6, z_THV, ours)
+    layers.norm_gated(x_THV, weight_V, 1e-6, z_THV, theirs)
     return ours, theirs
 
 

@@ -37,6 +37,23 @@ def norm(out, x, weight, stride, eps, width, is_exact: tl.constexpr, block: tl.c
 
 
 @triton.jit
+def norm_gated(out, x, weight, z, z_stride, eps, width, block: tl.constexpr):
+    """The norm of the parts of a row, in float32, times silu(z); rounded before either is
+    multiplied."""
+    row, part, places = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, block)
+    start, is_there = (row * tl.num_programs(1) + part) * width, places < width
+    wide = tl.load(x + start + places, mask=is_there, other=0.0)
+    normed = wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / width + eps)
+    numbers = tl.load(z + row * z_stride + part * width + places, mask=is_there, other=0.0)
+    kind = numbers.dtype
+    gate = numbers.to(tl.float32)
+    scales = tl.load(weight + places, mask=is_there, other=0.0).to(tl.float32)
+    normed = (normed.to(kind).to(tl.float32) * scales).to(kind).to(tl.float32)
+    through = gate / (1.0 + tl.exp(-gate)) * normed
+    tl.store(out + start + places, through.to(kind), mask=is_there)
+
+
+@triton.jit
 def rotate(x, cos, sin, stride, part_stride, width, block: tl.constexpr):
     """Rotates pairs of the first numbers of a head in place."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)

@@ -62,6 +62,21 @@ class GpuRows:
         self._run("norm", (len(x), num_parts), out, x, weight, *sizes, **options)
         return True
 
+    def norm_gated(
+        self, x_THV: Tensor, weight_V: Tensor, eps: float, z_THV: Tensor, out_THV: Tensor
+    ) -> bool:
+        """As `layers.norm_gated`."""
+        suit = _suit(weight_V, z_THV[:1], out_THV) and _suit(x_THV)
+        if not suit or x_THV.dtype != torch.float32:
+            return False
+        num_rows, num_parts, width = out_THV.shape
+        tensors = out_THV, x_THV, weight_V, z_THV
+        options = {"block": block_of(width)}
+        self._run(
+            "norm_gated", (num_rows, num_parts), *tensors, z_THV.stride(0), eps, width, **options
+        )
+        return True
+
     def rotate(self, x_THC: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> bool:
         """As `rope.rotate`."""
         if not _suit(x_THC[:1, 0], cos_TR, sin_TR):

@@ -12,11 +12,12 @@
 /* The same as RowWork in rows.py; each kernel says what it makes of these. */
 struct row_work {
     char *out;
-    const char *first, *second;
+    const char *first, *second, *third;
     const int64_t *rows, *choices;
     const float *weights;
     int64_t num_rows, num_parts, width;
-    int64_t stride; /* numbers from one row of out to the next, where they may lie apart */
+    int64_t stride; /* numbers from one row to the next, where they may lie apart: of third if there
+                       is one, else of out */
     int64_t part_stride; /* the same from one part of a row to the next */
     int64_t next_row; /* taken by whichever thread is free */
     int32_t dtype;
@@ -158,6 +159,30 @@ INLINE void norm_row(const struct row_work *w, int64_t row, int dtype) {
         norm_part(w, row * w->stride + part * w->width, dtype);
 }
 
+/* out = first / sqrt(mean(first^2) + eps) * second * silu(third), for each of num_parts parts: first
+   is float32, and second one part for all. */
+INLINE void norm_gated_row(const struct row_work *w, int64_t row, int dtype) {
+    const int64_t width = w->width;
+    for (int64_t part = 0; part < w->num_parts; part++) {
+        const int64_t start = (row * w->num_parts + part) * width;
+        const char *first = w->first + start * size_of(FLOAT32);
+        const char *gate = w->third + (row * w->stride + part * width) * size_of(dtype);
+        Lot squares = {{0}, {0}};
+        for (int64_t i = 0; i < width; i += LOT) {
+            Lot x = lot_at(first, i, width, FLOAT32);
+            squares = sum(squares, product(x, x));
+        }
+        float scale = 1 / sqrtf(sum_of(squares.first + squares.second) / width + w->eps);
+        for (int64_t i = 0; i < width; i += LOT) {
+            Lot x = reordered(lot_at(first, i, width, FLOAT32), FLOAT32, dtype);
+            x = product(rounded_lot(scaled(x, scale), dtype), lot_at(w->second, i, width, dtype));
+            Lot z = lot_at(gate, i, width, dtype);
+            x = product((Lot){silu(z.first), silu(z.second)}, rounded_lot(x, dtype));
+            put_lot(w->out + start * size_of(dtype), i, width, x, dtype);
+        }
+    }
+}
+
 /* Rotates the num_parts heads of a row of out: pairs of numbers, one in the first `width` numbers
    of a head, the other in the next. The cosines and sines of their angles are rows of first and second. */
 INLINE void rotate_row(const struct row_work *w, int64_t row, int dtype) {
@@ -199,4 +224,5 @@ KERNEL(moebatch_gate_clamped, gate_clamped_row)
 KERNEL(moebatch_place, place_row)
 KERNEL(moebatch_add, add_row)
 KERNEL(moebatch_norm, norm_row)
+KERNEL(moebatch_norm_gated, norm_gated_row)
 KERNEL(moebatch_rotate, rotate_row)

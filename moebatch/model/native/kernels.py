@@ -65,6 +65,7 @@ class Kernels:
             self.place = Kernel(library, "moebatch_place")
             self.add = Kernel(library, "moebatch_add")
             self.norm = Kernel(library, "moebatch_norm")
+            self.norm_gated = Kernel(library, "moebatch_norm_gated")
             self.rotate = Kernel(library, "moebatch_rotate")
             self.delta_rule = Kernel(library, "moebatch_delta_rule")
             self.convolve = Kernel(library, "moebatch_convolve")

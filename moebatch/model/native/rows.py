@@ -26,6 +26,7 @@ class RowWork(ctypes.Structure):
         ("out", ctypes.c_void_p),
         ("first", ctypes.c_void_p),
         ("second", ctypes.c_void_p),
+        ("third", ctypes.c_void_p),
         ("rows", ctypes.c_void_p),
         ("choices", ctypes.c_void_p),
         ("weights", ctypes.c_void_p),
@@ -151,6 +152,29 @@ class NativeRows:
             is_exact=is_exact,
         )
         return self._run(self._kernels.norm, work, out)
+
+    def norm_gated(
+        self, x_THV: Tensor, weight_V: Tensor, eps: float, z_THV: Tensor, out_THV: Tensor
+    ) -> bool:
+        """As `layers.norm_gated`."""
+        if (
+            not (suits(x_THV) and suits(weight_V, z_THV[:1], out_THV))
+            or x_THV.dtype != torch.float32
+        ):
+            return False
+        num_rows, num_parts, width = out_THV.shape
+        work = row_work(
+            out_THV,
+            x_THV,
+            weight_V,
+            num_rows=num_rows,
+            num_parts=num_parts,
+            width=width,
+            stride=z_THV.stride(0),
+            third=z_THV.data_ptr(),
+            eps=eps,
+        )
+        return self._run(self._kernels.norm_gated, work, out_THV)
 
     def rotate(self, x_THC: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> bool:
         """As `rope.rotate`."""

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from moebatch.model.elementwise import Elementwise
 from moebatch.model.native.delta_rule import DeltaInput
 from moebatch.model.products import Products
 from moebatch.model.recurrence.convolution import Convolution
@@ -27,11 +28,13 @@ _NORM_EPS = 1e-6
 class GatedDeltaBlock:
     """Gated DeltaNet between the norm of its input and what it adds to the hidden states."""
 
-    def __init__(self, shape: ModelShape, products: Products, device: torch.device) -> None:
+    def __init__(
+        self, shape: ModelShape, products: Products, elementwise: Elementwise, device: torch.device
+    ) -> None:
         assert shape.recurrence is not None, "the family's own recurrence"
         self._delta = shape.recurrence
         self._hidden_size, self._eps = shape.hidden_size, shape.rms_eps
-        self._products = products
+        self._products, self._elementwise = products, elementwise
         self._convolution, self._rule = Convolution(device), DeltaRule(self._delta, device)
 
     def run(
@@ -63,7 +66,9 @@ class GatedDeltaBlock:
         self._rule.run(frame, plan, given, matrices, out_THV)
         gated_NX = frame.take(num_rows, delta.value_width)
         gated_THV = gated_NX[: plan.num_tokens].view(out_THV.shape)
-        self._gate(out_THV, z_TX.view(out_THV.shape), weights["delta_norm"], gated_THV)
+        self._elementwise.norm_gated(
+            out_THV, weights["delta_norm"], self._eps, z_TX.view(out_THV.shape), gated_THV
+        )
         out_ND = frame.take(num_rows, self._hidden_size)
         return self._products.linear(gated_NX, weights["delta_o"], None, out_ND)
 
@@ -90,14 +95,6 @@ class GatedDeltaBlock:
             rates_TH=b_TH.sigmoid().float().contiguous(),
             fading_TH=rise_TH.mul_(-weights["delta_decay"].float().exp()),
         )
-
-    def _gate(self, x_THV: Tensor, z_THV: Tensor, norm_V: Tensor, out_THV: Tensor) -> None:
-        """The norm of each head, times silu(z); rounded before either is multiplied."""
-        norm_TH1 = torch.linalg.vector_norm(x_THV, dim=-1, keepdim=True)
-        x_THV *= norm_TH1.square_().div_(x_THV.shape[-1]).add_(self._eps).rsqrt_()
-        out_THV.copy_(x_THV).mul_(norm_V)
-        torch.mul(F.silu(z_THV.float()), out_THV, out=x_THV)
-        out_THV.copy_(x_THV)
 
 
 def _unit(x_TGK: Tensor, frame: Frame) -> Tensor:

@@ -42,6 +42,7 @@ class _RowLaunches(NamedTuple):
     """Launches of what goes through rows."""
 
     norm: int
+    norm_gated: int
     rotation: int
     """Of queries, and of keys."""
     gate: int
@@ -55,10 +56,12 @@ class _RowLaunches(NamedTuple):
     """The same for a norm."""
 
 
-_BY_TORCH = _RowLaunches(norm=9, rotation=12, gate=2, clamping=5, place=5, add=3, sum=3)
+_BY_TORCH = _RowLaunches(
+    norm=9, norm_gated=11, rotation=12, gate=2, clamping=5, place=5, add=3, sum=3
+)
 """A norm: into float32, sum of squares, five for its root, back, times the weight. A rotation: six
 for queries, and for keys."""
-_FUSED = _RowLaunches(norm=1, rotation=2, gate=1, clamping=0, place=1, add=1, sum=2)
+_FUSED = _RowLaunches(norm=1, norm_gated=1, rotation=2, gate=1, clamping=0, place=1, add=1, sum=2)
 _LAYER_NORM = 9
 _DECODE_GROUP = 3
 """Queries are gathered, attend to what is gathered of the cache, and results are put back."""
@@ -74,9 +77,9 @@ _EXPANDED = 2
 _OUTPUT_GATE = 3
 _OUT = 2
 """Projection, and the sum with what it is added to."""
-_DELTA = 32
-"""Beside its norm, its two projections and the sum: states that begin are filled, taps laid out,
-keys and queries made unit vectors, rates and fading, and the gated norm of what comes out."""
+_DELTA = 21
+"""Beside its norms, its two projections and the sum: states that begin are filled, taps laid out,
+keys and queries made unit vectors, rates and fading."""
 _CONVOLVED = 4
 """Sequences that decode, in neighbouring rows of the state, beside the taps of the convolution."""
 _DELTA_STEP = 15
@@ -182,7 +185,7 @@ class Launches:
         norms = (self._norm + self._rows.sum) * len(MLP_NORMS & {*shape.norms})
         others = self._scaling + shape.scales_layers
         added = self._rows.add + _LOOKING
-        return added + self._joining * is_joined + shared + mixed + norms + others
+        return added + self._sorting(is_joined) + shared + mixed + norms + others
 
     def of_head(self, rows: float, dtype_bytes: int) -> float:
         """Logits after so many tokens, block by block: rows gathered, normed, multiplied, copied,
@@ -215,13 +218,12 @@ class Launches:
 
     @property
     def _grouping(self) -> int:
-        """Tokens by expert."""
-        return 1 if self._chooses else _COUNTING + _SORTING
+        """Tokens by expert; torch sorts them when experts run."""
+        return 1 if self._chooses else _COUNTING
 
-    @property
-    def _joining(self) -> int:
+    def _sorting(self, is_joined: bool) -> int:
         """The same of all micro-batches of a pass, where it is known how many each expert has."""
-        return 1 if self._chooses else _SORTING
+        return int(is_joined) if self._chooses else _SORTING
 
     @cached_property
     def _chooses(self) -> bool:
@@ -272,7 +274,8 @@ class Launches:
         else:
             steps = ceil(sequences / delta.states_at_once) * (_DELTA_STEP + rounding)
         convolved = ceil(sequences / CHUNK_TOKENS) * (_CONVOLVED + taps)
-        return self._norm + 1 + _DELTA + convolved + steps + chunks
+        norms = self._norm + self._rows.norm_gated
+        return norms + 1 + _DELTA + convolved + steps + chunks
 
     def _of_pre(self, load: PassLoad) -> float:
         """Queries, and what is cached, are laid out for another device."""
