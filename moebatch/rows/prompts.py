@@ -45,7 +45,7 @@ class RowReader:
         if isinstance(parsed, FailedRow):
             return parsed
         try:
-            self.defaults.resolve(parsed)
+            self._sampling(parsed)
         except RowRefused as refused:
             return FailedRow(row=parsed.row, error=refused.error)
         return parsed
@@ -57,7 +57,7 @@ class RowReader:
             return parsed
         row = parsed.row
         try:
-            sampling = self.defaults.resolve(parsed)
+            sampling = self._sampling(parsed)
             tokens = self._encode(parsed.prompt)
             num_encoded = self._num_encoded(tokens)
             if self.start_token is not None:
@@ -78,6 +78,17 @@ class RowReader:
     def requests(self, source: Source) -> Iterator[ReadyRow | FailedRow]:
         """All rows of a source in order, one at a time."""
         return map(self.request, source)
+
+    def _sampling(self, parsed: ParsedRow) -> Sampling:
+        sampling = self.defaults.resolve(parsed)
+        ends = self.end_tokens | sampling.stop_token_ids
+        if sampling.min_tokens and len(ends) >= self.defaults.vocab_size:
+            message = (
+                f"is {sampling.min_tokens}, but every token of the model ends an answer, being in "
+                "stop_token_ids or an end token of the model; give fewer stop_token_ids"
+            )
+            raise wrong("min_tokens", message)
+        return sampling
 
     def _encode(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, Chat):

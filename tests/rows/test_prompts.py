@@ -288,6 +288,18 @@ class TestContext:
         error = bad(reader, {"prompt": [5] * 8, "min_tokens": huge, "max_tokens": huge})
         assert error.code == "context_length_exceeded"
 
+    def test_min_tokens_that_hold_back_every_token_are_refused(self, ready: Prepare) -> None:
+        """None would be left to choose, which looks like a broken model."""
+        reader = ready(sampling={"stop_token_ids": [token for token in range(320) if token != 2]})
+        for row in ({"min_tokens": 1}, {"min_tokens": 2, "ignore_eos": True}):
+            error = bad(reader, {"prompt": [5], **row})
+            assert (error.code, error.param) == ("invalid_value", "min_tokens")
+            assert "every token of the model ends an answer" in error.message
+            raw = RawRow(index=0, line=1, content=json.dumps({"prompt": [5], **row}).encode())
+            assert isinstance(reader.parse(raw), FailedRow)
+        good(reader, {"prompt": [5], "min_tokens": 0})
+        good(reader, {"prompt": [5], "min_tokens": 1, "stop_token_ids": [2, 3]})
+
 
 class TestModelFolder:
     def copy(self, model: Path, tmp_path: Path, **files: Any) -> Path:
