@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -90,8 +90,9 @@ class Tokenizer:
                 raise _no_tools(place, f"does not take: {self._reason(error)}") from None
             message = f"messages do not fit the model's chat template: {self._reason(error)}"
             raise RowRefused(message, code="invalid_value", param="messages") from None
-        if place is not None and self._leaves_calls_out(chat, own, text):
-            raise _no_tools(place, "leaves out")
+        left_out = self._left_out(chat, own, text)
+        if left_out is not None:
+            raise _no_tools(left_out, "leaves out")
         # The template has written the begin token already.
         return self._encoded(text, enough, add_special_tokens=False)
 
@@ -176,14 +177,14 @@ class Tokenizer:
         except Exception:
             return self._render(chat, variables)
 
-    def _leaves_calls_out(self, chat: Chat, variables: Mapping[str, object], text: str) -> bool:
-        """Whether a conversation looks the same without its calls. A template may refuse it then,
-        since answers of tools are left for which there is no call."""
-        without = _changed_calls(chat, _without_calls)
-        try:
-            return without != chat and text == self._render(without, variables)
-        except Exception:
-            return False
+    def _left_out(self, chat: Chat, variables: Mapping[str, object], text: str) -> str | None:
+        """The first tool call, or answer of a tool, if a conversation looks the same without any. A
+        template may refuse it then, such as answers for which there is no call."""
+        for place, without in _without_tools(chat):
+            with suppress(Exception):
+                if text == self._render_tools(without, variables):
+                    return place
+        return None
 
     def _refuse_broken_template(self) -> None:
         from jinja2 import TemplateSyntaxError
@@ -240,6 +241,18 @@ def _first_with_tools(chat: Chat) -> str | None:
         if message["role"] == "tool":
             return f"messages[{place}].role"
     return None
+
+
+def _without_tools(chat: Chat) -> Iterator[tuple[str, Chat]]:
+    """The conversation without its calls, and without the answers of tools, as far as it has any;
+    with the place of the first."""
+    calls = [place for place, each in enumerate(chat.messages) if each.get("tool_calls")]
+    answers = [place for place, each in enumerate(chat.messages) if each["role"] == "tool"]
+    if calls:
+        yield f"messages[{calls[0]}].tool_calls", _changed_calls(chat, _without_calls)
+    if answers:
+        rest = tuple(each for each in chat.messages if each["role"] != "tool")
+        yield f"messages[{answers[0]}].role", replace(chat, messages=rest)
 
 
 def _no_tools(place: str, what: str) -> RowRefused:

@@ -250,6 +250,15 @@ class TestTools:
             "leaves out"
         )
 
+    @pytest.mark.parametrize("messages", [WITH_TOOLS, [WITH_TOOLS[0], WITH_TOOLS[2]]])
+    def test_a_template_that_leaves_answers_of_tools_out_is_not_asked(
+        self, ready: Prepare, tmp_path: Path, messages: list[dict[str, Any]]
+    ) -> None:
+        each = "{% if m.role == 'tool' %}{% continue %}{% endif %}{{ m.content }}{{ m.tool_calls }}"
+        error = bad(ready(**self.template(tmp_path, each)), {"messages": messages})
+        assert error.param == f"messages[{len(messages) - 1}].role"
+        assert error.message.endswith("which the model's chat template leaves out")
+
     def test_a_template_that_does_not_take_tools_is_named_before_its_own_words(
         self, ready: Prepare, tmp_path: Path
     ) -> None:
