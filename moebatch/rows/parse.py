@@ -132,7 +132,7 @@ class _Draft:
                 "answer would be written; choose another name as output.column"
             )
             raise RowRefused(message, code=COLUMN_TAKEN, param=rules.answer_column)
-        parameters = _plain_parameters(content)
+        parameters = _plain_parameters(content, rules.prompt)
         prompt = _plain_prompt(content, parameters, rules)
         self.row = replace(self.row, is_bare=isinstance(prompt, str))
         return ParsedRow(row=self.row, prompt=prompt, parameters=_sampling(parameters, prompt))
@@ -253,9 +253,15 @@ def _sampling(parameters: Mapping[str, object], prompt: Prompt) -> dict[str, obj
     return {key: parameters[key] for key in parameters if key not in understood}
 
 
-def _plain_parameters(content: Mapping[str, object]) -> dict[str, object]:
-    """Parameters among the columns and those under sampling_params, which must not disagree."""
-    parameters = {key: content[key] for key in content if key in _PLAIN_PARAMETERS}
+def _plain_parameters(
+    content: Mapping[str, object], template: PromptTemplate | None
+) -> dict[str, object]:
+    """Parameters among the columns and those under sampling_params, which must not disagree. A
+    column that is the prompt is none, though it be called seed."""
+    names = _PLAIN_PARAMETERS
+    if template is not None and template.is_column:
+        names = names - set(template.columns)
+    parameters = {key: content[key] for key in content if key in names}
     nested = parameters.pop("sampling_params", None)
     if nested is None:
         return parameters

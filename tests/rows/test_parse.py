@@ -310,6 +310,16 @@ class TestPromptsOfColumns:
     def test_a_column_may_hold_tokens(self) -> None:
         assert self.made("tokens", {"tokens": [1, 2]}) == (1, 2)
 
+    @pytest.mark.parametrize("name", ["seed", "stop", "tools"])
+    def test_a_column_that_is_the_prompt_is_no_parameter(self, name: str) -> None:
+        """Datasets have texts in columns of such names."""
+        line = {name: "Why?", "top_k": 3}
+        for template in (name, f"{{{name}}}"):
+            parsed = good(line, prompt=PromptTemplate.parse(template))
+            assert (parsed.prompt, parsed.parameters) == ("Why?", {"top_k": 3})
+        parsed = good(line, prompt=PromptTemplate.parse(f"Q: {{{name}}}"))
+        assert parsed.parameters == line, "it may well be both"
+
     def test_rows_are_plain_ones_then(self) -> None:
         row = good(batch(), prompt=PromptTemplate.parse("{url}")).row
         assert (row.dialect, row.custom_id) == ("plain", "a")
