@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ _LONGEST_PROMPT = 2**26
 _LOOKED_AT_FIRST = 64
 """Characters for every token that is allowed: so long are few texts, and none that is prose."""
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_USUAL_ROLES = frozenset({"system", "user", "assistant"})
+_MOST_ROLES = 16
+"""Of others that are looked at: each takes a rendering."""
 _SPACE = "\u2581"
 """Stands for a space in the tokens of sentencepiece."""
 
@@ -92,7 +96,7 @@ class Tokenizer:
             raise RowRefused(message, code="invalid_value", param="messages") from None
         left_out = self._left_out(chat, own, text)
         if left_out is not None:
-            raise _no_tools(left_out, "leaves out")
+            raise left_out
         # The template has written the begin token already.
         return self._encoded(text, enough, add_special_tokens=False)
 
@@ -177,13 +181,15 @@ class Tokenizer:
         except Exception:
             return self._render(chat, variables)
 
-    def _left_out(self, chat: Chat, variables: Mapping[str, object], text: str) -> str | None:
-        """The first tool call, or answer of a tool, if a conversation looks the same without any. A
-        template may refuse it then, such as answers for which there is no call."""
-        for place, without in _without_tools(chat):
+    def _left_out(
+        self, chat: Chat, variables: Mapping[str, object], text: str
+    ) -> RowRefused | None:
+        """Why not, if a conversation looks the same without what only some templates know. A
+        template may refuse it then, such as answers of tools for which there is no call."""
+        for refused, without in _without_unusual(chat):
             with suppress(Exception):
                 if text == self._render_tools(without, variables):
-                    return place
+                    return refused
         return None
 
     def _refuse_broken_template(self) -> None:
@@ -243,16 +249,24 @@ def _first_with_tools(chat: Chat) -> str | None:
     return None
 
 
-def _without_tools(chat: Chat) -> Iterator[tuple[str, Chat]]:
-    """The conversation without its calls, and without the answers of tools, as far as it has any;
-    with the place of the first."""
+def _without_unusual(chat: Chat) -> Iterator[tuple[RowRefused, Chat]]:
+    """The conversation without its calls of tools, and without messages of each role that not all
+    templates know, as far as it has any; with what to say of the first."""
     calls = [place for place, each in enumerate(chat.messages) if each.get("tool_calls")]
-    answers = [place for place, each in enumerate(chat.messages) if each["role"] == "tool"]
     if calls:
-        yield f"messages[{calls[0]}].tool_calls", _changed_calls(chat, _without_calls)
-    if answers:
-        rest = tuple(each for each in chat.messages if each["role"] != "tool")
-        yield f"messages[{answers[0]}].role", replace(chat, messages=rest)
+        refused = _no_tools(f"messages[{calls[0]}].tool_calls", "leaves out")
+        yield refused, _changed_calls(chat, _without_calls)
+    roles = [str(each["role"]) for each in chat.messages]
+    unusual = (role for role in dict.fromkeys(roles) if role not in _USUAL_ROLES)
+    for role in islice(unusual, _MOST_ROLES):
+        rest = tuple(each for each in chat.messages if each["role"] != role)
+        yield _no_role(f"messages[{roles.index(role)}].role", role), replace(chat, messages=rest)
+
+
+def _no_role(place: str, role: str) -> RowRefused:
+    if role == "tool":
+        return _no_tools(place, "leaves out")
+    return unsupported(place, f"is {shown(role)}, which the model's chat template leaves out")
 
 
 def _no_tools(place: str, what: str) -> RowRefused:

@@ -259,6 +259,19 @@ class TestTools:
         assert error.param == f"messages[{len(messages) - 1}].role"
         assert error.message.endswith("which the model's chat template leaves out")
 
+    def test_a_role_that_the_template_leaves_out_is_named(
+        self, ready: Prepare, tmp_path: Path
+    ) -> None:
+        """Its instructions would be followed by nobody."""
+        messages = [{"role": role, "content": role[0]} for role in ("developer", "user")]
+        each = "{% if m.role not in ['system', 'user'] %}{% continue %}{% endif %}{{ m.content }}"
+        error = bad(ready(**self.template(tmp_path, each)), {"messages": messages})
+        assert (error.code, error.param) == ("unsupported_parameter", "messages[0].role")
+        assert error.message == (
+            "messages[0].role is 'developer', which the model's chat template leaves out"
+        )
+        good(ready(), {"messages": messages})
+
     def test_a_template_that_does_not_take_tools_is_named_before_its_own_words(
         self, ready: Prepare, tmp_path: Path
     ) -> None:
