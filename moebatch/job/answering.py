@@ -34,6 +34,9 @@ class Answering:
         """Rows that ended in this run."""
         self.errors: Counter[str] = Counter()
         """Those that failed, by the code of their error."""
+        self.has_gained = False
+        """Whether there is an answer, or a token of one, that no earlier run had; rows that failed
+        are tried again."""
         self._source = source
         self._reader = reader
         self._results = results
@@ -73,7 +76,9 @@ class Answering:
         for request, begun in unfinished:
             row, key = self._in_work[request.index]
             self._results.keep(key, row, begun)
-            num_tokens += sum(len(choice.tokens) for choice in begun)
+            for number, choice in enumerate(begun):
+                num_tokens += len(choice.tokens)
+                self.has_gained |= len(choice.tokens) > request.num_begun(number)
         return num_tokens
 
     def _end(self, in_work: _InWork, result: Outcome | RowError) -> None:
@@ -82,5 +87,6 @@ class Answering:
         failed = isinstance(result, RowError)
         self._results.add(key, row, line, failed=failed)
         self.num_ended += 1
+        self.has_gained |= not failed
         if isinstance(result, RowError):
             self.errors[result.code] += 1

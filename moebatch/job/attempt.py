@@ -278,8 +278,7 @@ class Attempt:
                     answering.ended(outcome)
         except Stopped:
             kept = answering.keep_unfinished(engine.unfinished())
-            gained = kept > 0 or answering.num_ended > 0
-            raise Stopped(self._stopped_early(kept), has_gained=gained) from None
+            raise Stopped(self._stopped_early(kept), has_gained=answering.has_gained) from None
         except MoebatchError:
             with suppress(StorageError):  # it may be the disk of journals that fails
                 answering.keep_unfinished(engine.unfinished())

@@ -30,6 +30,7 @@ from moebatch.job.merge import merge
 from moebatch.job.options import RunOptions
 from moebatch.job.overview import overview
 from moebatch.job.run import JobRun
+from moebatch.job.status_file import read_status
 from moebatch.job.stop import Stop
 from moebatch.journal.finished import Finished
 from moebatch.model.decoder import Decoder
@@ -176,6 +177,19 @@ def test_what_was_begun_when_a_disk_failed_is_gone_on_with(
     rest = run(job).status().engine.generated_tokens
     assert job_run.status().engine.generated_tokens + rest <= whole.engine.generated_tokens
     assert (tmp_path / "cut/out.jsonl").read_bytes() == (tmp_path / "whole/out.jsonl").read_bytes()
+
+
+def test_a_run_that_adds_nothing_to_what_others_have_left_is_fruitless(
+    tmp_path: Path, model: Path
+) -> None:
+    """Else a job that never gets further would be queued again for ever."""
+    content: list[dict[str, object]] = [{"custom_id": "bad", "prompt": []}, *rows(9)]
+    job, found = write(tmp_path, model, content, **GREEDY), []
+    for num_tokens in (12, 0, 0):
+        assert stopped_after(job, num_tokens) is not None
+        status = read_status(RunFolder(tmp_path / "out.jsonl").status(ALL))
+        found.append(status and status.fruitless)
+    assert found == [0, 1, 2]
 
 
 def test_rows_that_are_appended_meanwhile_cost_none_that_were_there(
