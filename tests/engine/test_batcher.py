@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebatch.engine.batcher import Batcher
+from moebatch.engine.batcher import Batcher, Slice
 from moebatch.engine.sequence import Sequence
 from moebatch.engine.text import AnswerText
 from moebatch.layout.admission import Caps
@@ -183,6 +183,94 @@ def test_when_nobody_waits_the_pages_that_are_left_suffice_to_the_end(
             assert batcher.num_preempted == num_preempted
             assert rest is not None or not batcher.running, "nobody can come any more"
     assert not batcher.running
+
+
+def compute(cache: KVCache, piece: Slice, *, works: bool) -> None:
+    """Writes what each new token stands for, a few at a time, where layers look for it, and reads
+    what is there of all that it sees. Where it fails, nothing can be said of what is there."""
+    sequence, num_prompt = piece.sequence, piece.sequence.num_prompt_tokens
+    for number, group in enumerate(cache.groups):
+        if group.is_state:
+            continue
+        stored = cache.tensors("dram", group.layers[0], 0).parts[0].flatten(1)[:, 0]
+        for first in range(sequence.num_cached, piece.context, cache_layout.LARGEST_SLICE):
+            stop = min(first + cache_layout.LARGEST_SLICE, piece.context)
+            rows = torch.from_numpy(cache.rows(sequence, stop, first, group=number))
+            places = torch.arange(stop - len(rows), stop)
+            own = 1000.0 * (1 + sequence.request.index)
+            expected = places + torch.where(places < num_prompt, 0.0, own)
+            stored[rows[first - stop :]] = expected[first - stop :] if works else -1.0
+            if works:
+                assert torch.equal(stored[rows], expected), "it sees what is not its own"
+
+
+@given(
+    work=st.lists(works, min_size=1, max_size=12),
+    extra_pages=st.integers(0, 9),
+    tokens_per_pass=st.integers(1, 50),
+    batch_size=st.integers(1, 12),
+    groups=st.sampled_from(((WHOLE,), (WHOLE, RING, STATE))),
+    failures=st.dictionaries(st.integers(0, 25), st.sampled_from((None, 0, 1, 3)), max_size=4),
+)
+def test_after_passes_that_failed_everybody_goes_on_with_his_own_tokens(
+    work: list[Work],
+    extra_pages: int,
+    tokens_per_pass: int,
+    batch_size: int,
+    groups: tuple[CacheGroup, ...],
+    failures: dict[int, int | None],
+) -> None:
+    """Passes that fail in the layers, or when some sequences have got their next tokens; those that
+    come are smaller. All of a model without windows begin alike, and share what they can."""
+    tokens_per_pass = max(tokens_per_pass, batch_size)
+    pages = extra_pages + max(groups[0].pages_of(w.prompt + w.limit) for w in work)
+    shares = groups == (WHOLE,)
+    batcher = make(work, pages, tokens_per_pass, batch_size, shares=shares, groups=groups)
+    left, most = [w.answer for w in work], (tokens_per_pass, batch_size)
+    for number in range(3000):
+        slices = batcher.next_pass()
+        assert sum(piece.num_tokens for piece in slices) <= most[0]
+        assert len(slices) <= most[1]
+        if not slices:
+            break
+        fails, num_sampled = number in failures, failures.get(number, len(slices))
+        for piece in slices:
+            compute(batcher._cache, piece, works=num_sampled is not None)
+        if num_sampled is not None:
+            for piece in slices:
+                piece.sequence.num_cached += piece.num_tokens
+            for sequence in [each.sequence for each in slices][:num_sampled]:
+                if sequence.num_pending == 0:
+                    sequence.output_tokens.append(1000)
+                    left[sequence.request.index] -= 1
+                    if not left[sequence.request.index]:
+                        batcher.retire(sequence)
+        if fails and batcher.shrink():
+            most = most[0] // 2, min(most[0] // 2, max(1, most[1] // 2))
+            batcher.repeat(slices)
+        elif fails:
+            assert most[0] == 1, "passes can be smaller"
+            return
+        batcher._cache.check_integrity()
+    assert not any(left)
+
+
+def test_the_last_token_of_a_prompt_is_no_answer_even_if_it_comes_alone() -> None:
+    """Passes are counted and priced by how many tokens of prompts they had."""
+    sequence, found = Work(3, 4, 4).sequence(0), []
+    for num_tokens in (2, 1, 1):
+        if sequence.num_pending == 0:
+            sequence.output_tokens.append(1000)
+        piece = Slice(sequence, num_tokens)
+        sequence.num_cached += num_tokens
+        found.append(piece.was_decoding)
+    sequence.num_cached = 0
+    sequence.output_tokens += [1001, 1002]
+    for num_tokens in (4, 2):  # sent back, and computed again in slices
+        piece = Slice(sequence, num_tokens)
+        sequence.num_cached += num_tokens
+        found.append(piece.was_decoding)
+    assert found == [False, False, True, False, False]
 
 
 def test_prompts_ride_along_with_sequences_that_decode() -> None:

@@ -16,6 +16,7 @@ from moebatch.errors import ConfigError, StorageError
 from moebatch.folder.duplicates import NO_DUPLICATES
 from moebatch.folder.final_file import FinalFile, RowsMissing
 from moebatch.folder.output_path import require_writable
+from moebatch.folder.results import begun_from
 from moebatch.folder.row_key import RowKeys
 from moebatch.folder.run_folder import RunFolder
 from moebatch.journal.files import Files, replacing
@@ -25,6 +26,7 @@ from moebatch.journal.writer import JournalWriter
 from moebatch.rows.row import Source
 from moebatch.rows.source import open_source
 from moebatch.spec.job import Job
+from moebatch.spec.request import Begun
 
 
 def source_of(path: Path, num_rows: int) -> Source:
@@ -86,6 +88,34 @@ def test_nothing_is_touched_while_rows_are_missing(tmp_path: Path) -> None:
         write(path, [2, 0], num_rows=4)
     assert (caught.value.num_missing, caught.value.missing[0].index) == (2, 1)
     assert path.read_bytes() == b"old\n"
+
+
+def test_a_row_of_which_there_is_a_part_has_not_ended(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    source = journal(path, [0, 2], 3)
+    (key,) = [RowKeys().all_of(raw).placed for raw in source if raw.index == 1]
+    with JournalWriter(RunFolder(path).journal) as writer:
+        writer.add(Record(key, 1, "part", b"[]"))
+    with Finished(RunFolder(path).journal) as finished, pytest.raises(RowsMissing) as caught:
+        FinalFile(path, RowKeys()).write(source, finished, NO_DUPLICATES)
+    assert [raw.index for raw in caught.value.missing] == [1]
+    assert not path.exists()
+
+
+def test_of_many_rows_that_are_missing_few_are_kept(tmp_path: Path) -> None:
+    with pytest.raises(RowsMissing) as caught:
+        write(tmp_path / "out.jsonl", [9], num_rows=50)
+    assert caught.value.num_missing == 49
+    assert [raw.index for raw in caught.value.missing] == [0, 1, 2]
+
+
+def test_what_was_begun_of_other_choices_is_left_aside() -> None:
+    begun = Begun(tokens=(1, 2)), Begun(tokens=(3,))
+    line = b'[{"tokens":[1,2],"logprobs":[]},{"tokens":[3],"logprobs":[]}]'
+    assert begun_from(line, num_choices=2) == begun
+    for other in (1, 3):
+        assert begun_from(line, num_choices=other) == ()
+    assert begun_from(b'{"text": "of a row that has ended"}', num_choices=1) == ()
 
 
 def test_failed_rows_apart(tmp_path: Path) -> None:

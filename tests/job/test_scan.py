@@ -51,6 +51,22 @@ def test_counts(tmp_path: Path) -> None:
         found.require_usable(every_row=True)
 
 
+def test_where_all_rows_have_to_be_good_and_are_nothing_is_said(tmp_path: Path) -> None:
+    summary(tmp_path, {"prompt": "a"}).require_usable(every_row=True)
+
+
+def test_of_faults_that_were_all_kept_none_are_said_to_be_left_out(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        summary(tmp_path, {"prompt": 5}, {"prompt": "a"}).require_usable(every_row=True)
+    assert "more bad rows" not in str(caught.value)
+
+
+def test_rows_that_cannot_be_read_are_written_as_the_first_one_that_can(tmp_path: Path) -> None:
+    assert summary(tmp_path, b"{,", {"prompt": "a"}, batch("x")).dialect == "plain"
+    assert summary(tmp_path, b"{,", batch("x"), {"prompt": "a"}).dialect == "openai"
+    assert summary(tmp_path, b"{,").dialect == "openai"
+
+
 def test_no_chat(tmp_path: Path) -> None:
     assert summary(tmp_path, {"prompt": "a"}).first_chat is None
 

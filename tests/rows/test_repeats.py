@@ -1,11 +1,14 @@
 """Equal greedy rows are computed once, and every one of them is answered."""
 
+import dataclasses
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moebatch.rows import repeats as repeats_module
 from moebatch.rows.repeats import Beginnings, RepeatCounter, Repeats, greedy_key
 from moebatch.spec.request import Choice, Outcome, Request
 from moebatch.spec.sampling import Sampling
@@ -73,20 +76,65 @@ def test_everybody_is_answered_once_with_the_answer_to_his_own_prompt(
     assert len(engine.computed) == len(rows) - len(greedy) + len(different)
 
 
+def test_copies_that_come_behind_the_last_answer_are_answered() -> None:
+    outcomes, _ = answers([request(index, 0) for index in range(3)], num_at_once=1)
+    assert [outcome.request.index for outcome in outcomes] == [0, 1, 2]
+
+
+def test_copies_of_a_known_answer_do_not_wait_for_the_end() -> None:
+    rows = [request(index, prompt) for index, prompt in enumerate((0, 0, 1, 2))]
+    outcomes, _ = answers(rows, num_at_once=1)
+    assert [outcome.request.index for outcome in outcomes] == [0, 2, 1, 3]
+
+
+def test_of_more_rows_than_are_remembered_all_are_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(repeats_module, "_MOST_KEYS", 2)
+    rows = [request(index, index % 3) for index in range(6)]
+    outcomes, engine = answers(rows, num_at_once=2)
+    assert sorted(outcome.request.index for outcome in outcomes) == list(range(6))
+    assert [row.prompt_tokens[0] for row in engine.computed] == [0, 1, 2, 2]
+
+
+CHANGES: dict[str, object] = {
+    "max_tokens": 3,
+    "n": 2,
+    "stop": ("x",),
+    "stop_token_ids": frozenset({5}),
+    "ignore_eos": True,
+    "min_tokens": 1,
+    "logprobs": 0,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.5,
+    "repetition_penalty": 1.1,
+    "logit_bias": {4: 1.0},
+}
+"""Of parameters on which greedy answers depend."""
+CHANCE: dict[str, object] = {"seed": 7, "top_p": 0.5, "top_k": 3, "min_p": 0.5}
+
+
 def test_parameters_that_matter_make_rows_different() -> None:
     usual = request(0, 1)
-    for change in (
-        {"max_tokens": 3},
-        {"stop": ("x",)},
-        {"logprobs": 2},
-        {"logit_bias": {4: 1.0}},
-        {"repetition_penalty": 1.1},
-        {"n": 2},
-    ):
-        assert greedy_key(request(0, 1, **change)) != greedy_key(usual), change
-    for change in ({"seed": 7}, {"top_p": 0.5}, {"top_k": 3}):
-        assert greedy_key(request(5, 1, **change)) == greedy_key(usual), change
+    for name, value in CHANGES.items():
+        assert greedy_key(request(0, 1, **{name: value})) != greedy_key(usual), name
+    for name, value in CHANCE.items():
+        assert greedy_key(request(5, 1, **{name: value})) == greedy_key(usual), name
     assert greedy_key(request(0, 1, temperature=0.7)) is None
+
+
+def test_no_parameter_is_forgotten() -> None:
+    """A new one makes rows different, or it does not."""
+    known = {*CHANGES, *CHANCE, "temperature"}
+    assert {field.name for field in dataclasses.fields(Sampling)} == known
+
+
+def test_of_a_beginning_two_tokens_are_left_to_compute() -> None:
+    """As `test_two_tokens_at_least_are_left_to_compute` says of the cache."""
+    for num_behind, num_shared in ((0, 0), (1, 0), (2, 16)):
+        beginnings = Beginnings()
+        beginnings.add((*range(16), 1, 2))
+        assert beginnings.add((*range(16), *[3] * num_behind)) == num_shared
 
 
 def test_beginnings_count_whole_pages_and_leave_something_to_compute() -> None:

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from moebatch.spec.model.cache import CacheGroup
-from moebatch.spec.model.cache_layout import CacheLayout
+from moebatch.spec.model.cache_layout import CacheLayout, SinkWindow
 from moebatch.spec.policy.policy import PAGE_TOKENS, pages_of
 from moebatch.store.kv.cache import KVCache
 from moebatch.store.memory import resident_bytes
@@ -163,3 +163,17 @@ def test_memory_of_pages_that_were_given_back_is_not_resident_any_more() -> None
     back = cache.give_back(512)
     assert back == total * 3 // 4 > 90 * 2**20
     assert resident_bytes() < before - back // 2
+
+
+def test_of_pages_beyond_some_as_many_bytes_are_told_as_come_back() -> None:
+    """None of a group that has no more than these."""
+    layout = CacheLayout.of_heads(1, 64)
+    groups = [
+        CacheGroup(layers=(0, 2), layout=layout),
+        CacheGroup(layers=(1,), layout=layout, sink_window=SinkWindow(0, 17)),
+    ]
+    cache = KVCache(groups, num_pages=[20, 6], dtype=torch.float32)
+    page_bytes = 2 * PAGE_TOKENS * 64 * 4
+    for num_pages, expected in ((8, 2 * 12), (4, 2 * 4 + 2), (4, 0)):
+        assert cache.bytes_beyond(num_pages) == expected * page_bytes
+        assert cache.give_back(num_pages) == expected * page_bytes

@@ -56,6 +56,28 @@ def test_another_token_anywhere_in_the_beginning_makes_another_beginning() -> No
         assert cache.find(other).num_tokens == place // PAGE_TOKENS * PAGE_TOKENS
 
 
+def test_a_page_is_found_only_behind_the_pages_that_it_was_computed_behind() -> None:
+    cache, (first, second) = make_cache(), ([3] * PAGE_TOKENS, [4] * PAGE_TOKENS)
+    begin(cache, "a", [*first, *second, 1, 2])
+    cache.publish("a", 2 * PAGE_TOKENS + 2)
+    assert cache.find([*second, 1, 2]).num_tokens == 0
+    assert cache.find([*second, *second, 1, 2]).num_tokens == 0
+    assert cache.find([*first, *first, 1, 2]).num_tokens == PAGE_TOKENS
+    assert begin(cache, "b", [*second, *second, 1, 2]) == 0
+
+
+def test_what_is_computed_behind_a_page_that_is_not_is_awaited_with_it() -> None:
+    """Another one had no time to wait, and was quicker."""
+    cache, prompt = make_cache(), [*HEADER[: 2 * PAGE_TOKENS], 5, 6]
+    begin(cache, "slow", [*HEADER[:PAGE_TOKENS], 1, 2])
+    begin(cache, "quick", [*HEADER[: 2 * PAGE_TOKENS], 3, 4])
+    cache.publish("quick", 2 * PAGE_TOKENS + 2)
+    awaited = cache.find(prompt)
+    assert (awaited.pages, awaited.num_pending_tokens) == ((), 2 * PAGE_TOKENS)
+    cache.publish("slow", PAGE_TOKENS + 2)
+    assert cache.find(prompt).num_tokens == 2 * PAGE_TOKENS
+
+
 def test_two_tokens_at_least_are_left_to_compute() -> None:
     cache = make_cache()
     begin(cache, "a", [*HEADER, 1, 2])
@@ -86,6 +108,54 @@ def test_what_its_owner_left_unfinished_is_not_found() -> None:
     assert cache.find([*HEADER, 1, 2]).num_tokens == PAGE_TOKENS
     assert cache.find([*HEADER, 1, 2]).num_pending_tokens == 0
     cache.check_integrity()
+
+
+def test_owners_know_how_much_of_a_beginning_they_hold_together() -> None:
+    cache = make_cache()
+    begin(cache, "a", [*HEADER, 1, 2])
+    assert (cache.num_pages_held_jointly, cache.num_joint_pages("a")) == (0, 0)
+    cache.publish("a", len(HEADER) + 2)
+    begin(cache, "b", [*HEADER, 3, 4])
+    begin(cache, "c", [*HEADER[:PAGE_TOKENS], 5, 6])
+    begin(cache, "d", [7, 8])
+    assert cache.num_pages_held_jointly == 3
+    assert [cache.num_joint_pages(owner) for owner in "abcd"] == [3, 3, 1, 0]
+    cache.release("a")
+    assert cache.num_pages_held_jointly == 1
+    assert [cache.num_joint_pages(owner) for owner in "bcd"] == [1, 1, 0]
+
+
+def test_of_a_beginning_that_nobody_holds_the_pages_count_as_free() -> None:
+    cache = make_cache()
+    begin(cache, "a", [*HEADER, 1, 2])
+    cache.publish("a", len(HEADER) + 2)
+    prompt = [*HEADER, 3, 4]
+    assert cache.num_unheld(cache.find(prompt)) == 0
+    cache.release("a")
+    assert cache.num_unheld(cache.find(prompt)) == 3
+
+
+def test_in_a_smaller_cache_beginnings_are_found_where_they_have_moved() -> None:
+    """And what nobody holds is not found in pages that are gone."""
+    cache = make_cache()
+    begin(cache, "early", [5] * 3 * PAGE_TOKENS)
+    begin(cache, "a", [*HEADER, 1, 2])
+    begin(cache, "late", [6] * 3 * PAGE_TOKENS)
+    for owner in ("early", "a", "late"):
+        cache.publish(owner, 3 * PAGE_TOKENS)
+    cache.release("early")
+    cache.release("late")
+    before = cache.rows("a", len(HEADER)).tolist()
+    cache.give_back(4)
+    cache.check_integrity()
+    assert cache.rows("a", len(HEADER)).tolist() != before
+    found = cache.find([*HEADER, 3, 4])
+    assert list(found.pages) == [row // PAGE_TOKENS for row in cache.rows("a", len(HEADER))[::16]]
+    for other in (5, 6):
+        assert cache.find([other] * 3 * PAGE_TOKENS).pages == ()
+    cache.release("a")
+    assert cache.num_free_pages == 4
+    assert begin(cache, "b", [*HEADER, 3, 4]) == len(HEADER)
 
 
 steps = st.lists(
