@@ -189,15 +189,18 @@ def compute(cache: KVCache, piece: Slice, *, works: bool) -> None:
     """Writes what each new token stands for, a few at a time, where layers look for it, and reads
     what is there of all that it sees. Where it fails, nothing can be said of what is there."""
     sequence, num_prompt = piece.sequence, piece.sequence.num_prompt_tokens
+    assert len(sequence.pending_tokens(piece.num_tokens)) == piece.num_tokens
+    own = 1000.0 * (1 + sequence.request.index)
     for number, group in enumerate(cache.groups):
-        if group.is_state:
-            continue
         stored = cache.tensors("dram", group.layers[0], 0).parts[0].flatten(1)[:, 0]
         for first in range(sequence.num_cached, piece.context, cache_layout.LARGEST_SLICE):
             stop = min(first + cache_layout.LARGEST_SLICE, piece.context)
             rows = torch.from_numpy(cache.rows(sequence, stop, first, group=number))
+            if group.is_state:  # it has taken in all tokens before, and no others
+                assert not works or not first or stored[rows].tolist() == [own + first]
+                stored[rows] = own + stop if works else -1.0
+                continue
             places = torch.arange(stop - len(rows), stop)
-            own = 1000.0 * (1 + sequence.request.index)
             expected = places + torch.where(places < num_prompt, 0.0, own)
             stored[rows[first - stop :]] = expected[first - stop :] if works else -1.0
             if works:
@@ -210,7 +213,7 @@ def compute(cache: KVCache, piece: Slice, *, works: bool) -> None:
     tokens_per_pass=st.integers(1, 50),
     batch_size=st.integers(1, 12),
     groups=st.sampled_from(((WHOLE,), (WHOLE, RING, STATE))),
-    failures=st.dictionaries(st.integers(0, 25), st.sampled_from((None, 0, 1, 3)), max_size=4),
+    failures=st.dictionaries(st.integers(0, 9), st.sampled_from((None, 0, 1, 3)), min_size=1),
 )
 def test_after_passes_that_failed_everybody_goes_on_with_his_own_tokens(
     work: list[Work],

@@ -32,10 +32,13 @@ def test_anything_else_is_refused(text: str) -> None:
         (None, None, None, ALL),
         (None, None, 3, ALL),  # an array of jobs that have nothing to do with shards
         (None, 8, None, ALL),
+        (None, 8, 1, Shard(1, 8)),
         (None, 8, 3, Shard(3, 8)),
+        (None, 8, 8, Shard(8, 8)),
         (None, 8, 9, ALL),
         (AskedShard(2, 4), None, 3, Shard(2, 4)),
         (AskedShard(2), 4, None, Shard(2, 4)),
+        (AskedShard(4), 4, None, Shard(4, 4)),
         (AskedShard(1, 1), 4, 2, ALL),
     ],
 )

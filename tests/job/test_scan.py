@@ -163,6 +163,22 @@ def test_a_shard_of_bad_rows_is_run_where_others_are_good(tmp_path: Path, number
     assert found.num_bad_rows == number - 1
 
 
+def test_of_a_shard_only_its_own_rows_are_tokenised_and_left(tmp_path: Path) -> None:
+    """And none that has the name of an earlier one, once that is known."""
+    rows, seen = [{"prompt": "a", "id": name} for name in "abcdb"], list[int]()
+    path = tmp_path / "in.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+
+    def look(raw: RawRow) -> ParsedRow | FailedRow:
+        seen.append(raw.index)
+        return read(raw)
+
+    found = scan(open_source(path), look, shard=Shard(1, 2))
+    assert seen == [0, 2, 4, 0, 2]
+    assert list(found.is_left) == [1, 0, 1, 0, 1]
+    assert (found.num_rows, found.num_bad_rows) == (3, 1)
+
+
 def test_a_column_that_is_taken_in_another_shard_stops_this_one(tmp_path: Path) -> None:
     rows = {"prompt": "a"}, {"prompt": "b", "response": "c"}
     with pytest.raises(InputError, match=r"in\.jsonl:2: the row has a column 'response' already"):
