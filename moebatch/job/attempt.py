@@ -278,13 +278,14 @@ class Attempt:
                     answering.ended(outcome)
         except Stopped:
             kept = answering.keep_unfinished(engine.unfinished())
-            raise Stopped(self._stopped_early(kept), has_gained=answering.has_gained) from None
+            gained = answering.has_gained or stop.has_gained  # in an attempt before this one
+            raise Stopped(self._stopped_early(kept), has_gained=gained) from None
         except MoebatchError:
             with suppress(StorageError):  # it may be the disk of journals that fails
                 answering.keep_unfinished(engine.unfinished())
             raise
         finally:
-            if answering.num_ended:
+            if answering.has_gained:
                 stop.gained(self._num_done_text)
             built.close()
 

@@ -40,6 +40,11 @@ class Stop:
         """Whether it was the clock, or the signal by which Slurm says that time is nearly over."""
         return self._is_late or self._reason == "SIGUSR1"
 
+    @property
+    def has_gained(self) -> bool:
+        """Whether there is anything now that earlier runs had not."""
+        return self._gained is not None
+
     def gained(self, what: str) -> None:
         """From now on a stop at once says `what` there is, not that there is nothing."""
         self._gained = what
@@ -83,7 +88,7 @@ class Stop:
             raise self._stopped() from None
 
     def _stopped(self) -> Stopped:
-        return Stopped(self._said_at_once, has_gained=self._gained is not None)
+        return Stopped(self._said_at_once, has_gained=self.has_gained)
 
     @property
     def _said_at_once(self) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from moebatch.engine.engine import Engine
-from moebatch.errors import OutOfMemory
+from moebatch.errors import OutOfMemory, Stopped
 from moebatch.job.options import RunOptions
 from moebatch.job.run import JobRun
 from moebatch.model.decoder import Decoder
@@ -115,6 +115,23 @@ def test_rows_that_ended_before_it_went_on_are_those_of_this_run(
     assert (summary.num_rows, summary.num_ended) == (300, 300)
     assert summary.num_begun_again == 1
     assert summary.engine.generated_tokens < 4 * 300
+
+
+def test_what_was_computed_before_it_went_on_is_gained_however_soon_it_stops(
+    jobs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, ends = Engine.run, iter([OutOfMemory("the system refuses memory"), Stopped("the test")])
+
+    def refusing(self: Engine, requests: Iterable[Request]) -> Iterator[Outcome]:
+        end = next(ends)
+        if isinstance(end, OutOfMemory):
+            yield next(real(self, requests))
+        raise end
+
+    monkeypatch.setattr(Engine, "run", refusing)
+    with pytest.raises(Stopped, match="1 of 300 rows are done") as found:
+        run(jobs[0])
+    assert found.value.num_fruitless == 0
 
 
 def test_when_nothing_does_there_is_a_message(
