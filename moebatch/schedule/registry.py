@@ -1,5 +1,6 @@
 """All schedules by name, those of the user's own files included."""
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
@@ -112,10 +113,12 @@ def _other_attention(traits: Traits) -> str:
 
 def _module(path: Path, name: str) -> Any:
     """A user's file, run as a module."""
-    found = spec_from_file_location(f"moebatch_schedule_{path.stem}", path)
+    known_as = f"moebatch_schedule_{path.absolute()}".replace(".", "_")  # dots would be packages
+    found = spec_from_file_location(known_as, path)
     if found is None or found.loader is None or not path.is_file():
         raise _fault(name, f"there is no file {shown(str(path))}")
     module = module_from_spec(found)
+    sys.modules[known_as] = module  # dataclasses and type hints look up names there
     try:
         found.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # whatever it raises is a fault of that file

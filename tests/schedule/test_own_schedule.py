@@ -64,6 +64,25 @@ def test_what_a_line_of_it_raises_is_a_fault_of_the_file(tmp_path: Path) -> None
     assert f"line {line}: " in done.stderr and "ZeroDivisionError" in done.stderr
 
 
+def test_what_it_prints_is_no_part_of_the_json(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    printing = FILE.read_text().replace(
+        "    yield combine(i)", "    print(i)\n    yield combine(i)"
+    )
+    path.write_text(f"{printing}\nprint('loaded')\n")
+    done = moebatch("simulate", *T4, "--passes", 1, "--schedule", f"{path}:mine", "--json")
+    assert list(json.loads(done.stdout)["schedules"]) == [f"{path}:mine"], done.stderr
+    assert done.stderr.startswith("loaded\n") and "\n31\n" in done.stderr
+
+
+def test_its_file_may_have_dataclasses_with_annotations_of_any_kind(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    own = "@dataclass\nclass Order:\n    depth: int = 1\n"
+    begins = "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+    path.write_text(f"{begins}{FILE.read_text()}\n{own}")
+    assert find_schedule(f"{path}:mine").name == "mine"
+
+
 NOT_TO_BE_DONE = {
     "an expert twice": ("yield expert(i, e)", "yield expert(i, e); yield expert(i, e)", "twice"),
     "experts left out": ("for e in chosen:", "for e in list(chosen)[:1]:", "comes before 1 expert"),
