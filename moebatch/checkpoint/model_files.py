@@ -168,6 +168,11 @@ def open_model(folder: Path, dtype: Dtype | Literal["auto"]) -> ModelFiles:
     """
     config, shape, checkpoint = _opened(folder)
     layouts = _names_of(shape).expert_layouts(checkpoint.tensors)
+    if not layouts:
+        raise CheckpointError(
+            f"{folder}: {shape.architecture} can be planned only; it is not known what tensors of "
+            "its experts are called"
+        )
     experts = StoredExperts.found(shape, layouts, checkpoint.find_format, checkpoint.look)
     experts = experts.with_formats(_expert_formats(shape, checkpoint, experts))
     checkpoint.require(required_tensors(shape, checkpoint, experts))

@@ -6,6 +6,7 @@ token.
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -35,7 +36,7 @@ from moebatch.spec.families.registry import FAMILIES as DESCRIBED_FAMILIES
 from moebatch.spec.model.blocks import Mlp, Norm, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers, ModelShape
-from moebatch.spec.model.shape_reader import read_shape
+from moebatch.spec.model.shape_reader import load_shape, read_shape
 from moebatch.spec.model.tensor_names import ExpertLayout, TensorNames
 from moebatch.store.dense import load_embedded, load_gates
 from tests.model.driver import Driver
@@ -286,6 +287,17 @@ def test_experts_of_two_formats_are_refused(tensors: dict[str, Tensor], tmp_path
     stored = tensors | row_scaled({name: tensors[name] for name in ["stack.0.burrow.1.in"]})
     with pytest.raises(CheckpointError, match=r"several formats \(float32; row-scaled\)"):
         open_model(written(tmp_path, stored), "auto")
+
+
+def test_a_family_without_names_is_planned_only(
+    tensors: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = written(tmp_path, tensors)
+    nameless = replace(DESCRIBED, names=TensorNames(roles={}, experts=()))
+    monkeypatch.setitem(DESCRIBED_FAMILIES, DESCRIBED.architecture, nameless)
+    assert load_shape(folder).num_params == sum(tensor.numel() for tensor in tensors.values())
+    with pytest.raises(CheckpointError, match="LlamadilloForCausalLM can be planned only"):
+        open_model(folder, "auto")
 
 
 def test_faults_name_keys_as_the_family_spells_them() -> None:
