@@ -142,13 +142,14 @@ class _RopeParameters:
         self._config.standardize_rope_params()  # as its functions do, for keys beside parameters
         parameters = self._config.rope_parameters
         self.kind = parameters["rope_type"]
-        if self.kind == "dynamic" and parameters.get("alpha"):
+        own = {*FAMILIES[shape.architecture].rotary_keys} & parameters.keys()
+        if self.kind == "dynamic" and "alpha" in own and parameters["alpha"]:
             self.kind = "alpha"  # as Hunyuan has it: whatever the length
         self._threshold = shape.max_positions
         if self.kind == "longrope":
             self._threshold = parameters["original_max_position_embeddings"]
         self._compute = _compute_function(self.kind)
-        if self.kind == "longrope" and "long_mscale" in parameters:
+        if self.kind == "longrope" and "long_mscale" in own:
             self._own_scales = float(parameters["short_mscale"]), float(parameters["long_mscale"])
 
     def effective_lengths(self, lengths_T: Tensor) -> Tensor:

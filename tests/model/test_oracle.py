@@ -184,6 +184,23 @@ def test_long_factors_and_scales_are_for_long_sequences(
     assert forgetful != [oracle.greedy(model, prompt, 6)[0] for prompt in prompts]
 
 
+@pytest.mark.parametrize(
+    ("kind", "others"),
+    [("dynamic", {"alpha": 30.0}), ("longrope", {"short_mscale": 1.2, "long_mscale": 1.5})],
+)
+def test_rotary_parameters_of_other_families_are_passed_over(
+    kind: str, others: dict[str, float], tiny_checkpoint: Checkpoint
+) -> None:
+    """Those of Hunyuan and of Phi-3.5-MoE."""
+    parameters = {"rope_theta": 5000.0, **ROPES[kind], **others}
+    folder = tiny_checkpoint(
+        "mixtral", head_dim=8, max_position_embeddings=128, rope_parameters=parameters
+    )
+    model = oracle.load(folder)
+    for seq in Driver(folder).generate(oracle.prompts(), 4):
+        assert_same(seq, *oracle.greedy(model, seq.prompt, 4))
+
+
 def test_tied_in_config_but_another_head_in_file(tmp_path: Path) -> None:
     """transformers then believes the file; so do we."""
     folder = tiny.write_checkpoint(tmp_path, "olmoe")

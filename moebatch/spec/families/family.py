@@ -44,6 +44,8 @@ class FamilySpec:
     """Keys whose numbers files may give for each layer; all have to be the same."""
     rotary_type: str | None = None
     """``model_type`` in whose way rotary positions are configured; None is the family's own."""
+    rotary_keys: Collection[str] = ()
+    """Rotary parameters that are read of this family, and passed over in all others."""
 
     def shape(self, config: Mapping[str, Any], where: str) -> ModelShape:
         """What a raw ``config.json`` describes. Raises FaultyConfig with all faults at once."""

@@ -64,6 +64,7 @@ HUNYUAN_V1_MOE = FamilySpec(
     ),
     spelling={"num_experts": "num_experts", "num_experts_per_tok": "moe_topk"},
     by_layer=("num_experts", "num_experts_per_tok"),
+    rotary_keys=("alpha",),
     layers=_v1,
     names=TensorNames(
         roles=usual_roles(shared="mlp.shared_mlp")

@@ -66,6 +66,7 @@ PHIMOE = FamilySpec(
         num_experts=16,
         router_jitter_noise=0.01,
     ),
+    rotary_keys=("short_mscale", "long_mscale"),
     layers=_layers,
     names=TensorNames(
         roles=usual_roles()
