@@ -204,8 +204,17 @@ def _rope_config(attention: Attention, shape: ModelShape, config: Mapping[str, A
     said = ConfigKeys(config, usual, family.spelling)
     given = {key: deepcopy(said.value(key)) for key in _KEYS if said.value(key) is not None}
     if attention.rotary is not None:
-        given["rope_parameters"] = given["rope_parameters"][attention.rotary]
+        given["rope_parameters"] = _of_kind(attention.rotary, given, usual)
     return CONFIG_MAPPING[model_type](**given, head_dim=attention.positioned_dim)
+
+
+def _of_kind(kind: str, given: Mapping[str, Any], usual: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Rotary parameters of layers of a kind, where each kind has its own. Raises ValueError where
+    a base is missing, which no default of transformers replaces."""
+    found = (given.get("rope_parameters") or deepcopy(usual["rope_parameters"])).get(kind)
+    if not isinstance(found, Mapping) or found.get("rope_theta") is None:
+        raise ValueError(f"those of {kind} must have a rope_theta")
+    return found
 
 
 def _compute_function(kind: str) -> Callable[..., tuple[Tensor, float]]:

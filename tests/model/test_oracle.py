@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from moebatch.errors import CheckpointError
 from moebatch.layout.scratch import Limits
 from tests import tiny
 from tests.model import oracle
@@ -147,6 +148,21 @@ def test_text_models_in_checkpoints_that_hold_others_beside_them(
     (whole / "config.json").write_text(json.dumps(config))
     for seq in Driver(whole).generate(oracle.prompts(), 8, slice_tokens=7):
         assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
+
+
+def test_rotary_parameters_of_gemma_that_are_null_are_the_usual_ones(tmp_path: Path) -> None:
+    folder = tiny.write_checkpoint(tmp_path, "gemma4_text", rope_parameters=None)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"rope_parameters": None}))
+    model = oracle.load(folder)
+    for seq in Driver(folder).generate(oracle.prompts(), 4):
+        assert_same(seq, *oracle.greedy(model, seq.prompt, 4))
+    for kinds in ({"full_attention": None}, {"full_attention": {"rope_type": "default"}}):
+        rotary = config["rope_parameters"] | kinds
+        path.write_text(json.dumps(config | {"rope_parameters": rotary}))
+        with pytest.raises(CheckpointError, match="those of full_attention must have a rope_theta"):
+            Driver(folder)
 
 
 def test_rope_as_released_files_of_dbrx_spell_it(tmp_path: Path) -> None:
