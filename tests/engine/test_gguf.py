@@ -128,6 +128,15 @@ def test_positions_are_scaled_as_in_the_model(family: str, written: Callable[...
     require_tokens_of_transformers(folder, folder, 0.0)
 
 
+@pytest.mark.parametrize("family", ["glm4_moe", *RECURRENT])
+def test_all_of_a_head_may_rotate_where_usually_a_part_does(
+    family: str, written: Callable[..., Path]
+) -> None:
+    parameters = {"rope_theta": 5000.0, "partial_rotary_factor": 1.0}
+    folder = written("F32", family, {"rope_parameters": parameters})
+    require_tokens_of_transformers(folder, folder, 0.0)
+
+
 @pytest.mark.parametrize("family", [*LATENT, "qwen3_next"])
 def test_older_files_hold_projections_whole(family: str, written: Callable[..., Path]) -> None:
     folder = written("Q8_0", family, older=True)

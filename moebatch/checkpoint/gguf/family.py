@@ -188,11 +188,11 @@ class GgufFamily:
 
 
 def _rotated_share(said: GgufMetadata) -> dict[str, float]:
-    """Where only a part of a head rotates; latents have a head of their own for it."""
+    """How much of a head rotates, be it all; latents have a head of their own for it."""
     if said.get("attention.kv_lora_rank"):
         return {}
     rotated, head_dim = said.get("rope.dimension_count"), said.get("attention.key_length")
-    if type(rotated) is not int or type(head_dim) is not int or not 0 < rotated < head_dim:
+    if type(rotated) is not int or type(head_dim) is not int or not 0 < rotated <= head_dim:
         return {}
     return {"partial_rotary_factor": rotated / head_dim}
 
