@@ -96,6 +96,18 @@ def test_transformers_leaves_out_sizes_of_gemma_that_are_the_same_in_all_layers(
     assert (whole.num_kv_heads, whole.head_dim) == (kv_heads, head_dim)
 
 
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_the_text_model_of_llama_says_whether_its_head_is_tied(is_tied: bool) -> None:
+    """transformers has the head in the text model, that of other families beside it."""
+    config: dict[str, Any] = {
+        "architectures": ["Llama4ForConditionalGeneration"],
+        "model_type": "llama4",
+        "text_config": {"tie_word_embeddings": is_tied},
+        "tie_word_embeddings": not is_tied,
+    }
+    assert read_shape(config, "config.json").tie_word_embeddings == is_tied
+
+
 @pytest.mark.parametrize(
     ("entries", "says"),
     [

@@ -121,4 +121,10 @@ LLAMA4_TEXT = FamilySpec(
         experts=(stacked_experts("feed_forward.experts.").across("gate", "up", "down"),),
     ).also_under({"model": "language_model.model", "lm_head": "language_model.lm_head"}),
 )
-LLAMA4 = LLAMA4_TEXT.beside_others("Llama4ForConditionalGeneration", "llama4")
+_BESIDE_OTHERS = LLAMA4_TEXT.beside_others("Llama4ForConditionalGeneration", "llama4")
+LLAMA4 = replace(
+    _BESIDE_OTHERS,
+    spelling=dict(_BESIDE_OTHERS.spelling)
+    | {"tie_word_embeddings": "text_config.tie_word_embeddings"},
+)
+"""Its head is a part of the text model, not of what has others beside it."""
