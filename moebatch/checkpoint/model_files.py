@@ -176,6 +176,8 @@ def open_model(folder: Path, dtype: Dtype | Literal["auto"]) -> ModelFiles:
     experts = StoredExperts.found(shape, layouts, checkpoint.find_format, checkpoint.look)
     experts = experts.with_formats(_expert_formats(shape, checkpoint, experts))
     checkpoint.require(required_tensors(shape, checkpoint, experts))
+    if checkpoint.is_gguf:
+        _require_biases_read(shape, checkpoint, experts)
     return ModelFiles(
         config=config,
         shape=shape,
@@ -214,6 +216,21 @@ def required_tensors(
     for layer in shape.moe_layers:
         for expert in range(1 if experts.is_stacked else shape.num_experts):
             yield from experts.parts(layer, expert)
+
+
+def _require_biases_read(shape: ModelShape, checkpoint: Checkpoint, experts: StoredExperts) -> None:
+    """Raises CheckpointError for a bias in GGUF that is not read: no metadata say of biases that
+    they are there, and llama.cpp adds those that it finds. Layers behind the last one may have
+    any."""
+    read = {part.name for part in required_tensors(shape, checkpoint, experts)}
+    layers = tuple(f"blk.{layer}." for layer in range(shape.num_layers))
+    biases = (name for name in checkpoint.tensors if name.endswith(".bias"))
+    others = [name for name in biases if name.startswith(layers) and name not in read]
+    if others:
+        raise CheckpointError(
+            f"{checkpoint.folder}: tensor {shown(min(others))} is a bias that is not read from "
+            f"GGUF of {shape.architecture}; use the model's safetensors files"
+        )
 
 
 def _expert_formats(

@@ -186,6 +186,23 @@ def test_queries_with_a_temperature_are_refused(written: Callable[..., Path]) ->
         open_model(folder, "auto")
 
 
+@pytest.mark.parametrize(
+    ("family", "flag"),
+    [
+        ("qwen3_moe", "attention_bias"),
+        ("ernie4_5_moe", "use_bias"),
+        ("deepseek_v3", "attention_bias"),
+        ("qwen3_next", "attention_bias"),
+    ],
+)
+def test_biases_that_are_not_read_are_refused(
+    family: str, flag: str, written: Callable[..., Path]
+) -> None:
+    folder = written("F32", family, {flag: True})
+    with pytest.raises(CheckpointError, match=r"tensor 'blk\.\d.*\.bias' is a bias that is not"):
+        open_model(folder, "auto")
+
+
 def test_formats_differ_from_weight_to_weight(written: Callable[..., Path]) -> None:
     files = open_model(written(as_released), "auto")
     assert [str(each) for each in files.experts.formats_of(0, 3)] == [
