@@ -4,6 +4,7 @@ import os
 import platform
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from moebatch.job.stop import StopNow
 from moebatch.model.attention.cached_numbers import decode, encode
 from moebatch.model.attention.plan import AttentionPlan
 from moebatch.model.attention.span import Span
@@ -367,6 +369,33 @@ def test_without_a_safe_folder_it_is_compiled_for_this_process_alone(
         folder.chmod(0o777)
     assert isinstance(loader.load(environment(base, CC=str(copier))), Kernels)
     assert not list(tmp_path.rglob("*.so"))
+
+
+def test_what_breaks_a_compilation_off_ends_the_compilers_and_all_that_work_for_them(
+    tmp_path: Path,
+) -> None:
+    """Each keeps a pipe open, which has an end when nothing of them is left."""
+    compiler, pipe = tmp_path / "cc", tmp_path / "pipe"
+    worker = "sleep 60; echo it was waited for >&3"
+    compiler.write_text(f"#!/bin/sh\nexec 3>{pipe}\nkill -USR1 $PPID\nsh -c '{worker}'\nexit 1\n")
+    compiler.chmod(0o700)
+    os.mkfifo(pipe)
+
+    def stop(number: int, frame: object) -> None:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        raise StopNow
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with pytest.raises(StopNow):
+            loader.load(environment(tmp_path, CC=str(compiler)))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    os.set_blocking(reader, True)
+    with os.fdopen(reader) as left:
+        assert left.read() == ""
+    assert not list((tmp_path / "moebatch").iterdir())
 
 
 @pytest.mark.exhaustive

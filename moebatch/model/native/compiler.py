@@ -6,13 +6,17 @@ import os
 import platform
 import shlex
 import shutil
+import signal
 import stat
 import subprocess
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from moebatch.quoting import shown
 
@@ -62,6 +66,7 @@ class Library:
 
     def compile(self, target: Path) -> None:
         """Makes the library, its parts at the same time; `target` is there whole or not at all.
+        Whatever breaks it off, such as the handler of a signal, ends the compilers at once.
 
         Raises NotCompiled when there is no compiler or it fails, OSError when `target` cannot be
         written.
@@ -70,14 +75,17 @@ class Library:
 
         def compile_part(flag: str, name: str) -> None:
             chosen = (*_FLAGS, *self.flags, flag)
-            _run([*command, *chosen, "-c", "-x", "c", "-", "-o", name], self.source)
+            running.run([*command, *chosen, "-c", "-x", "c", "-", "-o", name], self.source)
 
-        with tempfile.TemporaryDirectory(prefix=".", dir=target.parent) as folder:
+        with (
+            tempfile.TemporaryDirectory(prefix=".", dir=target.parent) as folder,
+            ThreadPoolExecutor() as threads,
+            _Running() as running,
+        ):
             names = [f"{folder}/{number}.o" for number in range(len(self.parts))]
-            with ThreadPoolExecutor() as compilers:
-                list(compilers.map(compile_part, self.parts, names))
+            list(threads.map(compile_part, self.parts, names))
             made = Path(folder, target.name)
-            _run([*command, "-shared", *names, "-o", str(made)], "")
+            threads.submit(running.run, [*command, "-shared", *names, "-o", str(made)], "").result()
             linked = made.read_bytes()
             made.write_bytes(linked + _seal(linked))
             made.chmod(0o500)
@@ -132,24 +140,56 @@ def _first_in(path: str | None) -> list[str]:
     raise NotCompiled(f"there is no C compiler: none of {', '.join(_NAMES)} is in the path")
 
 
-def _run(command: Sequence[str], text: str) -> None:
-    try:
-        done = subprocess.run(
-            command,
-            input=text,
-            capture_output=True,
-            text=True,
-            errors="backslashreplace",  # what is said may name files in any encoding
-            timeout=_LONGEST_S,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        raise NotCompiled(f"{command[0]} cannot be run: {error}") from error
-    if done.returncode != 0:
-        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        # Lines before it say where it is, if not what.
-        why = next((line for line in said if "error" in line.lower()), said[0])
-        raise NotCompiled(f"{command[0]} failed: {why}")
+class _Running:
+    """Commands that are run by other threads, and end with the block: no signal is handled there,
+    and so none comes between the start of a command and the note of it."""
+
+    def __init__(self) -> None:
+        self._started: list[subprocess.Popen[str]] = []
+        self._is_over = False
+        self._changing = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        with self._changing:
+            self._is_over = True
+            for process in self._started:
+                if process.poll() is None:
+                    # One alone would leave those going on that do its work; a signal that
+                    # cannot be heard, its files in /tmp.
+                    with suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGTERM)
+
+    def run(self, command: Sequence[str], text: str) -> None:
+        """Returns when a command that reads a text has succeeded. Raises NotCompiled."""
+        try:
+            process = self._start(command)
+            _, stderr = process.communicate(text, timeout=_LONGEST_S)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise NotCompiled(f"{command[0]} cannot be run: {error}") from error
+        if process.returncode != 0:
+            said = stderr.strip().splitlines() or [f"exit code {process.returncode}"]
+            # Lines before it say where it is, if not what.
+            why = next((line for line in said if "error" in line.lower()), said[0])
+            raise NotCompiled(f"{command[0]} failed: {why}")
+
+    def _start(self, command: Sequence[str]) -> "subprocess.Popen[str]":
+        with self._changing:
+            if self._is_over:
+                raise NotCompiled("it was broken off")
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="backslashreplace",  # what is said may name files in any encoding
+                process_group=0,
+            )
+            self._started.append(process)
+        return process
 
 
 @functools.cache
