@@ -79,12 +79,36 @@ class FirstRun(BaseModel):
     """Into how many shards the rows are divided; None if no run has asked for it."""
     errors: str | None = None
     """Where failed rows were last written to, from the folder of the output; None if nowhere."""
+    earlier_errors: tuple[str, ...] = ()
+    """Where they were written before."""
+    is_written: Annotated[bool, Strict()] | None = None
+    """Whether the output has been written; None in folders of versions that did not keep it."""
 
     @classmethod
     def today(cls, shard: Shard) -> "FirstRun":
         """What a run of a shard would decide by itself."""
         num_shards = None if shard.is_all else shard.count
-        return cls(date=datetime.date.today(), created=int(time.time()), num_shards=num_shards)
+        return cls(
+            date=datetime.date.today(),
+            created=int(time.time()),
+            num_shards=num_shards,
+            is_written=False,
+        )
+
+    def written(self, errors: str | None) -> "FirstRun":
+        """The same when the output is written, and failed rows to a path from its folder."""
+        update: dict[str, object] = {"is_written": True}
+        if errors not in (None, self.errors):
+            update |= {"errors": errors, "earlier_errors": tuple(sorted(self._all_errors))}
+        return self.model_copy(update=update)
+
+    def has_written(self, errors: str) -> bool:
+        """Whether failed rows were written to a path from the folder of the output."""
+        return errors in self._all_errors
+
+    @property
+    def _all_errors(self) -> set[str]:
+        return {*self.earlier_errors, *([self.errors] if self.errors else [])}
 
     def joined(self, later: "FirstRun") -> "FirstRun":
         """The same when a `later` run comes, whose number of shards has been agreed upon."""
@@ -147,37 +171,50 @@ def require_own_errors(before: Claim | None, output: Path, errors: Path | None) 
         raise _refusal(errors, message, where="output.errors")
     if not errors.exists():
         return
-    if before is None or before.first.errors != _beside(output, errors):
+    if before is None or not before.first.has_written(_beside(output, errors)):
         message = "exists, and this job has not written it; choose another, or move it away"
         raise _refusal(errors, message, where="output.errors")
 
 
 @contextmanager
-def errors_claimed(ours: Claim, output: Path, errors: Path | None) -> Iterator[None]:
-    """A file is that of a job's failed rows, and no other job writes it while the block runs: of
-    two that end at once each would take the other's draft for its own.
+def written_claimed(ours: Claim, output: Path, errors: Path | None) -> Iterator[None]:
+    """The files that the block writes are a job's from then on. No other job writes that of failed
+    rows meanwhile: of two that end at once each would take the other's draft for its own.
 
-    Raises ConfigError if it has become another's meanwhile, LockHeld, and StorageError.
+    Raises ConfigError if one of them has become another's meanwhile, LockHeld, and StorageError.
     """
     if errors is None:
+        _claim_written(ours, output, None)
         yield
         return
     target = errors.resolve()
     lock = target.with_name(f".{target.name}.moebatch-lock")
     with RunLock(lock, subject=str(errors), elsewhere="another output.errors"):
         try:
-            _claim_errors(ours, output, errors)
+            _claim_written(ours, output, errors)
             yield
         finally:
             with suppress(OSError):
                 lock.unlink()
 
 
-def _claim_errors(ours: Claim, output: Path, errors: Path) -> None:
+def _claim_written(ours: Claim, output: Path, errors: Path | None) -> None:
+    _require_not_anothers(ours, output)
     require_own_errors(ours, output, errors)
-    if ours.first.errors != _beside(output, errors):
-        first = ours.first.model_copy(update={"errors": _beside(output, errors)})
+    first = ours.first.written(_beside(output, errors) if errors else None)
+    if first != ours.first:
         _write(Claim(manifest=ours.manifest, first=first), RunFolder(output), only_new=False)
+
+
+def _require_not_anothers(ours: Claim, output: Path) -> None:
+    """Raises ConfigError if there is something where answers are to go that no run of this job has
+    written."""
+    if output.exists() and ours.first.is_written is False:
+        raise _refusal(
+            output,
+            "exists, and this job has not written it; move it away and run the job again. Rows "
+            f"that have ended are kept in {RunFolder(output).path}",
+        )
 
 
 def _beside(output: Path, path: Path) -> str:
@@ -199,6 +236,7 @@ def require_own(manifest: Manifest, output: Path, source: Source) -> Claim | Non
             message = "exists, and no job has written it; choose another, or move it away"
             raise _refusal(output, message)
         return None
+    _require_not_anothers(before, output)
     differences = manifest.differences(before.manifest)
     if not output.exists() and not folder.has_records:
         return None if differences else before

@@ -3,7 +3,7 @@
 import gzip
 from array import array
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
@@ -48,9 +48,16 @@ class FinalFile:
         self._errors = None if errors is None else errors.resolve()
         self._files = files or Files()
 
-    def write(self, source: Source, finished: Finished, duplicates: Duplicates) -> tuple[int, int]:
+    def write(
+        self,
+        source: Source,
+        finished: Finished,
+        duplicates: Duplicates,
+        claimed: AbstractContextManager[None] | None = None,
+    ) -> tuple[int, int]:
         """Writes what journals say of the rows of an input with these `duplicates`; returns how
-        many there are, and how many of them failed.
+        many there are, and how many of them failed. The files are `claimed` while they are written,
+        and not before it is known that they will be.
 
         Raises RowsMissing before anything is touched, StorageError if the disk is full or fails,
         and InputError if the input is damaged or holds no rows any more.
@@ -58,7 +65,7 @@ class FinalFile:
         places, states = _ended(source, Answered(finished, self._keys), duplicates)
         if not states:
             raise InputError([no_rows(str(source.path))])
-        with storage_errors(self._path):
+        with claimed or nullcontext(), storage_errors(self._path):
             if self._errors is not None:
                 self._replace(self._errors, _chosen(places, states, failed=True), finished)
                 self._replace(self._path, _chosen(places, states, failed=False), finished)

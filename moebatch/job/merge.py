@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from moebatch.errors import ConfigError, Fault, MoebatchError
-from moebatch.folder.claim import FirstRun, claim, errors_claimed
+from moebatch.folder.claim import FirstRun, claim, written_claimed
 from moebatch.folder.duplicates import recorded_duplicates
 from moebatch.folder.final_file import FinalFile, RowsMissing
 from moebatch.folder.output_path import require_writable
@@ -48,8 +48,8 @@ def merge(job: Job) -> Merged:
         final = FinalFile(output.path, keys, errors=output.errors)
         duplicates = recorded_duplicates(source, Answered(finished, keys), row_rules(job))
         try:
-            with errors_claimed(ours, output.path, output.errors):
-                num_rows, num_failed = final.write(source, finished, duplicates)
+            claimed = written_claimed(ours, output.path, output.errors)
+            num_rows, num_failed = final.write(source, finished, duplicates, claimed)
         except RowsMissing as missing:
             raise MoebatchError(_not_ended(missing, folder)) from None
     return Merged(num_rows, num_failed, str(job.output.path), str(job.output.of_failed))

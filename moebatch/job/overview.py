@@ -147,11 +147,12 @@ def overview(job: Job) -> Overview:
                 counter[raw.index % count, found.state if found else None] += 1
     in_order = sorted(shards, key=lambda shard: (shard.count, shard.number))
     whole = _counted(ALL, counts[1], None)
-    has_output = _is_newest(job.output.path, folder)
+    is_theirs = claim is not None and claim.first.is_written is False
+    has_output = not is_theirs and _is_newest(job.output.path, folder)
     return Overview(
         output=str(job.output.path),
         has_output=has_output,
-        has_earlier_output=job.output.path.exists() and not has_output,
+        has_earlier_output=job.output.path.exists() and not (has_output or is_theirs),
         num_rows=whole.num_rows,
         num_done=whole.num_done,
         num_failed=whole.num_failed,

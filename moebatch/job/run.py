@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from moebatch.errors import ConfigError, DoesNotFit, Fault, OutOfMemory, StorageError
-from moebatch.folder.claim import Claim, FirstRun, claim, errors_claimed, require_still_own
+from moebatch.folder.claim import Claim, FirstRun, claim, require_still_own, written_claimed
 from moebatch.folder.final_file import FinalFile, RowsMissing
 from moebatch.folder.output_path import require_no_fewer, require_writable
 from moebatch.folder.run_folder import RunFolder
@@ -176,8 +176,8 @@ class JobRun:
         final = FinalFile(output.path, ours.manifest.row_keys, errors=output.errors)
         with Finished(self._folder.journal) as all_rows:
             try:
-                with errors_claimed(ours, output.path, output.errors):
-                    num_rows, _ = final.write(source, all_rows, attempt.input.duplicates)
+                claimed = written_claimed(ours, output.path, output.errors)
+                num_rows, _ = final.write(source, all_rows, attempt.input.duplicates, claimed)
             except RowsMissing as missing:
                 raise StorageError(
                     f"{self._folder.journal}: {missing.num_missing} rows that were written are not "

@@ -18,10 +18,10 @@ from moebatch.folder.claim import (
     Claim,
     FirstRun,
     Manifest,
-    errors_claimed,
     input_path_text,
     read_claim,
     require_own_errors,
+    written_claimed,
 )
 from moebatch.folder.claim import claim as claim_output
 from moebatch.folder.claim import require_own as require_own_output
@@ -117,6 +117,23 @@ def test_a_file_without_a_manifest_is_somebody_elses(tmp_path: Path) -> None:
     assert not (tmp_path / "out.jsonl.moebatch").exists()
 
 
+def test_a_file_that_comes_before_a_job_has_written_its_output_is_somebody_elses(
+    tmp_path: Path,
+) -> None:
+    output = tmp_path / "out.jsonl"
+    first = TODAY.model_copy(update={"is_written": False})
+    ours = claim_output(JOB, output, HERE, first)
+    _journal(tmp_path).write_text("a row\n")
+    output.write_text("precious")
+    for use in (partial(claim_errors, ours, output, None), partial(require_own, JOB, output)):
+        with pytest.raises(ConfigError, match=r"this job has not written it; move it away.*\.moeb"):
+            use()
+    output.rename(tmp_path / "elsewhere")
+    claim_errors(ours, output, None)
+    output.write_text("answers")
+    assert require_own(JOB, output) is not None
+
+
 @pytest.mark.parametrize(
     "content", ["", "{", "[]", "\x00", "{}", '{"job": {}}', '{"job": {}, "settled": {"date": 3}}']
 )
@@ -139,8 +156,8 @@ def test_a_damaged_manifest_is_replaced_by_the_same_one_as_its_message_says(tmp_
     assert [again.all_of(raw) for raw in HERE] == [keys.all_of(raw) for raw in HERE]
 
 
-def claim_errors(ours: Claim, output: Path, errors: Path) -> None:
-    with errors_claimed(ours, output, errors):
+def claim_errors(ours: Claim, output: Path, errors: Path | None) -> None:
+    with written_claimed(ours, output, errors):
         pass
 
 
@@ -166,6 +183,15 @@ def test_failed_rows_replace_those_of_earlier_runs_wherever_their_folder_is(tmp_
     require_own_errors(before, moved / "out.jsonl", moved / "failed.jsonl")
     later = claim_output(JOB, moved / "out.jsonl", HERE, TODAY)
     claim_errors(later, moved / "out.jsonl", moved / "failed.jsonl")
+
+
+def test_failed_rows_may_go_back_to_where_earlier_ones_went(tmp_path: Path) -> None:
+    output, errors = tmp_path / "out.jsonl", [tmp_path / f"failed-{n}.jsonl" for n in range(3)]
+    for path in (*errors, *errors[:2]):
+        claim_errors(claim_output(JOB, output, HERE, TODAY), output, path)
+        path.write_text("a failed row")
+    for path in errors:
+        require_own_errors(read_claim(RunFolder(output)), output, path)
 
 
 def test_of_two_jobs_with_one_file_of_failed_rows_the_later_one_is_told(tmp_path: Path) -> None:
@@ -330,3 +356,5 @@ def test_a_manifest_of_the_former_version_is_still_one(tmp_path: Path) -> None:
     folder.manifest.write_text(json.dumps({"job": dict(JOB.fields), "settled": settled}))
     _journal(tmp_path).write_text("a row\n")
     assert claim(JOB, tmp_path / "out.jsonl", TODAY).created == 0
+    (tmp_path / "out.jsonl").write_text("it may have written this")
+    claim(JOB, tmp_path / "out.jsonl", TODAY)

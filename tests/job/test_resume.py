@@ -21,7 +21,7 @@ from moebatch.errors import (
     Stopped,
     StorageError,
 )
-from moebatch.folder.claim import Claim, FirstRun, Manifest, errors_claimed
+from moebatch.folder.claim import Claim, FirstRun, Manifest, written_claimed
 from moebatch.folder.run_folder import RunFolder
 from moebatch.folder.shard import ALL, AskedShard, Shard
 from moebatch.job.answering import Answering
@@ -235,6 +235,29 @@ def test_an_output_that_was_removed_is_written_again_from_the_journal(
     assert (tmp_path / "out.jsonl").read_bytes() == before
 
 
+def test_a_file_that_a_user_puts_in_the_way_of_the_output_is_never_replaced(
+    tmp_path: Path, model: Path
+) -> None:
+    """Neither by a run that goes on nor by a merge, one of rows that have not ended included."""
+    job, output = write(tmp_path, model, rows(4), **GREEDY), tmp_path / "out.jsonl"
+    run(job, shard=AskedShard(1, 2))
+    with pytest.raises(MoebatchError, match="2 rows have not ended"):
+        merge(load_job(job))
+    output.write_text("precious")
+    for end in (run, lambda path: merge(load_job(path))):
+        with pytest.raises(ConfigError, match="this job has not written it; move it away"):
+            end(job)
+    assert output.read_text() == "precious"
+    output.unlink()
+    run(job, shard=AskedShard(2, 2))
+    output.write_text("precious")
+    seen = overview(load_job(job))
+    assert not seen.has_output and not seen.has_earlier_output
+    output.unlink()
+    assert run(job).status().num_ended == 0
+    assert len(_answers(tmp_path)) == 4
+
+
 def test_rows_that_were_appended_edited_or_put_in_are_computed_and_no_others(
     tmp_path: Path, model: Path
 ) -> None:
@@ -329,7 +352,7 @@ def test_of_two_jobs_that_end_at_once_one_writes_the_failed_rows(
     job.write_text(json.dumps(content))
     other = Claim(manifest=Manifest(fields={"model": "another"}), first=FirstRun.today(ALL))
     (tmp_path / "other").mkdir()
-    with errors_claimed(other, tmp_path / "other/out.jsonl", tmp_path / "failed.jsonl"):
+    with written_claimed(other, tmp_path / "other/out.jsonl", tmp_path / "failed.jsonl"):
         for end in (run, lambda path: merge(load_job(path))):
             with pytest.raises(LockHeld, match=r"failed.jsonl: another run is using it"):
                 end(job)
