@@ -5,6 +5,7 @@ import errno
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -35,7 +36,8 @@ _NO_THREAD = "can't start new thread"
 @contextmanager
 def stopping_on_signals(stop: "Stop") -> Iterator[None]:
     """While the block runs, the first signal asks for a stop, and a second one ends the process at
-    once: what was finished by then is kept all the same."""
+    once: what was finished by then is kept all the same. The clock asks where nothing else looks at
+    it, and is no signal that a second one could follow."""
     from moebatch.job.stop import StopNow
 
     tell = sys.unraisablehook
@@ -44,16 +46,26 @@ def stopping_on_signals(stop: "Stop") -> Iterator[None]:
         if not isinstance(unraisable.exc_value, StopNow):  # that one is obeyed a little later
             tell(unraisable)
 
+    is_second = False
+
     def handle(number: int, frame: FrameType | None) -> None:
-        if stop.reason is not None:
+        nonlocal is_second
+        if is_second:
             os._exit(ExitCode.INTERRUPTED)
+        is_second = True
         stop.ask(signal.Signals(number).name)
 
     before = {number: signal.signal(number, handle) for number in _signals() if _is_heard(number)}
+    before[signal.SIGALRM] = signal.signal(signal.SIGALRM, lambda number, frame: stop.ask_in_time())
     sys.unraisablehook = tell_others
+    if stop.left_s is not None:
+        # No time is an alarm that never comes.
+        signal.setitimer(signal.ITIMER_REAL, min(max(stop.left_s, 1e-6), threading.TIMEOUT_MAX))
     try:
         yield
     finally:
+        if stop.left_s is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
         for number, handler in before.items():
             signal.signal(number, handler)
         sys.unraisablehook = tell

@@ -55,10 +55,30 @@ class Stop:
 
     def ask(self, reason: str) -> None:
         """Has the run stop: at once by raising StopNow, or where it has more to do before, soon;
-        not at all once it is over.
+        not at all once it is over, or when it stops already because its time is.
 
         Called in the main thread, by the handler of a signal.
         """
+        if not self._is_late:
+            self._ask(reason)
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds after which the clock asks for a stop; None if it never does."""
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+    def ask_in_time(self) -> None:
+        """Does what `ask` does because no time is left, also in the main thread. What defers a
+        stop looks at the clock itself."""
+        if self._reason is None and not self._is_deferred:
+            self._is_late = True
+            self._ask(self._late)
+
+    @property
+    def _late(self) -> str:
+        return f"the run has had its {format_duration(self._runtime_s or 0.0)}"
+
+    def _ask(self, reason: str) -> None:
         self._reason = self._reason or reason
         self._asked.set()
         if not self._is_deferred and not self._is_over:
@@ -117,13 +137,13 @@ class Stop:
             self._is_deferred = False
 
     def _watch(self, interrupt: Callable[[BaseException], None], over: threading.Event) -> None:
-        left_s = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+        left_s = self.left_s
         self._asked.wait(None if left_s is None else min(left_s, threading.TIMEOUT_MAX))
         if over.is_set():
             return
         if self._reason is None and self._runtime_s is not None:
             self._is_late = True
-            self._reason = f"the run has had its {format_duration(self._runtime_s)}"
+            self._reason = self._late
         interrupt(Stopped(self._reason or ""))
 
 

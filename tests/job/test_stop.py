@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from moebatch.cli import process
 from moebatch.cli.process import stopping_on_signals
-from moebatch.errors import Stopped
+from moebatch.errors import ExitCode, Stopped
 from moebatch.job import attempt
 from moebatch.job.attempt import Attempt
 from moebatch.job.opened import OpenedJob
@@ -138,3 +139,30 @@ def test_in_the_background_a_run_ignores_ctrl_c_as_its_shell_has_it_and_hears_al
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_run_whose_time_is_over_stops_before_its_first_pass_as_well() -> None:
+    stop = Stop(max_runtime_s=0.0)
+    ended = pytest.raises(Stopped, match="the run has had its 0ms; nothing was computed yet")
+    with ended as found, stop.heard(), stopping_on_signals(stop):
+        signal.sigtimedwait([], PATIENCE_S)  # what takes long
+        raise AssertionError("it was to stop before")
+    assert stop.is_out_of_time
+    assert found.value.num_fruitless == 1
+
+
+def test_a_signal_while_a_run_stops_since_its_time_is_over_is_the_first_one_and_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Slurm's signal comes when it likes, as late as the clock."""
+    stop, told = Stop(max_runtime_s=0.0), queue.SimpleQueue[BaseException]()
+    ended: list[int] = []
+    monkeypatch.setattr(process.os, "_exit", ended.append)
+    with stop.deferred(told.put):
+        assert "has had its" in str(told.get(timeout=PATIENCE_S))
+    with stop.heard(), stopping_on_signals(stop):
+        signal.raise_signal(signal.SIGUSR1)  # what there is of answers is being kept
+        assert ended == []
+        signal.raise_signal(signal.SIGUSR1)
+        assert ended == [ExitCode.INTERRUPTED]
+    assert stop.is_out_of_time
