@@ -30,14 +30,15 @@ class JournalWriter:
     def __init__(self, folder: Path, *, files: Files | None = None) -> None:
         """A new file in `folder`, which is made. Raises StorageError."""
         self._files = files or Files()
-        self.path = folder / journal_name()
+        self.path = folder
         self._wake = threading.Condition()
         self._num_unsynced = 0
         self._failure: Exception | None = None
         self._is_closing = False
         self._end = 0
-        with storage_errors(self.path):
+        with storage_errors(folder):
             self._files.make_folder(folder)
+            self.path = folder / _new_name(folder)
             self._descriptor = self._files.create(self.path)
             self._files.sync_folder(folder)
         self._thread = threading.Thread(target=self._commit, name="journal", daemon=True)
@@ -122,7 +123,10 @@ class JournalWriter:
             return self._num_unsynced > 0
 
 
-def journal_name() -> str:
-    """Sorted by name, journals are in the order in which they were begun."""
+def _new_name(folder: Path) -> str:
+    """Sorted by name, journals are in the order in which they were begun: also where a clock was
+    set back, or another host had one that was fast. Raises OSError."""
+    begun = (path.name.partition("-")[0] for path in folder.glob(f"*{SUFFIX}"))
+    newest = max((int(number) for number in begun if number.isdecimal()), default=0)
     host = "".join(c if c.isalnum() or c in "-." else "-" for c in socket.gethostname())
-    return f"{time.time_ns():020d}-{host}-{os.getpid()}{SUFFIX}"
+    return f"{max(time.time_ns(), newest + 1):020d}-{host}-{os.getpid()}{SUFFIX}"

@@ -101,6 +101,16 @@ def test_success_beats_failure_and_then_the_newest_counts(
     assert found(folder, 6) == expected
 
 
+def test_the_newest_counts_also_where_the_clock_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for hour, line in (2, b"old"), (1, b"newer"), (0, b"newest"):
+        monkeypatch.setattr(writer.time, "time_ns", lambda hour=hour: hour * 3600 * 10**9)
+        with JournalWriter(tmp_path) as journal:
+            journal.add(Record(key(0), 0, "part", line))
+    assert found(tmp_path, 1) == {0: ("part", b"newest")}
+
+
 @given(st.integers(0, 10**6))
 def test_a_journal_that_was_cut_off_anywhere_has_all_that_is_whole(
     tmp_path_factory: pytest.TempPathFactory, seed: int
