@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -146,6 +147,8 @@ def _execute(
             from moebatch.spec.job import load_job
 
             loaded = load_job(job)  # what is wrong with it is said before the longer imports
+            with stop.held_back():  # C++ that calls Python ends the process for what that raises
+                import_module("torch")
             from moebatch.job.run import JobRun, require_own_profile
             from moebatch.report.progress import watching
 

@@ -117,6 +117,19 @@ class Stop:
         return f"stopped early ({self._reason}): {self._gained}; run the job again to go on"
 
     @contextmanager
+    def held_back(self) -> Iterator[None]:
+        """While the block runs, nothing is raised where it is; at its end StopNow, if a stop was
+        asked for. For what cannot be broken off at all."""
+        self._is_deferred = True
+        try:
+            yield
+        finally:
+            self._is_deferred = False
+        if self.left_s == 0:
+            self.ask_in_time()
+        self.obey()
+
+    @contextmanager
     def deferred(self, interrupt: Callable[[BaseException], None]) -> Iterator[None]:
         """While the block runs, `interrupt` is called when a stop is asked for, from a thread of
         its own; it has the block raise what it is given."""

@@ -2,6 +2,7 @@
 
 import queue
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -166,3 +167,40 @@ def test_a_signal_while_a_run_stops_since_its_time_is_over_is_the_first_one_and_
         signal.raise_signal(signal.SIGUSR1)
         assert ended == [ExitCode.INTERRUPTED]
     assert stop.is_out_of_time
+
+
+def test_what_cannot_be_broken_off_goes_on_to_its_end_and_no_further() -> None:
+    for stop in (Stop(), Stop(max_runtime_s=0.0)):
+        went_on = False
+        with pytest.raises(Stopped, match="nothing was computed yet"), stop.heard():
+            with stop.held_back():
+                stop.ask_in_time() if stop.left_s == 0 else stop.ask("SIGTERM")
+                went_on = True
+            raise AssertionError("it was to stop before")
+        assert went_on
+    with Stop().held_back():
+        pass
+
+
+def test_a_signal_while_torch_is_loaded_waits_for_the_end_of_that(
+    tmp_path: Path, tiny_checkpoint: Callable[..., Path]
+) -> None:
+    """In the middle of it, it would end the process with a core dump."""
+    job = write(tmp_path / "job", tiny_checkpoint("mixtral"), rows(3), **GREEDY)
+    program = (
+        "import signal, sys\n"
+        "from moebatch.cli import main\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'torch.autograd':\n"
+        "            signal.raise_signal(signal.SIGTERM)\n"
+        "            print('went on')\n"
+        "assert 'torch' not in sys.modules\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "main()\n"
+    )
+    command = [sys.executable, "-c", program, "run", str(job)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == ExitCode.STOPPED, done.stderr
+    assert done.stdout == "went on\n"
+    assert "SIGTERM; nothing was computed yet" in done.stderr
