@@ -41,6 +41,9 @@ MIXTRAL_8X22B = MIXTRAL | {
 }
 SMALL = read_shape(MIXTRAL, "8x7b")
 LARGE = read_shape(MIXTRAL_8X22B, "8x22b")
+TINY = read_shape(
+    MIXTRAL | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}, "tiny"
+)
 
 
 def processor(peak: float, bandwidth: float) -> Processor:
@@ -289,6 +292,38 @@ def test_equal_policies_give_the_smallest_batch():
     larger = search.best_shares(plan.policy.micro_batch_size, plan.policy.num_micro_batches + 1)
     assert larger is not None
     assert math.isclose(search.model.evaluate(larger).sequence_layer_s, plan.sequence_layer_s)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(("s", "n"), [(30, 300), (600, 8)])
+def test_sizes_that_are_passed_over_are_not_the_answer(s, n, setting):
+    search = PaperSearch(model=model(T4, s, n))
+    found = search.solve()
+
+    for mu in micro_batch_grid():
+        one = search.best_shares(mu, 1, setting)
+        if one is None:
+            break
+        gain = found.sequence_layer_s / search.model.evaluate(one).sequence_layer_s
+        assert gain < 1 - 1e-6 or (gain < 1 + 1e-6 and mu >= found.policy.batch_size)
+
+
+def test_a_tiny_model_is_planned_in_few_steps_for_a_batch_that_a_policy_can_have(monkeypatch):
+    evaluated, evaluate = [], PaperModel.evaluate
+
+    def counted(hrm, policy):
+        evaluated.append(policy)
+        return evaluate(hrm, policy)
+
+    monkeypatch.setattr(PaperModel, "evaluate", counted)
+    plan = PaperSearch(model=model(L4, 2, 2, TINY)).solve()
+
+    assert plan.policy.batch_size <= 2**20
+    assert len(evaluated) < 5000
+
+
+def test_a_model_of_two_layers_has_a_plan_though_buffers_take_as_much_as_all_experts():
+    assert PaperSearch(model=model(L4, 77, 128, TINY)).solve().fits
 
 
 @pytest.mark.exhaustive

@@ -19,9 +19,11 @@ micro-batches, ``N = M mu`` sequences of a batch, ``A_g`` and ``F_g`` whether at
 FFN are computed on the GPU, ``r_w`` and ``r_c`` the shares of weights and of keys and values on it.
 """
 
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
+from functools import partial
+from itertools import count, takewhile
 from math import ceil
 from typing import Literal
 
@@ -32,7 +34,7 @@ from moebatch.plan.prediction import Prediction
 from moebatch.plan.problem import Problem
 from moebatch.spec.machine.hardware import Hardware, Level, Processor
 from moebatch.spec.model.shape import ModelShape
-from moebatch.spec.policy.policy import Placement, Policy, pages_of
+from moebatch.spec.policy.policy import MAX_SEQUENCES, Placement, Policy, pages_of
 from moebatch.units import format_bytes
 
 GPU_SHARE = 0.86
@@ -431,6 +433,19 @@ def micro_batch_grid() -> Iterator[int]:
     yield from count(4, 32)
 
 
+def _spread(sizes: Sequence[int]) -> Sequence[int]:
+    """A few from the whole range."""
+    few = {len(sizes) - 1 >> power for power in range(len(sizes).bit_length())}
+    return [sizes[index] for index in sorted(few)]
+
+
+def _is_better(plan: PaperPlan, best: PaperPlan) -> bool:
+    """Whether it takes less time, or as much in a smaller batch."""
+    gains = plan.sequence_layer_s < best.sequence_layer_s * (1 - _NO_GAIN)
+    is_equal = plan.sequence_layer_s <= best.sequence_layer_s * (1 + _NO_GAIN)
+    return gains or (is_equal and plan.policy.batch_size < best.policy.batch_size)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PaperSearch:
     """Finds the policy of the highest decode throughput."""
@@ -451,17 +466,55 @@ class PaperSearch:
         return min(equals, key=lambda plan: plan.policy.batch_size)
 
     def candidates(self) -> Iterator[PaperPlan]:
-        """The best plan of every micro-batch size of the authors' grid, for each setting."""
+        """The best plan of every micro-batch size of the authors' grid, for each setting, but for
+        sizes that cannot be the answer."""
         recurs = self.model.problem.shape.recurrence is not None
+        best: PaperPlan | None = None
         for attention_on_gpu, ffn_on_gpu in self.settings:
             if recurs and ffn_on_gpu and not attention_on_gpu:
                 continue  # as no run does it
             setting = attention_on_gpu, ffn_on_gpu
-            for mu in micro_batch_grid():
-                plan = self._best_of(mu, setting)
-                if plan is None:  # nor do larger ones fit
-                    break
-                yield plan
+            sizes = self._sizes_that_fit(setting)
+            for some in (_spread(sizes), sizes):  # by a few most others are beaten
+                for mu in self._promising(some, setting, best):
+                    plan = self._best_of(mu, setting)
+                    yield plan
+                    if best is None or _is_better(plan, best):
+                        best = plan
+
+    def _sizes_that_fit(self, setting: Setting) -> Sequence[int]:
+        """Sizes of micro-batches of which one fits; where one does not, nor do larger ones."""
+        sizes = [*takewhile(lambda mu: mu <= MAX_SEQUENCES, micro_batch_grid())]
+        return sizes[
+            : bisect_left(sizes, True, key=lambda mu: not self.best_shares(mu, 1, setting))
+        ]
+
+    def _promising(
+        self, sizes: Sequence[int], setting: Setting, best: PaperPlan | None
+    ) -> Iterator[int]:
+        """Sizes but for those that compute for longer than `best` takes, whatever they wait for, or
+        for as long in no smaller batch. The larger, the less long for each sequence."""
+        if best is None:
+            yield from sizes
+            return
+        enough_s = best.sequence_layer_s
+        is_enough = partial(self._computes_in, enough_s * (1 + TIE), setting)
+        gains = partial(self._computes_in, enough_s * (1 - _NO_GAIN), setting)
+        for mu in sizes[bisect_left(sizes, True, key=is_enough) :]:
+            if mu < best.policy.batch_size or gains(mu):
+                yield mu
+
+    def _computes_in(self, enough_s: float, setting: Setting, mu: int) -> bool:
+        """Whether micro-batches of this size are computed in less for each sequence."""
+        attention_on_gpu, ffn_on_gpu = setting
+        one = PaperPolicy(
+            micro_batch_size=mu,
+            num_micro_batches=1,
+            r_w=0,
+            attention_on_gpu=attention_on_gpu,
+            ffn_on_gpu=ffn_on_gpu,
+        )
+        return max(self.model.t_cpu(one), self.model.t_gpu(one)) < mu * enough_s
 
     def best_shares(
         self, micro_batch_size: int, num_micro_batches: int, setting: Setting = MAIN_SETTING
@@ -489,7 +542,7 @@ class PaperSearch:
         fits = self.model.on_gpu(policy).fits and self.model.on_cpu(policy).fits
         return policy if fits else None
 
-    def _best_of(self, mu: int, setting: Setting) -> PaperPlan | None:
+    def _best_of(self, mu: int, setting: Setting) -> PaperPlan:
         """With the fewest micro-batches from which on one more does not fit or does not pay.
 
         With the best shares time is convex in N, and so time per sequence falls, stays and rises:
@@ -497,6 +550,8 @@ class PaperSearch:
         """
 
         def plan_of(num_micro_batches: int) -> PaperPlan | None:
+            if num_micro_batches * mu > MAX_SEQUENCES:
+                return None
             policy = self.best_shares(mu, num_micro_batches, setting)
             return self.model.evaluate(policy) if policy else None
 
@@ -512,14 +567,19 @@ class PaperSearch:
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if another_pays(middle) else (low, middle)
-        return plan_of(high)
+        plan = plan_of(high)
+        assert plan is not None, "one micro-batch fits, and more are taken only where they do"
+        return plan
 
     def _largest_r_w(self, none: PaperPolicy, most: PaperPolicy) -> float:
         at_none, at_most = self.model.on_gpu(none), self.model.on_gpu(most)
         if at_most.fits or none == most:
             return most.r_w
+        grown = at_most.total_bytes - at_none.total_bytes
+        if grown <= 0:  # buffers take no less than all of one or two layers: neither fits
+            return none.r_w
         room = at_none.limit_bytes - at_none.total_bytes
-        return max(0.0, room / (at_most.total_bytes - at_none.total_bytes))
+        return max(0.0, room / grown)
 
     def _too_small(self) -> str:
         level, policy = "vram", PaperPolicy(micro_batch_size=1, num_micro_batches=1, r_w=0)

@@ -36,7 +36,7 @@ next layers' gates say of what this one sees (AdapMoE); learned: what a perceptr
 PREDICTORS: tuple[PredictorName, ...] = get_args(PredictorName)
 
 
-_MAX_SEQUENCES = 2**20
+MAX_SEQUENCES = 2**20
 _MAX_TOKENS = 2**24
 DEFAULT_SCHEDULE = "klotski"
 MAX_SLOTS = 2**16
@@ -84,9 +84,9 @@ def kv_levels(placement: Placement, num_layers: int) -> tuple[LevelName, ...]:
 class OpenPolicy:
     """A policy in which details may be left open until the job is known: None is what suits it."""
 
-    batch_size: Annotated[int, whole_number(1, _MAX_SEQUENCES)]
+    batch_size: Annotated[int, whole_number(1, MAX_SEQUENCES)]
     """Most sequences that are in work at once (N)."""
-    micro_batch_size: Annotated[int, whole_number(1, _MAX_SEQUENCES)]
+    micro_batch_size: Annotated[int, whole_number(1, MAX_SEQUENCES)]
     """Most sequences whose attention is computed together (mu)."""
     weights: Placement
     """Where the experts live (r_w and the shares below)."""
