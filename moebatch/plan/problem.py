@@ -25,6 +25,10 @@ _PROGRAM_BYTES: Mapping[LevelName, int] = {"dram": 5 * GIB // 16}
 """Interpreter, torch and the rest of the program, measured on a machine without a GPU."""
 PROGRAM_BYTES_WITH_GPU: Mapping[LevelName, int] = {"dram": 2 * GIB, "vram": GIB // 2}
 """The same with CUDA: libraries on the host, context and workspaces on the device. Estimates."""
+_RISKED_TOKENS = (32_768, 131_072)
+"""Of a pass on any machine, and on one that is fast enough."""
+_RISKED_S = 5.0
+"""Of arithmetic at the highest rate; a pass takes some times as long."""
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: what follows from them is worked out once
@@ -69,6 +73,18 @@ class Problem:
     def cost(self) -> CostModel:
         """What whole passes cost."""
         return CostModel(prices=self.prices, habits=self.habits)
+
+    @cached_property
+    def most_worth_risking(self) -> int:
+        """Tokens of a pass, of which all that is done is lost when a run is killed: more of them
+        where they are computed in seconds."""
+        shape, processor = self.shape, self.hardware.levels[self.ladder.top].processor
+        assert processor is not None, "the highest level computes"
+        chosen = len(shape.moe_layers) * shape.experts_per_token * shape.expert_params
+        of_token = 2 * (shape.resident_params - shape.embedding_params + chosen)
+        in_seconds = _RISKED_S * processor.gemm_for(self.dtypes.compute).peak / of_token
+        fewest, most = _RISKED_TOKENS
+        return min(max(fewest, int(in_seconds)), most)
 
     @property
     def evenly(self) -> "Problem":

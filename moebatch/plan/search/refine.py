@@ -50,8 +50,6 @@ _BATCHES = (0.75, 0.875, 1.125, 1.25, 1.5, 2.0)
 _TOKENS = (0.5, 0.75, 1.5, 2.0)
 _FEWER = (0.5, 0.75)
 """Tokens of a pass that leave room."""
-_MOST_TOKENS = 32_768
-"""What is done of a pass is lost when a run is killed."""
 _PAGES = (0.8, 0.9)
 """With less room for sequences that begin, passes may be filled more evenly."""
 _MICRO_BATCHES = (0.5, 2.0)
@@ -274,7 +272,8 @@ def _with_batch(policy: Policy, batch_size: int) -> Policy:
 
 
 def _with_tokens(problem: Problem, policy: Policy, tokens: int) -> Policy:
-    most = min(max(_MOST_TOKENS, policy.tokens_per_pass), problem.workload.most_pass_tokens)
+    most = max(problem.most_worth_risking, policy.tokens_per_pass)
+    most = min(most, problem.workload.most_pass_tokens)
     least = max(policy.batch_size, problem.workload.fewest_pass_tokens)
     return replace(policy, tokens_per_pass=max(least, min(tokens, most)))
 
