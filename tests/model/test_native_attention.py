@@ -231,6 +231,19 @@ def test_a_compiler_takes_the_source_for_every_instruction_set(march: str) -> No
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.exhaustive  # compiles
+@pytest.mark.parametrize("march", ["haswell", "sapphirerapids"])
+def test_what_instructions_want_as_constants_is_constant_for_every_compiler(march: str) -> None:
+    """Variables that never change are none for Clang; nor for GCC where it does not optimise."""
+    compiler = shutil.which("gcc")
+    if compiler is None or platform.machine() != "x86_64":
+        pytest.skip("no gcc for x86-64")
+    flags = ("-O0", "-std=gnu11", f"-march={march}", "-S", "-o", os.devnull)
+    command = [compiler, *flags, "-x", "c", "-"]
+    done = subprocess.run(command, input=loader.source(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 # --- the compiler and its folder ------------------------------------------------------------------
 
 

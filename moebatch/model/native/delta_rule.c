@@ -36,18 +36,21 @@ struct delta_work {
 #define KEY_STEP 0xa0f2ec75u
 #define VALUE_STEP 0x89e18285u
 
+#if defined(__AVX512F__) || defined(__F16C__)
+/* Not a variable: compilers want a constant here, of which clang's are stricter. */
+enum { CUT = _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC };
+#endif
+
 /* Stores numbers as float16, with that noise; too large ones as the largest. */
 INLINE void store_halves(char *p, Lot lot, Words noise) {
     lot.first = (Floats)((Words)lot.first + (noise >> 19));
     lot.second = (Floats)((Words)lot.second + ((noise + LANES * VALUE_STEP) >> 19));
 #if defined(__AVX512F__)
-    const int cut = _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC;
-    _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph((__m512)lot.first, cut));
-    _mm256_storeu_si256((__m256i *)p + 1, _mm512_cvtps_ph((__m512)lot.second, cut));
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph((__m512)lot.first, CUT));
+    _mm256_storeu_si256((__m256i *)p + 1, _mm512_cvtps_ph((__m512)lot.second, CUT));
 #elif defined(__F16C__)
-    const int cut = _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC;
-    _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph((__m256)lot.first, cut));
-    _mm_storeu_si128((__m128i *)p + 1, _mm256_cvtps_ph((__m256)lot.second, cut));
+    _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph((__m256)lot.first, CUT));
+    _mm_storeu_si128((__m128i *)p + 1, _mm256_cvtps_ph((__m256)lot.second, CUT));
 #else
     const float largest = 65504;
     lot.first = (Floats)((Words)lot.first & 0xffffe000u);
