@@ -151,23 +151,10 @@ INLINE int order_of(const struct coding *c) {
     return bits_of(c->numbers) == 4 && !c->groups ? BFLOAT16 : FLOAT32;
 }
 
-INLINE float float_of(uint32_t bits) {
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
 INLINE float half_at(const char *p) {
     uint16_t half;
     memcpy(&half, p, sizeof half);
-#if defined(__F16C__)
-    return _cvtsh_ss(half);
-#else
-    const uint32_t size = half & 0x7fffu, sign = (half & 0x8000u) << 16;
-    if (size >= 0x7c00)
-        return float_of(sign | 0x7f800000u | size << 13);
-    return float_of(sign | size << 13) * 0x1p112f;
-#endif
+    return float_of_half(half);
 }
 
 /* --- scales and zero points --------------------------------------------------------------------*/
@@ -333,11 +320,9 @@ INLINE Floats rounded_to(Floats x, int dtype) {
         _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 #elif defined(__F16C__)
     return (Floats)_mm256_cvtph_ps(_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT));
-#elif defined(__FLT16_MAX__)
-    for (int i = 0; i < LANES; i++)
-        x[i] = (float)(_Float16)x[i];
-    return x;
 #else
+    for (int i = 0; i < LANES; i++)
+        x[i] = float_of_half(half_of(x[i]));
     return x;
 #endif
 }

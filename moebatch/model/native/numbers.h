@@ -81,13 +81,7 @@ OF_THE_REST const char *moebatch_instruction_set(void) {
 #endif
 }
 
-OF_THE_REST int moebatch_supports(int dtype) {
-#if defined(__FLT16_MAX__)
-    return dtype >= FLOAT32 && dtype <= FLOAT16;
-#else
-    return dtype == FLOAT32 || dtype == BFLOAT16;
-#endif
-}
+OF_THE_REST int moebatch_supports(int dtype) { return dtype >= FLOAT32 && dtype <= FLOAT16; }
 
 INLINE int is_cached_code(int dtype) { return dtype == CACHED_INT8 || dtype == CACHED_FP8; }
 
@@ -105,6 +99,56 @@ INLINE Floats read_floats(const float *p) {
 }
 
 INLINE void write_floats(float *p, Floats x) { memcpy(p, &x, sizeof x); }
+
+INLINE float float_of(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* A float16 as a number. Compilers know a type for it on some processors only, GCC before 12 and
+   Clang before 15 not on x86; and what they do there without instructions for it, they leave to a
+   library that may not have it. */
+INLINE float float_of_half(uint16_t half) {
+#if defined(__F16C__)
+    return _cvtsh_ss(half);
+#elif defined(__aarch64__)
+    _Float16 x;
+    memcpy(&x, &half, sizeof x);
+    return x;
+#else
+    const uint32_t size = half & 0x7fffu, sign = (half & 0x8000u) << 16;
+    if (size >= 0x7c00)
+        return float_of(sign | 0x7f800000u | size << 13);
+    return float_of(sign | size << 13) * 0x1p112f;
+#endif
+}
+
+/* The nearest float16. */
+INLINE uint16_t half_of(float x) {
+#if defined(__F16C__)
+    return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
+#elif defined(__aarch64__)
+    _Float16 half = x;
+    uint16_t bits;
+    memcpy(&bits, &half, sizeof bits);
+    return bits;
+#else
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    const uint32_t sign = bits >> 16 & 0x8000u, size = bits & 0x7fffffffu;
+    if (size > 0x7f800000u) /* NaN */
+        return sign | 0x7e00u;
+    if (size >= 0x477ff000u) /* rounds to 2^16 at least */
+        return sign | 0x7c00u;
+    if (size < 0x38800000u) { /* 2^-14: the last place of 0.5 is that of what is smaller */
+        const float rounded = float_of(size) + 0.5f;
+        memcpy(&bits, &rounded, sizeof bits);
+        return sign | (bits - 0x3f000000u);
+    }
+    return sign | (size - 0x38000000u + 0xfff + (size >> 13 & 1)) >> 13;
+#endif
+}
 
 /* sum + x * y, rounded once where processors do: what a compiler makes of the plain expression
    depends on what it stands among. */
@@ -213,12 +257,12 @@ INLINE Lot load(const char *p, int dtype) {
 #elif defined(__F16C__)
     lot.first = (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
     lot.second = (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p + 1));
-#elif defined(__FLT16_MAX__)
-    _Float16 halves[LOT];
+#else
+    uint16_t halves[LOT];
     float numbers[LOT];
     memcpy(halves, p, sizeof halves);
     for (int i = 0; i < LOT; i++)
-        numbers[i] = (float)halves[i];
+        numbers[i] = float_of_half(halves[i]);
     memcpy(&lot, numbers, sizeof lot);
 #endif
     return lot;
@@ -298,17 +342,11 @@ INLINE Words halves_of(Floats x) {
 #if defined(__AVX512F__)
     __m256i halves = _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     return zero + (Words)_mm512_cvtepu16_epi32(halves);
-#elif defined(__FLT16_MAX__)
-    Words words = zero;
-    for (int i = 0; i < LANES; i++) {
-        _Float16 half = (_Float16)x[i];
-        uint16_t bits;
-        memcpy(&bits, &half, sizeof bits);
-        words[i] = bits;
-    }
-    return words;
 #else
-    return zero;
+    Words words = zero;
+    for (int i = 0; i < LANES; i++)
+        words[i] = half_of(x[i]);
+    return words;
 #endif
 }
 
@@ -330,12 +368,22 @@ INLINE void store(char *p, Lot lot, int dtype) {
         Words pairs = (rounded(lot.first) >> 16) | (rounded(lot.second) & 0xffff0000u);
         memcpy(p, &pairs, sizeof pairs);
     } else {
-#if defined(__FLT16_MAX__)
-        _Float16 halves[LOT];
+#if defined(__AVX512F__)
+        __m256i first = _mm512_cvtps_ph((__m512)lot.first, _MM_FROUND_TO_NEAREST_INT);
+        __m256i second = _mm512_cvtps_ph((__m512)lot.second, _MM_FROUND_TO_NEAREST_INT);
+        _mm256_storeu_si256((__m256i *)p, first);
+        _mm256_storeu_si256((__m256i *)p + 1, second);
+#elif defined(__F16C__)
+        __m128i first = _mm256_cvtps_ph((__m256)lot.first, _MM_FROUND_TO_NEAREST_INT);
+        __m128i second = _mm256_cvtps_ph((__m256)lot.second, _MM_FROUND_TO_NEAREST_INT);
+        _mm_storeu_si128((__m128i *)p, first);
+        _mm_storeu_si128((__m128i *)p + 1, second);
+#else
+        uint16_t halves[LOT];
         float numbers[LOT];
         memcpy(numbers, &lot, sizeof lot);
         for (int i = 0; i < LOT; i++)
-            halves[i] = (_Float16)numbers[i];
+            halves[i] = half_of(numbers[i]);
         memcpy(p, halves, sizeof halves);
 #endif
     }
