@@ -673,6 +673,19 @@ def test_a_full_disk_is_code_74_and_what_was_written_stays(tmp_path: Path, model
     assert again.read_bytes().count(b"\n") == 300 - num_kept
 
 
+def test_a_limit_too_small_for_the_libraries_is_a_message(tmp_path: Path) -> None:
+    limit = 400_000 * 1024
+    refused = subprocess.run(
+        [sys.executable, "-m", "moebatch", "status", str(tmp_path / "job.yaml")],
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+    )
+    assert refused.returncode == ExitCode.FAILED
+    assert "ulimit -v" in refused.stderr and "Traceback" not in refused.stderr
+
+
 def test_merging_before_all_rows_have_ended_is_code_1(tmp_path: Path, model: Path) -> None:
     job = write_job(tmp_path, model, PROMPTS)
     assert moebatch("run", job, "--shard", "2/3", "--quiet").returncode == ExitCode.OK

@@ -17,6 +17,7 @@ from moebatch.errors import (
     Fault,
     Interrupted,
     MoebatchError,
+    OutOfMemory,
     StorageError,
     Terminated,
 )
@@ -31,6 +32,8 @@ Done = TypeVar("Done", covariant=True)
 _NAMES = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
 _NO_THREAD = "can't start new thread"
 """Python has no type of its own for it."""
+_NO_SEGMENT = "failed to map segment"
+"""What the loader of libraries says where it is refused memory."""
 
 
 @contextmanager
@@ -99,9 +102,16 @@ def hear_interrupts() -> None:
 def naming_paths() -> Iterator[None]:
     """While the block runs, a name that no file system takes is a mistake of the user, and so is a
     folder that this user may not look into, a log that has no more room, or a limit that allows too
-    few threads."""
+    few threads, or too little memory for what is loaded."""
     try:
         yield
+    except ImportError as error:
+        if _NO_SEGMENT not in str(error):
+            raise
+        raise OutOfMemory(
+            f"{error}: the system refuses memory for a library; allow this process more (`ulimit "
+            "-v`)"
+        ) from error
     except RuntimeError as error:
         if str(error) != _NO_THREAD:
             raise
