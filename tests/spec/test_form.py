@@ -55,6 +55,13 @@ def test_a_value_that_yaml_cannot_read_is_one_fault(tmp_path: Path) -> None:
     ]
 
 
+def test_a_merge_key_is_refused_and_not_taken_for_a_key(tmp_path: Path) -> None:
+    text = "flag: true\ninner:\n  <<: {threads: 2}\n  name: x\n"
+    assert messages(tmp_path, text) == [
+        "3: inner.<<: merge keys are not read here; write out the keys"
+    ]
+
+
 def test_commands_start_without_what_reads_files() -> None:
     code = (
         "import sys, moebatch.cli.commands ; sys.exit(bool({'pydantic', 'yaml'} & {*sys.modules}))"

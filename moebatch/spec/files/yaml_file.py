@@ -22,6 +22,7 @@ _MAX_DEPTH = 32
 _LONGEST_NUMBER = 400
 _NO_TEXT = "holds half of a surrogate pair, which is no character"
 _TAG = "tag:yaml.org,2002:"
+_MERGE = f"{_TAG}merge"
 _EXPONENTIAL = re.compile(r"[+-]?[0-9]+[eE][+-]?[0-9]+")
 """Numbers such as 1e-5, which YAML 1.1 takes for text since they have no point."""
 
@@ -141,6 +142,9 @@ class _Walk:
                 self._fault("a key must be plain text", line, place)
                 continue
             key = key_node.value
+            if key_node.tag == _MERGE:
+                self._fault("merge keys are not read here; write out the keys", line, (*place, key))
+                continue
             if not is_text(key):
                 self._fault(_NO_TEXT, line, place)
                 continue
