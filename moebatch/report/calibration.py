@@ -11,7 +11,7 @@ from moebatch.model.routing.gating import LearntGating
 from moebatch.predict.accuracy import mean_accuracy
 from moebatch.report.console import plain
 from moebatch.report.tables import NamedRows, titled_columns
-from moebatch.units import format_duration
+from moebatch.units import count_of, format_duration
 
 
 def calibration_view(summary: CalibrationSummary) -> RenderableType:
@@ -29,8 +29,10 @@ def calibration_view(summary: CalibrationSummary) -> RenderableType:
 
 
 def _learnt(summary: CalibrationSummary) -> Iterator[tuple[str, str]]:
-    read = f"{summary.num_tokens} tokens in {summary.num_sequences} sequences"
-    yield "read", f"{read}, {summary.num_passes} passes, {format_duration(summary.run_s)}"
+    tokens = count_of(summary.num_tokens, "token")
+    read = f"{tokens} in {count_of(summary.num_sequences, 'sequence')}"
+    passes = count_of(summary.num_passes, "pass", "passes")
+    yield "read", f"{read}, {passes}, {format_duration(summary.run_s)}"
     yield "table", plain(str(summary.table))
     for lesson in summary.lessons:
         yield lesson.name, plain(str(lesson.file))

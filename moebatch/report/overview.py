@@ -15,7 +15,7 @@ from moebatch.job.check import Findings
 from moebatch.job.overview import Overview, ShardOverview
 from moebatch.job.status_file import ShardStatus
 from moebatch.report.console import plain, say, show, whole
-from moebatch.report.tables import NamedRows, share_bar, titled_columns
+from moebatch.report.tables import NamedRows, ShareBar, titled_columns
 from moebatch.units import count_of, format_bytes, format_duration, format_number
 
 
@@ -25,9 +25,9 @@ def overview_table(job: Overview, job_file: Path) -> RenderableType:
     return Group(grid, "", _shards(job)) if job.shards else grid
 
 
-def _progress(job: Overview, job_file: Path) -> Iterator[tuple[str, str]]:
+def _progress(job: Overview, job_file: Path) -> Iterator[tuple[str, str | ShareBar]]:
     share = (job.num_done + job.num_failed) / job.num_rows if job.num_rows else 1.0
-    yield "rows", share_bar(share)
+    yield "rows", ShareBar(share)
     yield "", _rows(job)
     yield "output", plain(job.output) + _what_it_lacks(job)
     if job.tokens_per_s:

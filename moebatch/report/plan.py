@@ -84,9 +84,11 @@ def _workload(workload: Workload) -> str:
 def _policy(answer: Answer) -> Iterator[tuple[str, str]]:
     policy = answer.policy
     yield "policy", f"[dim]{_METHODS[answer.method]} ({plain(answer.solver)})[/]"
-    tokens = f", up to {policy.tokens_per_pass} tokens a pass" * (policy.batching == "mixed")
+    tokens = ""
+    if policy.batching == "mixed":
+        tokens = f", up to {count_of(policy.tokens_per_pass, 'token')} a pass"
     parts = count_of(policy.num_micro_batches, "micro-batch", "micro-batches")
-    batch = f"[bold]{policy.batch_size}[/] sequences in {parts}"
+    batch = f"[bold]{count_of(policy.batch_size, 'sequence')}[/] in {parts}"
     yield "batch", f"{batch} of [bold]{policy.micro_batch_size}[/]{tokens}"
     yield "computed", _places(policy, with_gpu=answer.problem.with_vram)
     problem = answer.problem
@@ -94,7 +96,8 @@ def _policy(answer: Answer) -> Iterator[tuple[str, str]]:
     yield "experts", f"{placed}, stored as {problem.dtypes.stored}"
     cached_in = problem.shape.attention.cache_dtype
     numbers = f" of {cached_in}" if cached_in else ""
-    yield "KV cache", f"{shares_text(policy.kv_cache)} ({policy.num_kv_pages} pages{numbers})"
+    pages = count_of(policy.num_kv_pages, "page")
+    yield "KV cache", f"{shares_text(policy.kv_cache)} ({pages}{numbers})"
     if problem.shape.recurrence is not None and problem.shape.recurrence.state_dtype != "float32":
         yield "states", f"kept in {problem.shape.recurrence.state_dtype}"
     sink_window = problem.shape.attention.sink_window
@@ -102,8 +105,10 @@ def _policy(answer: Answer) -> Iterator[tuple[str, str]]:
         yield "attention", f"{sink_window}; at most {sink_window.most_cached} tokens are cached"
     for group in problem.memory.groups:
         if not group.is_whole and group.sink_window != sink_window:
-            yield "bounded", f"{len(group.layers)} layers keep {group}, and share no beginnings"
-    yield "schedule", f"{policy.schedule}, {policy.num_slots} slots, {policy.batching} batches"
+            layers = count_of(len(group.layers), "layer keeps", "layers keep")
+            yield "bounded", f"{layers} {group}, and share no beginnings"
+    slots = count_of(policy.num_slots, "slot")
+    yield "schedule", f"{policy.schedule}, {slots}, {policy.batching} batches"
 
 
 def _places(policy: Policy, *, with_gpu: bool) -> str:

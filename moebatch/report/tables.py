@@ -2,7 +2,7 @@
 
 from collections.abc import Container, Iterable, Iterator
 
-from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType
+from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
@@ -14,24 +14,27 @@ NAME_WIDTH = 14
 _BAR_LENGTH = 24
 _PERCENT_WIDTH = 5
 _GAP = 2
+_NARROWEST_CELL = 4
 
 
 class NamedRows:
     """A name on the left of every row, and what it is on the right, which on a terminal is broken
     between words."""
 
-    def __init__(self, rows: Iterable[tuple[str, str]] = (), *, min_width: int = 0) -> None:
+    def __init__(
+        self, rows: Iterable[tuple[str, "str | ShareBar"]] = (), *, min_width: int = 0
+    ) -> None:
         """Rows as `add_row` takes them."""
         self._width = min_width
-        self._rows: list[tuple[Text, Text]] = []
+        self._rows: list[tuple[Text, Text | ShareBar]] = []
         for name, text in rows:
             self.add_row(name, text)
 
-    def add_row(self, name: str, text: str) -> None:
+    def add_row(self, name: str, text: "str | ShareBar") -> None:
         """Both in rich's markup."""
-        row = Text.from_markup(name, style="dim"), Text.from_markup(text)
-        self._width = max(self._width, row[0].cell_len)
-        self._rows.append(row)
+        head = Text.from_markup(name, style="dim")
+        self._width = max(self._width, head.cell_len)
+        self._rows.append((head, Text.from_markup(text) if isinstance(text, str) else text))
 
     @property
     def row_count(self) -> int:
@@ -43,7 +46,7 @@ class NamedRows:
         width = max(1, options.max_width - margin) if options.is_terminal else None
         for name, text in self._rows:
             head = Text(" " * (self._width - name.cell_len)) + name + Text(" " * _GAP)
-            for line in wrapped(text, width):
+            for line in wrapped(text if isinstance(text, Text) else text.within(width), width):
                 yield Text("", no_wrap=True, overflow="ignore") + head + line
                 head = Text(" " * margin)
 
@@ -73,11 +76,27 @@ def named_bars() -> Table:
     return grid
 
 
+class _Titled(Table):
+    """Where lines have no room for all columns, of which rich would leave some out, each cell has a
+    line of its own behind its title."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if options.max_width >= len(self.columns) * (_NARROWEST_CELL + _GAP):
+            yield from super().__rich_console__(console, options)
+            return
+        for cells in zip(*(column.cells for column in self.columns), strict=True):
+            rows = zip(
+                (str(column.header) for column in self.columns), map(str, cells), strict=True
+            )
+            yield NamedRows(row for row in rows if row[1])
+            yield ""
+
+
 def titled_columns(
     *titles: str, left: Container[str] = (), dim: Container[str] = (), bold: Container[str] = ()
 ) -> Table:
     """Columns that have titles, figures to the right unless they are named under `left`."""
-    table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, show_edge=False)
+    table = _Titled(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, show_edge=False)
     for title in titles:
         style = "dim" if title in dim else "bold" if title in bold else None
         justify: JustifyMethod = "left" if title in left else "right"
@@ -91,12 +110,16 @@ class ShareBar:
     def __init__(self, share: float) -> None:
         self._share = share
 
+    def within(self, width: int | None) -> Text:
+        """So much of it as so many columns have room for."""
+        most = _BAR_LENGTH if width is None else min(_BAR_LENGTH, width - _PERCENT_WIDTH)
+        return Text.from_markup(share_bar(self._share, max(1, most)))
+
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         return Measurement(1 + _PERCENT_WIDTH, _BAR_LENGTH + _PERCENT_WIDTH)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        length = max(1, min(_BAR_LENGTH, options.max_width - _PERCENT_WIDTH))
-        yield Text.from_markup(share_bar(self._share, length))
+        yield self.within(options.max_width)
 
 
 def share_bar(share: float, length: int = _BAR_LENGTH) -> str:

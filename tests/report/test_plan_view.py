@@ -31,6 +31,16 @@ def test_experts_that_others_hardly_beat_are_kept_and_the_screen_says_by_how_muc
     assert "nothing else gains 2%; experts are prefetched up to 2 layers ahead" in shown
 
 
+def test_one_of_a_thing_is_not_said_in_the_plural() -> None:
+    one = replace(
+        POLICY, batch_size=1, micro_batch_size=1, tokens_per_pass=1, num_slots=1, num_kv_pages=1
+    )
+    answer = answer_given(problem(shape=SMALL), "small", one, source="policy.yaml")
+    shown = text(next(iter(plan_views(answer))))
+    for each in ("1 sequence in 1 micro-batch of 1, up to 1 token a pass", "1 slot,", "(1 page)"):
+        assert each in shown
+
+
 def test_a_plan_is_shown_before_what_would_help_is_worked_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

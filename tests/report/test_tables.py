@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from moebatch.report.console import show
-from moebatch.report.tables import ShareBar, named_bars, titled_columns
+from moebatch.report.tables import NamedRows, ShareBar, named_bars, titled_columns
 
 
 def on_terminal(view: RenderableType, width: int) -> list[str]:
@@ -24,6 +24,20 @@ def test_figures_that_do_not_fit_into_a_line_go_on_in_the_next(width: int) -> No
     assert max(map(len, lines)) <= width
     letters = sorted("".join(lines).replace(" ", ""))
     assert letters == sorted("weightsmillionbytesembeddings0.06554128KiB")
+
+
+def test_a_table_of_more_columns_than_a_line_has_room_for_has_a_line_for_each_cell() -> None:
+    titles = [f"title{number}" for number in range(8)]
+    table = titled_columns(*titles)
+    table.add_row(*[f"cell{number}" for number in range(8)])
+    table.add_row("more", *[""] * 7)
+    lines = [line.rstrip() for line in on_terminal(table, 20)]
+    assert lines == [*(f"title{n}  cell{n}" for n in range(8)), "", "title0  more", ""]
+
+
+def test_a_bar_behind_a_name_fits_into_its_line() -> None:
+    (line,) = on_terminal(NamedRows([("rows", ShareBar(0.5))]), 20)
+    assert len(line) <= 20 and line.endswith(" 50%")
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
