@@ -21,6 +21,8 @@ _SIZE_UNITS = {
     "tib": 2**40,
 }
 _MAX_BYTES = 2**60
+_MOST_MORE_FIGURES = 4
+"""Beyond them a size is written in bytes."""
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
 
 _RATE_UNITS = {
@@ -136,10 +138,22 @@ def named_runs(thing: str, numbers: Iterable[int]) -> str:
     return f"{thing}{'s' if sum(map(len, runs)) > 1 else ''} {', '.join(named)}"
 
 
-def format_bytes(num_bytes: float) -> str:
-    """``2.41 GiB``: three significant figures in the binary unit that fits."""
+def format_bytes(num_bytes: float, *, more_figures: int = 0) -> str:
+    """``2.41 GiB``: three significant figures, or more, in the binary unit that fits."""
     value, unit = _in_unit(num_bytes, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
-    return f"{value:.0f} {unit}" if unit == "B" else f"{_three_figures(value)} {unit}"
+    if unit == "B":
+        return f"{value:.0f} {unit}"
+    return f"{_three_figures(value, more_figures)} {unit}"
+
+
+def format_unlike(one_bytes: int, other_bytes: int) -> tuple[str, str]:
+    """Two sizes of which a message says that one is more than the other, with so many figures that
+    this can be seen: ``2.804 GiB`` and ``2.801 GiB``."""
+    for more_figures in range(_MOST_MORE_FIGURES):
+        one, other = (format_bytes(n, more_figures=more_figures) for n in (one_bytes, other_bytes))
+        if one != other:
+            return one, other
+    return f"{one_bytes} B", f"{other_bytes} B"
 
 
 def format_rate(num_bytes_per_s: float) -> str:
@@ -179,6 +193,6 @@ def format_duration(seconds: float) -> str:
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s"
 
 
-def _three_figures(value: float) -> str:
+def _three_figures(value: float, more: int = 0) -> str:
     magnitude = abs(value)
-    return f"{value:.{2 if magnitude < 10 else 1 if magnitude < 100 else 0}f}"
+    return f"{value:.{more + (2 if magnitude < 10 else 1 if magnitude < 100 else 0)}f}"

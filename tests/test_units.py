@@ -11,6 +11,7 @@ from moebatch.units import (
     format_flops,
     format_number,
     format_rate,
+    format_unlike,
     named_runs,
     parse_bytes,
     parse_duration,
@@ -47,6 +48,18 @@ def test_nonsense_is_refused(text: object) -> None:
 def test_what_is_shown_is_near_what_is_meant(num_bytes: int) -> None:
     shown = parse_bytes(format_bytes(num_bytes).replace(" ", ""))
     assert abs(shown - num_bytes) <= 0.006 * num_bytes
+
+
+@given(st.integers(1, 2**60), st.integers(-(2**30), 2**30))
+def test_sizes_that_differ_read_differently_in_a_message(one: int, by: int) -> None:
+    other = max(1, one + by)
+    shown = format_unlike(one, other)
+    assert (shown[0] == shown[1]) == (one == other)
+
+
+def test_sizes_that_differ_enough_are_shown_as_ever() -> None:
+    assert format_unlike(3 * 2**30, 2**31) == ("3.00 GiB", "2.00 GiB")
+    assert format_unlike(2872 * 2**20, 2870 * 2**20) == ("2.805 GiB", "2.803 GiB")
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from moebatch.training.gating_trial import GatingTrial
 from moebatch.training.learning_gates import LearningGates, Recipe, learn
 from moebatch.training.memory import whole_footprint
 from moebatch.training.whole_model import ANSWER_TOKENS, WholeModel, load_whole, require_learnable
-from moebatch.units import format_bytes
+from moebatch.units import format_bytes, format_unlike
 
 USUAL = Recipe()
 _MOST_LEARNT_TOKENS = 16384
@@ -192,13 +192,13 @@ class GateLessons:
         held, room = resident_bytes(), self._order.dram_bytes or detect_machine().dram_bytes
         if held + footprint.total_bytes <= room:
             return
+        needed, there = format_unlike(held + footprint.total_bytes, room)
         terms = ", ".join(f"{name} {format_bytes(of)}" for name, of in footprint.terms.items())
         raise DoesNotFit(
             f"dram: {option} learns from gradients, for which all of the model has to be in "
-            f"memory: that needs {format_bytes(held + footprint.total_bytes)} ({terms}, the "
-            f"program {format_bytes(held)}), there are {format_bytes(room)}; raise --dram, leave "
-            f"{option} out, or calibrate the same model folder where there is more memory and "
-            "copy the file"
+            f"memory: that needs {needed} ({terms}, the program {format_bytes(held)}), there are "
+            f"{there}; raise --dram, leave {option} out, or calibrate the same model folder where "
+            "there is more memory and copy the file"
         )
 
 

@@ -7,7 +7,7 @@ from moebatch.measure.disk import free_bytes
 from moebatch.measure.process_limits import SAFE_SHARE, Limit, Machine, detect_machine
 from moebatch.spec.job import Job
 from moebatch.spec.machine.hardware import LEVELS, Hardware, LevelName
-from moebatch.units import format_bytes
+from moebatch.units import format_unlike
 
 _GIB, _MIB = 2**30, 2**20
 _PRECISE_BELOW = 10 * _GIB
@@ -88,10 +88,8 @@ def _too_many_bytes(level: str, asked: int, have: Limit, *, share: float = 1.0) 
     if asked <= have.amount:
         return
     advice = f"write {level}: {_written(share * have.amount)} or less, or leave it out"
-    yield (
-        f"resources.{level}: {format_bytes(asked)} is more than {format_bytes(have.amount)}, "
-        f"{have.source}; {advice}"
-    )
+    too_many, there = format_unlike(asked, have.amount)
+    yield f"resources.{level}: {too_many} is more than {there}, {have.source}; {advice}"
 
 
 def _written(num_bytes: float) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from moebatch.checkpoint.model_files import COMPUTE_DTYPES, ModelFiles
+from moebatch.engine.spec import shares_beginnings
 from moebatch.errors import ConfigError, DoesNotFit, Fault
 from moebatch.job.limits import (
     disk_to_spare,
@@ -34,7 +35,7 @@ from moebatch.spec.policy.file import PolicyFile
 from moebatch.spec.policy.policy import Policy
 from moebatch.spec.workload import Workload
 from moebatch.store.memory import is_out_of_memory, resident_bytes
-from moebatch.units import format_bytes
+from moebatch.units import format_bytes, format_unlike
 
 _UNMEASURED_GPU = (
     "the GPU of this machine is not used, since it could not be measured; `moebatch profile` does"
@@ -146,11 +147,14 @@ def job_problem(
     hardware: Hardware,
     kind: DeviceKind = "cpu",
 ) -> Problem:
-    """The problem within the job's budgets, counting from what the process holds now.
+    """The problem within the job's budgets, counting from what the process holds now. Beginnings
+    of prompts are shared in it only if a run of the model shares them.
 
     Raises DoesNotFit if an emulated GPU leaves no main memory, or the GPU has less than is asked.
     """
     kernels = loader.kernels()
+    if not shares_beginnings(files, workload.max_total_tokens):
+        workload = workload.unshared
     problem = Problem(
         shape=files.shape,
         dtypes=files.dtypes,
@@ -213,9 +217,10 @@ def _vram_budget(asked: int | None, capacity_bytes: int, kind: DeviceKind) -> in
     if asked is None:
         return min(capacity_bytes, free)
     if asked > free:
+        too_many, there = format_unlike(asked, free)
         raise DoesNotFit(
-            f"vram: {format_bytes(asked)} are asked for by resources.vram, and "
-            f"{format_bytes(free)} of the GPU are free; lower it, or end what else uses the GPU"
+            f"vram: {too_many} are asked for by resources.vram, and {there} of the GPU are free; "
+            "lower it, or end what else uses the GPU"
         )
     return asked
 

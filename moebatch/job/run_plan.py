@@ -36,10 +36,8 @@ def plan_run(
     insisted on, and what `plan_job` raises."""
     options, log, hints = context.options, context.log, context.opened.hints
     options.require_device(machine.kind)  # a GPU may have been found only now
-    if not shares_beginnings(files, workload.max_total_tokens):
-        if workload.mean_shared_tokens:
-            log(f"note: {_NOT_SHARED}")
-        workload = workload.unshared
+    if workload.mean_shared_tokens and not shares_beginnings(files, workload.max_total_tokens):
+        log(f"note: {_NOT_SHARED}")
     plan = _planned(context, files, machine, workload, hints.wishes)
     name = "none" if options.is_plain else hints.resolved(plan.policy.predictor)
     predictor, experts = hints.predictor(name), plan.experts

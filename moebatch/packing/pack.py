@@ -33,7 +33,7 @@ from moebatch.spec.files.json_file import read_json
 from moebatch.spec.files.text_file import write_text
 from moebatch.spec.model.named_formats import why_unpacked
 from moebatch.store.memory import resident_bytes
-from moebatch.units import format_bytes
+from moebatch.units import format_bytes, format_unlike
 
 REPORT = Path("moebatch", "pack.json")
 """In a packed model: what it was made of and how, and what that cost."""
@@ -179,10 +179,10 @@ class Pack:
         """Raises DoesNotFit."""
         limit, held, work = self._order.dram_bytes, resident_bytes(), encoder_bytes(contents)
         if limit is not None and held + work + _COPY_BYTES > limit:
+            needed, there = format_unlike(held + work + _COPY_BYTES, limit)
             raise DoesNotFit(
-                f"dram: packing needs {format_bytes(held + work + _COPY_BYTES)} (the program "
-                f"{format_bytes(held)}, an expert and what it becomes {format_bytes(work)}), there "
-                f"are {format_bytes(limit)}; raise --dram"
+                f"dram: packing needs {needed} (the program {format_bytes(held)}, an expert and "
+                f"what it becomes {format_bytes(work)}), there are {there}; raise --dram"
             )
 
     def _record_of(self, work: WorkFolder) -> Path:
@@ -316,9 +316,10 @@ def _require_room(folder: Path, num_bytes: int) -> None:
     """Raises StorageError before hours of work end for lack of it."""
     free = shutil.disk_usage(folder).free
     if num_bytes > free:
+        needed, there = format_unlike(num_bytes, free)
         raise StorageError(
-            f"{folder}: no room: {format_bytes(num_bytes)} to write, {format_bytes(free)} free; "
-            "make room, or choose another --output"
+            f"{folder}: no room: {needed} to write, {there} free; make room, or choose another "
+            "--output"
         )
 
 

@@ -3,6 +3,7 @@ machine's profile."""
 
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -206,6 +207,39 @@ def test_a_policy_too_large_for_the_budget_is_refused_with_figures(job: Job) -> 
         DoesNotFit, match=r"mine.yaml: dram: the policy needs .* there are 4.00 GiB"
     ):
         planned(job, a_policy(num_kv_pages=10**7))
+
+
+def test_a_policy_that_is_a_little_too_large_is_refused_with_figures_that_differ(job: Job) -> None:
+    files = open_model(job.model.path, job.model.dtype)
+    machine = measured_machine(job, files, print)
+    asked = job_problem(job, files, WORKLOAD, machine.hardware(), machine.kind)
+    needed = asked.footprints(plan_job(asked, a_policy()).policy)["dram"].total_bytes
+    with pytest.raises(DoesNotFit) as caught:
+        plan_job(asked.with_capacity("dram", needed - 2**16), a_policy())
+    figures = re.search(r"needs (.*), there are (.*)\. Largest", str(caught.value))
+    assert figures is not None and figures[1] != figures[2]
+
+
+def test_a_policy_that_was_planned_for_a_job_fits_into_its_run(job: Job) -> None:
+    """Which has looked at all rows when it counts what it holds."""
+    files = open_model(job.model.path, job.model.dtype)
+    machine = measured_machine(job, files, print)
+    in_run = job_problem(job, files, WORKLOAD, machine.hardware(), machine.kind)
+    asked = job_question(job, PlanOptions(has_job=True)).problem
+    assert asked.program_bytes["dram"] >= in_run.program_bytes["dram"] + 7 * 2**20
+
+
+@pytest.mark.parametrize("is_dynamic", [False, True])
+def test_a_plan_shares_the_beginnings_of_prompts_only_where_its_run_does(
+    is_dynamic: bool, tmp_path: Path, tiny_checkpoint: Checkpoint
+) -> None:
+    scaling = {"rope_type": "dynamic", "factor": 3.0, "rope_theta": 10000.0}
+    model = tiny_checkpoint("qwen3_moe", **({"rope_parameters": scaling} if is_dynamic else {}))
+    job = write_job(tmp_path, model)
+    rows = [{"prompt": [3] * 40 + [4 + number]} for number in range(8)]
+    job.input.path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = job_question(job, PlanOptions(has_job=True)).problem
+    assert (asked.workload.mean_shared_tokens == 0) == is_dynamic
 
 
 @pytest.mark.parametrize(("disk_bytes", "is_on_disk"), [(2**40, True), (2**20, False)])

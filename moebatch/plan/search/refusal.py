@@ -13,7 +13,7 @@ from moebatch.plan.search.candidates import FEWEST_SLOTS, candidates
 from moebatch.plan.search.known import Known
 from moebatch.spec.machine.hardware import LevelName
 from moebatch.spec.policy.policy import Policy, pages_of
-from moebatch.units import format_bytes
+from moebatch.units import format_bytes, format_unlike
 
 _MIB = 2**20
 _Needs = Mapping[LevelName, Footprint]
@@ -43,12 +43,13 @@ def too_small(problem: Problem, policy: Policy) -> str | None:
 
 def too_large(problem: Problem, policy: Policy) -> str | None:
     """Levels that this very policy does not fit into; None if it fits."""
-    lines = [
-        f"{level}: the policy needs {format_bytes(footprint.total_bytes)}, there are "
-        f"{format_bytes(problem.capacity_bytes(level))}. "
-        f"Largest term: {footprint.largest[0]}, {format_bytes(footprint.largest[1])}."
-        for level, footprint in problem.overfull(policy).items()
-    ]
+    lines = []
+    for level, footprint in problem.overfull(policy).items():
+        needed, there = format_unlike(footprint.total_bytes, problem.capacity_bytes(level))
+        lines.append(
+            f"{level}: the policy needs {needed}, there are {there}. "
+            f"Largest term: {footprint.largest[0]}, {format_bytes(footprint.largest[1])}."
+        )
     return "\n".join(lines) or None
 
 
@@ -95,9 +96,9 @@ def _lines(problem: Problem, level: LevelName, needed: Footprint) -> list[str]:
     name, num_bytes = needed.largest
     shorten = "; lower max_tokens or shorten the longest prompt" if name == KV_TERM else ""
     enough = -(-needed.total_bytes // _MIB)
+    least, there = format_unlike(needed.total_bytes, problem.capacity_bytes(level))
     return [
-        f"{level}: needs {format_bytes(needed.total_bytes)} at the least, "
-        f"has {format_bytes(problem.capacity_bytes(level))}.",
+        f"{level}: needs {least} at the least, has {there}.",
         f"Largest term: {name}, {format_bytes(num_bytes)}{shorten}.",
         f"Smallest change that fits: {_knob(level, enough)}.",
     ]
