@@ -181,6 +181,10 @@ def test_the_roofline_is_an_svg_with_both_operations(tmp_path: Path) -> None:
             (*T4, "--what-if", "dram=64GiB", "--what-if", " dram = 32GiB"),
             r"--what-if: dram is given 2 times; give one",
         ),
+        (
+            (*T4, "--what-if", "dram=64GiB", "--what-if", "dram.capacity=32GiB"),
+            r"--what-if: dram is given 2 times; give one",
+        ),
         ((*T4, "--paper", "--vendor"), r"--vendor: not together with --paper"),
         (
             (*T4, "--kv-cache", "full4", "--method", "lp"),

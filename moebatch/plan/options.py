@@ -129,7 +129,7 @@ class PlanOptions(Options):
         if self.stored is not None:
             where = "--weights" if self.stored == self.weights else "--what-if: weights"
             yield from ((where, message) for message in unknown_format(self.stored))
-        changed = Counter(name for name, _, _ in self._changes())
+        changed = Counter(name.removesuffix(".capacity") for name, _, _ in self._changes())
         changed[_WEIGHTS] += self.weights is not None
         for name, count in changed.items():
             if count > 1:
