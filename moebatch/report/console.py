@@ -5,6 +5,7 @@ import errno
 import logging
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -38,9 +39,11 @@ def output_console() -> Console:
 def _console(*, stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     is_terminal = stream is not None and stream.isatty()
-    is_log = not is_terminal and "COLUMNS" not in os.environ
+    said = os.environ.get("COLUMNS")
+    width = None if is_terminal or said is not None else _LOG_WIDTH
+    if said is not None and said.isdigit() and not int(said):  # unknown; rich would print nothing
+        width = shutil.get_terminal_size().columns if is_terminal else _LOG_WIDTH
     file = None if stream is None else cast(IO[str], _Heard(stream))
-    width = _LOG_WIDTH if is_log else None
     return Console(file=file, stderr=stderr, highlight=False, width=width)
 
 

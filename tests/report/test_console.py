@@ -13,6 +13,7 @@ from rich.text import Text
 
 from moebatch.report.console import (
     make_logs_presentable,
+    output_console,
     plain,
     print_error,
     say,
@@ -109,6 +110,14 @@ def test_what_libraries_log_and_warn_of_is_presentable(caplog: pytest.LogCapture
 def test_a_record_that_cannot_be_put_together_is_left_to_logging() -> None:
     record = logging.getLogRecordFactory()("x", 30, "x", 1, "%d", ("no number",), None)
     assert record.msg == "%d"
+
+
+def test_where_columns_are_said_to_be_none_views_are_printed_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "0")
+    show(output_console(), NamedRows([("rows", "12 done")]))
+    assert capsys.readouterr().out == "rows  12 done\n"
 
 
 def test_an_error_and_a_cell_are_what_they_say(capsys: pytest.CaptureFixture[str]) -> None:
