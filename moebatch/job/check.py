@@ -151,6 +151,7 @@ def check_job(
     has_device = found.passes(lambda: known_device(job), str(path))
     folder = str(job.model.path)
     has_files = found.passes(lambda: opened.files, folder)
+    has_positions = has_files and found.passes(lambda: _require_positions(opened.files), folder)
     of_weights = _check_weights(found, opened.files, folder, checksums) if has_files else ()
     reader = found.attempt(lambda: opened.reader, folder, has_files)
     hints = found.attempt(lambda: opened.hints, folder, has_files)
@@ -160,7 +161,7 @@ def check_job(
         _check_rows(found, job, reader, counted)
         found.attempt(opened.require_own_output, str(path), has_gating and has_output)
         workload = counted.workload
-        if has_files and workload and has_device:
+        if has_positions and workload and has_device:
             loader.log_compiling(log)
             found.attempt(lambda: _plan(opened, workload, hints), str(path))
     warnings = (
@@ -183,18 +184,24 @@ def _check_model(
         )
         found.add([fault], ExitCode.CONFIG)
     files = found.attempt(lambda: open_model(path, "auto"), str(path))
-    warnings = _check_weights(found, files, str(path), checksums) if files else ()
+    warnings: tuple[str, ...] = ()
+    if files is not None:
+        found.attempt(lambda: _require_positions(files), str(path))
+        warnings = _check_weights(found, files, str(path), checksums)
     return found.findings(None, warnings, files)
+
+
+def _require_positions(files: ModelFiles) -> None:
+    """Raises CheckpointError for a way to count positions that no run can compute, which only a run
+    and its plan look at otherwise."""
+    if not files.shape.encoder:
+        Rope.all_of(files.shape, files.config, torch.device("cpu"))
 
 
 def _check_weights(
     found: _Collector, files: ModelFiles, folder: str, checksums: Callable[[int], None] | None
 ) -> tuple[str, ...]:
-    """Notes what is wrong with the weights of a model, and with how it counts positions, which only
-    a run looks at otherwise; returns what is suspicious."""
-    if not files.shape.encoder:
-        config, device = files.config, torch.device("cpu")
-        found.attempt(lambda: Rope.all_of(files.shape, config, device), folder)
+    """Notes what is wrong with the weights of a model; returns what is suspicious."""
     examined = found.attempt(lambda: examine(files), folder)
     found.add(examined.faults if examined else (), ExitCode.CHECKPOINT)
     no_sums = found.attempt(lambda: _require_bytes(files, checksums), folder)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moebatch.layout.admission import Caps
 from moebatch.layout.footprint import slot_bytes
 from moebatch.layout.lanes import pass_seconds
 from moebatch.layout.load import CountedLoad, PassLoad
@@ -16,6 +17,7 @@ from moebatch.plan.prediction import at_end, predict
 from moebatch.plan.pricing.cost import CostModel
 from moebatch.plan.problem import Problem
 from moebatch.plan.replay.loads import job_loads, rough_loads
+from moebatch.plan.replay.passes import job_passes
 from moebatch.plan.replay.phases import phases_of
 from moebatch.plan.roofs import policy_roofs
 from moebatch.plan.search.candidates import candidates
@@ -100,6 +102,25 @@ def test_a_long_job_is_drawn_out_from_its_middle(prompt: int, new: int) -> None:
     endless = Workload.uniform(prompt_tokens=prompt, new_tokens=new)
     rate = predict(small(workload=endless), one).tokens_per_s
     assert rate == pytest.approx(20_000 * new / seconds(20_000), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "new", "rows", "batch", "tokens", "pages"),
+    [
+        (5, 150, 3323, 535, 921, 5350),
+        (20, 119, 8306, 1117, 1120, 8344),
+        (8, 34, 7358, 509, 905, 1527),  # as many begin as have pages
+        (452, 37, 10863, 1213, 28013, 31210),
+    ],
+)
+def test_a_job_is_drawn_out_by_whole_rounds(
+    prompt: int, new: int, rows: int, batch: int, tokens: int, pages: int
+) -> None:
+    """The last round of rows that are all alike takes as long as any other."""
+    workload = Workload.uniform(prompt_tokens=prompt, new_tokens=new, num_sequences=rows)
+    asked = policy(batch, tokens, num_kv_pages=pages)
+    whole = sum(count for count, _ in job_passes(workload, Caps.of(asked), rows))
+    assert sum(count for count, _ in job_loads(workload, asked)) == pytest.approx(whole, rel=0.005)
 
 
 @pytest.mark.few(4)

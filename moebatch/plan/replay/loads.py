@@ -58,7 +58,7 @@ def rough_work(workload: Workload, policy: Policy) -> float:
     """Sequences in all passes that `rough_loads` goes through, about: what it costs to replay. Each
     pass costs as much as many sequences in it; those in which none begins or ends are one."""
     caps = _caps(workload, policy)
-    count, by = num_replayed(workload, caps.sequences), _tokens_for_one(workload, caps)
+    count, by = _num_replayed(workload, caps), _tokens_for_one(workload, caps)
     full, *others = (phase.num_passes * count / by for phase in phases_of(workload, policy))
     places = caps.sequences / _places_for_one(workload, caps)
     return (full + min(count, sum(others))) * (places + _WORK_OF_PASS)
@@ -115,7 +115,7 @@ def _tokens_for_one(workload: Workload, caps: Caps) -> int:
     shortest = min(workload.mean_own_tokens, workload.mean_new_tokens)
     if workload.lengths:
         return next((b for b in _ROUGH if shortest >= 2 * b * _FEWEST_TOKENS), 1)
-    waves = max(1.0, num_replayed(workload, caps.sequences) / caps.sequences)
+    waves = max(1.0, _num_replayed(workload, caps) / caps.sequences)
     passes = waves * workload.mean_new_tokens
     return next(
         (b for b in _ROUGH if shortest >= b * _FEWEST_TOKENS and passes >= b * _FEWEST_PASSES), 1
@@ -144,9 +144,24 @@ def num_replayed(workload: Workload, batch_size: int) -> int:
     return enough if total is None else min(total, max(enough, batch_size + 1))
 
 
+def _num_replayed(workload: Workload, caps: Caps) -> int:
+    """The same; where all are alike they begin and end together, and the others come in whole
+    rounds of them: the last round of a job takes as long as any."""
+    total, count = workload.num_sequences, num_replayed(workload, caps.sequences)
+    if total is None or workload.lengths:
+        return count
+    return count + (total - count) % _of_round(workload, caps)
+
+
+def _of_round(workload: Workload, caps: Caps) -> int:
+    """Sequences, all alike, that begin together: they need all pages that they ever have."""
+    own = min(ceil(workload.mean_total_tokens - workload.mean_shared_tokens), caps.most_cached)
+    return max(1, min(caps.sequences, caps.pages // ceil(own / caps.page_tokens)))
+
+
 def _replayed(workload: Workload, caps: Caps, *, most: int) -> list[CountedLoad]:
     """Long jobs are replayed in part, and their middle is drawn out to the whole length."""
-    total, count = workload.num_sequences, num_replayed(workload, caps.sequences)
+    total, count = workload.num_sequences, _num_replayed(workload, caps)
     loads = thinned(list(job_passes(workload, caps, count)), most)
     if total == count:
         return loads
