@@ -143,6 +143,17 @@ def test_broken_numbers_stay_broken_and_with_their_sequence(
 
 
 @needs_kernels
+def test_nothing_is_rounded_to_bfloat16_but_results() -> None:
+    """What is known of an answer after a stop is computed as a prompt: an answer that is to go on
+    as it would have has to be computed nearly as precisely before."""
+    cache = Cache([300] * 8, 2, 128, torch.bfloat16, seed=8)
+    q_THC = cache.noise(8, 8, 128)
+    exact = attended(q_THC.float(), cache, 1).bfloat16()
+    is_other = attended(q_THC, cache, 1) != exact
+    assert is_other.float().mean() < 1e-3
+
+
+@needs_kernels
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("cached_in", [None, *get_args(CacheDtype)])
 def test_no_sum_of_the_largest_products_overflows(

@@ -11,10 +11,12 @@
    one is fetched into the second-level cache.
 
    Queries and sums have the order of numbers that a lot of the cache has. Where the processor
-   multiplies pairs of 16 bits, and queries have no more, these are `paired`: neighbours of queries
-   and keys, and weights of two positions with their values, of which sums stand in the order of
-   `side_by_side`. With a cache of bfloat16 they are such, and with one of CACHED_INT8 whole
-   numbers: codes are exact, queries and weights become shares of the largest of their head. */
+   multiplies pairs of 16 bits, and queries have no more, neighbours of queries and keys are `paired`,
+   as bfloat16 or, with a cache of CACHED_INT8, as whole numbers: codes are exact, queries become
+   shares of the largest number of their head. Weights of whole numbers are such shares, too, of two
+   positions with their values, of which sums stand in the order of `side_by_side`. No weight is
+   rounded to bfloat16: answers would go on otherwise after a stop, when what is known of them is
+   computed as a prompt. */
 
 #if defined(__AVX512F__)
 #define MOST_SUMS 16
@@ -108,6 +110,8 @@ INLINE int are_paired(int dtype, int queries) {
     return HAS_PAIRS && dtype == BFLOAT16 && queries == BFLOAT16;
 }
 
+INLINE int are_whole(int dtype, int is_paired) { return is_paired && dtype == CACHED_INT8; }
+
 /* A vector of cached pairs; zeros behind the last number. */
 INLINE Floats cached_pairs(const char *p, int64_t num, int dtype) {
     if (dtype == BFLOAT16)
@@ -191,7 +195,7 @@ INLINE void score(const float *queries, int64_t width, Unit unit, Unit next, int
                      dtype, is_paired);
         float totals[MOST_SUMS];
         for (int i = 0; i < MOST_SUMS; i += TOTALS)
-            add_lanes(sums + i, totals + i, is_paired && dtype == CACHED_INT8);
+            add_lanes(sums + i, totals + i, are_whole(dtype, is_paired));
         for (int h = 0; h < heads; h++)
             memcpy(&scores[h][first], totals + h * at_once, at_once * sizeof(float));
     }
@@ -274,16 +278,9 @@ INLINE Lot side_by_side(Floats a, Floats b) {
 typedef struct {
     int32_t pairs[BLOCK / 2];
     float factor;
-} PairedWeights;
+} WholeWeights;
 
-INLINE void pair_weights(PairedWeights *to, const float *weights, int dtype) {
-#if HAS_PAIRS
-    if (dtype != CACHED_INT8) {
-        __m256bh pairs = _mm512_cvtneps_pbh((__m512)read_floats(weights));
-        memcpy(to->pairs, &pairs, sizeof pairs);
-        return;
-    }
-#endif
+INLINE void take_whole_weights(WholeWeights *to, const float *weights) {
     float largest = 0;
     int is_broken = 0;
     for (int t = 0; t < BLOCK; t += LANES) {
@@ -299,39 +296,35 @@ INLINE void pair_weights(PairedWeights *to, const float *weights, int dtype) {
     }
 }
 
-/* As add_lot with paired weights; the last position may be there twice, without weight. */
-INLINE void add_paired_lot(float *sums, int64_t width, const PairedWeights *weights,
-                           const float *corrections, Unit unit, Unit next, int64_t c, int64_t num,
-                           int heads, int dtype) {
-    Lot lots[4];
+/* As add_lot with whole weights; the last position may be there twice, without weight. */
+INLINE void add_whole_lot(float *sums, int64_t width, const WholeWeights *weights,
+                          const float *corrections, Unit unit, Unit next, int64_t c, int64_t num,
+                          int heads) {
+    Ints lots[4][2];
 #pragma GCC unroll 4
     for (int h = 0; h < heads; h++)
-        lots[h] = (Lot){{0}, {0}};
+        lots[h][0] = lots[h][1] = (Ints){0};
     for (int t = 0; t < unit.num; t += 2) {
-        const char *values = unit.values + c * size_of(dtype);
-        const char *later = next.values + c * size_of(dtype);
-        Floats a = cached_pairs(values + unit.offsets[t], num, dtype);
-        Floats b = cached_pairs(values + unit.offsets[t + 1], num, dtype);
-        prefetch(later + next.offsets[t], dtype);
-        prefetch(later + next.offsets[t + 1], dtype);
+        Floats a = cached_pairs(unit.values + unit.offsets[t] + c, num, CACHED_INT8);
+        Floats b = cached_pairs(unit.values + unit.offsets[t + 1] + c, num, CACHED_INT8);
+        prefetch(next.values + next.offsets[t] + c, CACHED_INT8);
+        prefetch(next.values + next.offsets[t + 1] + c, CACHED_INT8);
         Lot both = side_by_side(a, b);
 #pragma GCC unroll 4
         for (int h = 0; h < heads; h++) {
-            Floats pair = (Floats)((Ints){0} + weights[h].pairs[t / 2]);
-            lots[h].first = add_cached_pairs(lots[h].first, both.first, pair, dtype);
-            lots[h].second = add_cached_pairs(lots[h].second, both.second, pair, dtype);
+            Ints pair = (Ints){0} + weights[h].pairs[t / 2];
+            lots[h][0] = add_whole_pairs(lots[h][0], (Ints)both.first, pair);
+            lots[h][1] = add_whole_pairs(lots[h][1], (Ints)both.second, pair);
         }
     }
 #pragma GCC unroll 4
-    for (int h = 0; h < heads; h++) {
-        float *first = sums + h * width + c, *second = first + LANES;
-        if (dtype == CACHED_INT8) {
-            lots[h].first = as_floats(lots[h].first, 1) * weights[h].factor;
-            lots[h].second = as_floats(lots[h].second, 1) * weights[h].factor;
+    for (int h = 0; h < heads; h++)
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; half++) {
+            float *sum = sums + h * width + c + half * LANES;
+            Floats made = __builtin_convertvector(lots[h][half], Floats) * weights[h].factor;
+            write_floats(sum, read_floats(sum) * corrections[h] + made);
         }
-        write_floats(first, read_floats(first) * corrections[h] + lots[h].first);
-        write_floats(second, read_floats(second) * corrections[h] + lots[h].second);
-    }
 }
 
 /* Numbers of bfloat16 in the order of a lot of them, from that of `side_by_side`. */
@@ -397,15 +390,15 @@ INLINE void attend_unit(const AttentionWork *w, Room room, int64_t head, Unit un
     scale_codes(scores, unit.values, unit.offsets, w->head_dim, heads, dtype);
     int64_t c = 0, width = room.value_width;
 #if HAS_WHOLE_PAIRS
-    if (is_paired) {
-        PairedWeights weights[4];
+    if (are_whole(dtype, is_paired)) {
+        WholeWeights weights[4];
         for (int h = 0; h < heads; h++)
-            pair_weights(weights + h, scores[h], dtype);
+            take_whole_weights(weights + h, scores[h]);
         for (; c + LOT <= w->value_dim; c += LOT)
-            add_paired_lot(sums, width, weights, corrections, unit, next, c, LOT, heads, dtype);
+            add_whole_lot(sums, width, weights, corrections, unit, next, c, LOT, heads);
         const int64_t rest = w->value_dim - c;
         if (rest > 0)
-            add_paired_lot(sums, width, weights, corrections, unit, next, c, rest, heads, dtype);
+            add_whole_lot(sums, width, weights, corrections, unit, next, c, rest, heads);
         return;
     }
 #endif
@@ -476,7 +469,7 @@ INLINE void take_queries(const AttentionWork *w, const char *queries, Room room,
         float *to = room.queries + h * room.width;
         room.softmax[h].scale = w->scale;
 #if HAS_WHOLE_PAIRS
-        if (is_paired && dtype == CACHED_INT8) {
+        if (are_whole(dtype, is_paired)) {
             room.softmax[h].scale *= take_whole_query(w, query, to);
             continue;
         }
@@ -501,7 +494,7 @@ INLINE void finish(const AttentionWork *w, Room room, char *out, int dtype, int 
         for (int64_t c = 0; c < w->value_dim; c += LOT) {
             Lot lot = {read_floats(sums + c) * factor, read_floats(sums + c + LANES) * factor};
 #if HAS_WHOLE_PAIRS
-            if (is_paired)
+            if (are_whole(dtype, is_paired))
                 lot = unpaired(lot);
 #endif
             lot = reordered(lot, order_of_sums(dtype, is_paired), w->dtype);
