@@ -12,11 +12,10 @@
 
    Queries and sums have the order of numbers that a lot of the cache has. Where the processor
    multiplies pairs of 16 bits, and queries have no more, neighbours of queries and keys are `paired`,
-   as bfloat16 or, with a cache of CACHED_INT8, as whole numbers: codes are exact, queries become
-   shares of the largest number of their head. Weights of whole numbers are such shares, too, of two
-   positions with their values, of which sums stand in the order of `side_by_side`. No weight is
-   rounded to bfloat16: answers would go on otherwise after a stop, when what is known of them is
-   computed as a prompt. */
+   as bfloat16 or, with a cache of CACHED_INT8, as whole numbers: codes are exact, and of queries all
+   but the last bits of numbers that are small beside the largest of their head. Weights meet values
+   as float32: were they rounded, answers would go on otherwise after a stop, when what is known of
+   them is computed as a prompt. */
 
 #if defined(__AVX512F__)
 #define MOST_SUMS 16
@@ -262,83 +261,6 @@ INLINE void add_lot(float *sums, int64_t width, float weights[][BLOCK], const fl
     }
 }
 
-#if HAS_WHOLE_PAIRS
-/* Each number of 16 bits of one beside that of the other, in an order of their own. */
-INLINE Lot side_by_side(Floats a, Floats b) {
-#if LANES == 16
-    return (Lot){(Floats)_mm512_unpacklo_epi16((__m512i)a, (__m512i)b),
-                 (Floats)_mm512_unpackhi_epi16((__m512i)a, (__m512i)b)};
-#else
-    return (Lot){(Floats)_mm256_unpacklo_epi16((__m256i)a, (__m256i)b),
-                 (Floats)_mm256_unpackhi_epi16((__m256i)a, (__m256i)b)};
-#endif
-}
-
-/* Weights of a head at neighbouring positions, and by what their sums are to be multiplied. */
-typedef struct {
-    int32_t pairs[BLOCK / 2];
-    float factor;
-} WholeWeights;
-
-INLINE void take_whole_weights(WholeWeights *to, const float *weights) {
-    float largest = 0;
-    int is_broken = 0;
-    for (int t = 0; t < BLOCK; t += LANES) {
-        float highest = largest_of(read_floats(weights + t));
-        largest = highest > largest ? highest : largest;
-        is_broken |= is_any_broken(read_floats(weights + t));
-    }
-    to->factor = is_broken ? NAN : largest / INT16_MAX;
-    for (int t = 0; t < BLOCK; t += LANES) {
-        Words whole = whole_of(read_floats(weights + t) * (INT16_MAX / largest));
-        Shorts pairs = __builtin_convertvector(whole, Shorts);
-        memcpy((char *)to->pairs + 2 * t, &pairs, sizeof pairs);
-    }
-}
-
-/* As add_lot with whole weights; the last position may be there twice, without weight. */
-INLINE void add_whole_lot(float *sums, int64_t width, const WholeWeights *weights,
-                          const float *corrections, Unit unit, Unit next, int64_t c, int64_t num,
-                          int heads) {
-    Ints lots[4][2];
-#pragma GCC unroll 4
-    for (int h = 0; h < heads; h++)
-        lots[h][0] = lots[h][1] = (Ints){0};
-    for (int t = 0; t < unit.num; t += 2) {
-        Floats a = cached_pairs(unit.values + unit.offsets[t] + c, num, CACHED_INT8);
-        Floats b = cached_pairs(unit.values + unit.offsets[t + 1] + c, num, CACHED_INT8);
-        prefetch(next.values + next.offsets[t] + c, CACHED_INT8);
-        prefetch(next.values + next.offsets[t + 1] + c, CACHED_INT8);
-        Lot both = side_by_side(a, b);
-#pragma GCC unroll 4
-        for (int h = 0; h < heads; h++) {
-            Ints pair = (Ints){0} + weights[h].pairs[t / 2];
-            lots[h][0] = add_whole_pairs(lots[h][0], (Ints)both.first, pair);
-            lots[h][1] = add_whole_pairs(lots[h][1], (Ints)both.second, pair);
-        }
-    }
-#pragma GCC unroll 4
-    for (int h = 0; h < heads; h++)
-#pragma GCC unroll 2
-        for (int half = 0; half < 2; half++) {
-            float *sum = sums + h * width + c + half * LANES;
-            Floats made = __builtin_convertvector(lots[h][half], Floats) * weights[h].factor;
-            write_floats(sum, read_floats(sum) * corrections[h] + made);
-        }
-}
-
-/* Numbers of bfloat16 in the order of a lot of them, from that of `side_by_side`. */
-INLINE Lot unpaired(Lot lot) {
-#if LANES == 16
-    __m512 a = (__m512)lot.first, b = (__m512)lot.second;
-    return (Lot){(Floats)_mm512_shuffle_ps(a, b, 0x88), (Floats)_mm512_shuffle_ps(a, b, 0xdd)};
-#else
-    __m256 a = (__m256)lot.first, b = (__m256)lot.second;
-    return (Lot){(Floats)_mm256_shuffle_ps(a, b, 0x88), (Floats)_mm256_shuffle_ps(a, b, 0xdd)};
-#endif
-}
-#endif
-
 /* Scratch of a thread, for the query heads of an item: queries padded to `width` numbers each, and
    sums to `value_width`. */
 typedef struct {
@@ -375,9 +297,6 @@ INLINE void scale_codes(float numbers[][BLOCK], const char *head, const int64_t 
     }
 }
 
-/* The type of which queries and sums have the order. */
-INLINE int order_of_sums(int dtype, int is_paired) { return is_paired ? BFLOAT16 : dtype; }
-
 /* What some query heads that share a KV head see in a unit. */
 INLINE void attend_unit(const AttentionWork *w, Room room, int64_t head, Unit unit, Unit next,
                         int heads, int dtype, int is_paired) {
@@ -389,19 +308,6 @@ INLINE void attend_unit(const AttentionWork *w, Room room, int64_t head, Unit un
         corrections[h] = weigh(scores[h], unit.num, &room.softmax[head + h]);
     scale_codes(scores, unit.values, unit.offsets, w->head_dim, heads, dtype);
     int64_t c = 0, width = room.value_width;
-#if HAS_WHOLE_PAIRS
-    if (are_whole(dtype, is_paired)) {
-        WholeWeights weights[4];
-        for (int h = 0; h < heads; h++)
-            take_whole_weights(weights + h, scores[h]);
-        for (; c + LOT <= w->value_dim; c += LOT)
-            add_whole_lot(sums, width, weights, corrections, unit, next, c, LOT, heads);
-        const int64_t rest = w->value_dim - c;
-        if (rest > 0)
-            add_whole_lot(sums, width, weights, corrections, unit, next, c, rest, heads);
-        return;
-    }
-#endif
     for (; c + LOT <= w->value_dim; c += LOT)
         add_lot(sums, width, scores, corrections, unit, next, c, LOT, heads, dtype);
     if (c < w->value_dim)
@@ -448,16 +354,18 @@ INLINE float take_whole_query(const AttentionWork *w, const char *query, float *
         is_broken |= is_any_broken(first) | is_any_broken(second);
         highest = larger_of(highest, larger_of(first, second));
     }
-    const int64_t no_overflow = INT32_MAX / (128 * w->head_dim);
-    const float most = no_overflow < INT16_MAX ? no_overflow : INT16_MAX;
-    const float largest = largest_of(highest);
+    /* A power of two leaves numbers of few bits as they are. */
+    int exponent, most = 15;
+    while (most > 0 && ((128 * w->head_dim) << most) > INT32_MAX)
+        most--;
+    frexpf(largest_of(highest), &exponent);
+    const float factor = ldexpf(1, most - exponent);
     for (int64_t c = 0; c < w->head_dim; c += LOT) {
         Lot lot = query_lot(w, query, c, BFLOAT16);
-        Words even = whole_of(lot.first * (most / largest));
-        Words odd = whole_of(lot.second * (most / largest));
+        Words even = whole_of(lot.first * factor), odd = whole_of(lot.second * factor);
         write_floats(to + c / 2, (Floats)((even & 0xffff) | odd << 16));
     }
-    return is_broken ? NAN : largest / most;
+    return is_broken ? NAN : 1 / factor;
 }
 #endif
 
@@ -475,7 +383,7 @@ INLINE void take_queries(const AttentionWork *w, const char *queries, Room room,
         }
 #endif
         for (int64_t c = 0; c < w->head_dim; c += LOT) {
-            Lot lot = query_lot(w, query, c, order_of_sums(dtype, is_paired));
+            Lot lot = query_lot(w, query, c, dtype);
             if (is_paired) {
                 write_floats(to + c / 2, (Floats)paired(lot.first, lot.second));
                 continue;
@@ -493,11 +401,7 @@ INLINE void finish(const AttentionWork *w, Room room, char *out, int dtype, int 
         float factor = 1 / sum_of(room.softmax[h].total);
         for (int64_t c = 0; c < w->value_dim; c += LOT) {
             Lot lot = {read_floats(sums + c) * factor, read_floats(sums + c + LANES) * factor};
-#if HAS_WHOLE_PAIRS
-            if (are_whole(dtype, is_paired))
-                lot = unpaired(lot);
-#endif
-            lot = reordered(lot, order_of_sums(dtype, is_paired), w->dtype);
+            lot = reordered(lot, dtype, w->dtype);
             char *p = out + (h * w->value_dim + c) * size_of(w->dtype);
             store_part(p, lot, w->value_dim - c, w->dtype);
         }

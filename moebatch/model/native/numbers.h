@@ -58,7 +58,6 @@
 typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
-typedef int16_t Shorts __attribute__((vector_size(2 * LANES)));
 
 typedef struct {
     Floats first, second;
