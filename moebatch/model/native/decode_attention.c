@@ -395,7 +395,7 @@ INLINE void take_queries(const AttentionWork *w, const char *queries, Room room,
 }
 
 /* To `out`, that of the first head of the item. */
-INLINE void finish(const AttentionWork *w, Room room, char *out, int dtype, int is_paired) {
+INLINE void finish(const AttentionWork *w, Room room, char *out, int dtype) {
     for (int64_t h = 0; h < room.num_heads; h++) {
         const float *sums = room.sums + h * room.value_width;
         float factor = 1 / sum_of(room.softmax[h].total);
@@ -461,7 +461,7 @@ INLINE void attend(const AttentionWork *w, int64_t item, int64_t next_item, Room
         first = next_first;
     }
     char *out = w->out + (token * w->out_row + head * w->value_dim) * bytes;
-    finish(w, room, out, dtype, is_paired);
+    finish(w, room, out, dtype);
 }
 
 /* Computes items until none is left. Several threads may share the same work. */

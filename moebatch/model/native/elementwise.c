@@ -132,17 +132,22 @@ INLINE void add_row(const struct row_work *w, int64_t row, int dtype) {
     }
 }
 
+/* 1 / sqrt(mean(x^2) + eps) */
+INLINE float norm_scale(const char *x, int64_t width, float eps, int dtype) {
+    Lot squares = {{0}, {0}};
+    for (int64_t i = 0; i < width; i += LOT) {
+        Lot lot = lot_at(x, i, width, dtype);
+        squares = sum(squares, product(lot, lot));
+    }
+    return 1 / sqrtf(sum_of(squares.first + squares.second) / width + eps);
+}
+
 /* out = first / sqrt(mean(first^2) + eps) * second, which is one part for all. */
 INLINE void norm_part(const struct row_work *w, int64_t start, int dtype) {
     int64_t width = w->width;
     char *out = w->out + start * size_of(dtype);
     const char *first = w->first + start * size_of(dtype);
-    Lot squares = {{0}, {0}};
-    for (int64_t i = 0; i < width; i += LOT) {
-        Lot x = lot_at(first, i, width, dtype);
-        squares = sum(squares, product(x, x));
-    }
-    float scale = 1 / sqrtf(sum_of(squares.first + squares.second) / width + w->eps);
+    float scale = norm_scale(first, width, w->eps, dtype);
     for (int64_t i = 0; i < width; i += LOT) {
         Lot x = scaled(lot_at(first, i, width, dtype), scale);
         if (w->is_exact)
@@ -167,12 +172,7 @@ INLINE void norm_gated_row(const struct row_work *w, int64_t row, int dtype) {
         const int64_t start = (row * w->num_parts + part) * width;
         const char *first = w->first + start * size_of(FLOAT32);
         const char *gate = w->third + (row * w->stride + part * width) * size_of(dtype);
-        Lot squares = {{0}, {0}};
-        for (int64_t i = 0; i < width; i += LOT) {
-            Lot x = lot_at(first, i, width, FLOAT32);
-            squares = sum(squares, product(x, x));
-        }
-        float scale = 1 / sqrtf(sum_of(squares.first + squares.second) / width + w->eps);
+        float scale = norm_scale(first, width, w->eps, FLOAT32);
         for (int64_t i = 0; i < width; i += LOT) {
             Lot x = reordered(lot_at(first, i, width, FLOAT32), FLOAT32, dtype);
             x = product(rounded_lot(scaled(x, scale), dtype), lot_at(w->second, i, width, dtype));

@@ -59,8 +59,9 @@ class _RowLaunches(NamedTuple):
 _BY_TORCH = _RowLaunches(
     norm=9, norm_gated=11, rotation=12, gate=2, clamping=5, place=5, add=3, sum=3
 )
-"""A norm: into float32, sum of squares, five for its root, back, times the weight. A rotation: six
-for queries, and for keys."""
+"""A norm: into float32, sum of squares, five for its root, back, times the weight. A gated one is
+in float32 already, and is multiplied by silu of its gate there. A rotation: six for queries, and
+for keys."""
 _FUSED = _RowLaunches(norm=1, norm_gated=1, rotation=2, gate=1, clamping=0, place=1, add=1, sum=2)
 _LAYER_NORM = 9
 _DECODE_GROUP = 3
