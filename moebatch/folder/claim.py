@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated
@@ -26,6 +26,7 @@ from moebatch.journal.lock import RunLock
 from moebatch.quoting import reason, shown
 from moebatch.rows.row import Source
 from moebatch.spec.files.json_file import read_json
+from moebatch.spec.machine.hardware import Dtype
 
 INPUT_PATH = "input.path"
 """The one field that decides nothing: folders and files may be moved, linked and compressed."""
@@ -83,6 +84,9 @@ class FirstRun(BaseModel):
     """Where they were written before."""
     is_written: Annotated[bool, Strict()] | None = None
     """Whether the output has been written; None in folders of versions that did not keep it."""
+    dtype: Dtype | None = None
+    """What ``model.dtype: auto`` has come to mean; None before a run has found it, and in folders
+    of versions that found it anew in each."""
 
     @classmethod
     def today(cls, shard: Shard) -> "FirstRun":
@@ -148,9 +152,24 @@ def claim(manifest: Manifest, output: Path, source: Source, ours: FirstRun) -> C
     raise StorageError(f"{folder.manifest}: other runs keep writing it")
 
 
-def require_still_own(ours: Claim, output: Path) -> None:
-    """Raises ConfigError if the run folder has become another job's: it was free for all as long as
-    no row had ended, and what is answered for a job that it is not of is never looked up."""
+def with_dtype(ours: Claim, output: Path, found: Dtype) -> Claim:
+    """What holds for all runs of a job, in which ``model.dtype: auto`` means what its first run has
+    `found`: another machine, or another measurement of the same, would say otherwise.
+
+    Raises ConfigError if the run folder has become another job's, and StorageError.
+    """
+    there = require_still_own(ours, output) or ours
+    if there.first.dtype is not None:
+        return there
+    claimed = replace(there, first=there.first.model_copy(update={"dtype": found}))
+    _write(claimed, RunFolder(output), only_new=False)
+    return require_still_own(ours, output) or claimed  # what shards that begin at once agree upon
+
+
+def require_still_own(ours: Claim, output: Path) -> Claim | None:
+    """What the run folder says by now, None if it is gone. Raises ConfigError if it has become
+    another job's: it was free for all as long as no row had ended, and what is answered for a job
+    that it is not of is never looked up."""
     there = read_claim(RunFolder(output))
     differences = there.manifest.differences(ours.manifest) if there else []
     if differences:
@@ -159,6 +178,7 @@ def require_still_own(ours: Claim, output: Path) -> None:
             "file edited? Run it again, or choose another output.path"
         )
         raise _refusal(output, message)
+    return there
 
 
 def require_own_errors(before: Claim | None, output: Path, errors: Path | None) -> None:

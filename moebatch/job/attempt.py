@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Hashable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 
 import torch
 
@@ -14,7 +15,7 @@ from moebatch.engine.device import Device
 from moebatch.engine.progress.time_left import TimeLeft
 from moebatch.engine.spec import EngineSpec
 from moebatch.errors import MoebatchError, OutOfMemory, Stopped, StorageError
-from moebatch.folder.claim import require_still_own
+from moebatch.folder.claim import require_still_own, with_dtype
 from moebatch.folder.results import Results
 from moebatch.garbage import lasting
 from moebatch.job.answering import Answering
@@ -39,7 +40,7 @@ from moebatch.model.native import loader
 from moebatch.rows.dialects import Served
 from moebatch.rows.repeats import Repeats
 from moebatch.rows.row import FailedRow, RawRow, ReadyRow
-from moebatch.spec.machine.hardware import DeviceKind
+from moebatch.spec.machine.hardware import DeviceKind, Dtype
 from moebatch.spec.request import Outcome, Request
 from moebatch.spec.workload import Length, LengthSample, Workload
 from moebatch.store.memory import is_out_of_memory
@@ -194,7 +195,15 @@ class Attempt:
         self.machine = measured_machine(context.job, files, context.log)
         if self.machine.kind == "cuda":
             self.torch_only = gpu.prepare() or self.torch_only
-        return in_fastest_dtype(context.job, files, self.machine, context.log)
+        return in_fastest_dtype(context.job, files, self.machine, context.log, self._agreed_dtype)
+
+    def _agreed_dtype(self, fastest: Dtype) -> Dtype:
+        """That of earlier runs, so that rows which go on end as they would have without a stop; the
+        first run's is the `fastest`."""
+        context = self.context
+        ours = with_dtype(context.claim, context.job.output.path, fastest)
+        self.context = replace(context, claim=ours)
+        return ours.first.dtype or fastest
 
     def _served(self, files: ModelFiles, counted: InputSummary) -> Served:
         context, job = self.context, self.context.job

@@ -105,25 +105,38 @@ def _own_profile(job: Job, files: ModelFiles, log: Callable[[str], None]) -> Not
 
 
 def in_fastest_dtype(
-    job: Job, files: ModelFiles, machine: JobMachine, log: Callable[[str], None]
+    job: Job,
+    files: ModelFiles,
+    machine: JobMachine,
+    log: Callable[[str], None],
+    agreed: Callable[[Dtype], Dtype] = lambda fastest: fastest,
 ) -> ModelFiles:
-    """What ``model.dtype: auto`` means on this machine, from its rates."""
-    if machine.kind == "cuda":
-        if job.model.dtype == "auto":
-            dtypes, notes = without_emulation(files.dtypes, machine.hardware())
-            for note in notes:
-                log(f"note: {note}")
-            files = replace(files, dtype=COMPUTE_DTYPES[dtypes.compute])
-        return files.read_as_computed
-    if machine.kind != "cpu" or len(_possible_dtypes(job, files)) == 1:
-        return files
+    """What ``model.dtype: auto`` means on this machine, from its rates, or to all runs of the job:
+    `agreed` gets what is fastest here."""
+    if job.model.dtype == "auto":
+        fastest, note = _fastest_dtype(files, machine)
+        dtype = agreed(fastest)
+        if dtype != fastest:
+            note = f"computed in {dtype}, as in earlier runs of this job; {fastest} is faster here"
+        if note:
+            log(f"note: {note}")
+        files = replace(files, dtype=COMPUTE_DTYPES[dtype])
+    return files.read_as_computed if machine.kind == "cuda" else files
+
+
+def _fastest_dtype(files: ModelFiles, machine: JobMachine) -> tuple[Dtype, str | None]:
+    """With a note where it is not that of the checkpoint."""
     hardware, stored = machine.hardware(), files.dtypes.compute
+    if machine.kind == "cuda":
+        dtypes, notes = without_emulation(files.dtypes, hardware)
+        return dtypes.compute, next(iter(notes), None)
     known = hardware.dram.processor.gemm if hardware.dram.processor else {}
+    if machine.kind != "cpu" or not {"float32", stored} <= known.keys():
+        return stored, None
     fastest = fastest_dtypes(files.shape, files.dtypes, hardware).compute
-    if fastest == stored or not {fastest, stored} <= known.keys():
-        return files
-    log(f"note: computed in {fastest}, which is faster here than the model's {stored}")
-    return replace(files, dtype=COMPUTE_DTYPES[fastest])
+    if fastest == stored:
+        return stored, None
+    return fastest, f"computed in {fastest}, which is faster here than the model's {stored}"
 
 
 def _possible_dtypes(job: Job, files: ModelFiles) -> tuple[Dtype, ...]:

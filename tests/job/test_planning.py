@@ -113,6 +113,26 @@ class TestDtype:
     def test_more_precise_checkpoints_stay_so(self, job: Job) -> None:
         assert computed(job, machine_of("60GFLOP/s", "20GB/s")) == torch.float32
 
+    def test_auto_stays_what_the_first_run_has_found(
+        self, tmp_path: Path, tiny_checkpoint: Checkpoint
+    ) -> None:
+        model = tiny_checkpoint("mixtral", dtype="bfloat16")
+        for name, speed in (("a.yaml", "60GFLOP/s"), ("b.yaml", "2TFLOP/s")):
+            (tmp_path / name).write_text(machine_of(speed, "20GB/s").profile.to_yaml())
+        told: list[str] = []
+        for name, num_rows in (("a.yaml", 7), ("b.yaml", 9)):
+            job = write_job(tmp_path, model, hardware=name, num_rows=num_rows)
+            output = job.output.model_copy(update={"format": "openai"})
+            JobRun(job.model_copy(update={"output": output}), told.append).execute()
+        notes = [line for line in told if "computed in" in line]
+        assert notes == [
+            "note: computed in float32, which is faster here than the model's bfloat16",
+            "note: computed in float32, as in earlier runs of this job; bfloat16 is faster here",
+        ]
+        rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+        prints = [row["response"]["body"]["system_fingerprint"] for row in rows]
+        assert len(prints) == 9 and len(set(prints)) == 1
+
 
 def machine_of(bfloat16: str, widening: str) -> JobMachine:
     """A CPU that multiplies float32 with 200 GFLOP/s."""
