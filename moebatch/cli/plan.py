@@ -42,8 +42,8 @@ def plan(
         options = replace(options, has_job=job is not None)
         options.require_consistent()
         with importing():
-            from moebatch.plan.answers import answer_policy_file, answer_question
             from moebatch.plan.as_json import answer_json
+            from moebatch.plan.methods import answer_policy_file, answer_question
             from moebatch.report.plan import plan_views
             from moebatch.spec.files.text_file import write_text
 

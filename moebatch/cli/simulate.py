@@ -60,7 +60,7 @@ def _simulations(
     durations: Path | None,
 ) -> "tuple[Answer, dict[str, Simulation]]":
     """The answer by the policy's own schedule, and what the lanes do under those asked for."""
-    from moebatch.plan.answers import answer_question
+    from moebatch.plan.methods import answer_question
     from moebatch.plan.simulation.durations import load_durations
     from moebatch.plan.simulation.simulation import simulations
     from moebatch.predict.trace import load_routing

@@ -9,8 +9,8 @@ import pytest
 from moebatch.errors import ConfigError
 from moebatch.job.question import job_question
 from moebatch.job.run import JobRun
-from moebatch.plan.answers import answer_question
 from moebatch.plan.as_json import answer_json
+from moebatch.plan.methods import answer_question
 from moebatch.plan.options import PlanOptions
 from moebatch.plan.question import stated_question
 from moebatch.spec.job import load_job

@@ -21,7 +21,7 @@ from moebatch.job.identity import manifest_of
 from moebatch.job.opened import load_approximation
 from moebatch.job.question import job_question
 from moebatch.job.run import JobRun
-from moebatch.plan.answers import answer_question
+from moebatch.plan.methods import answer_question
 from moebatch.plan.options import PlanOptions
 from moebatch.rows.tokenizer_files import load_tokenizer
 from moebatch.spec.job import Job, load_job

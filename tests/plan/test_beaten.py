@@ -12,8 +12,8 @@ from moebatch.errors import DoesNotFit
 from moebatch.plan import advice
 from moebatch.plan.advice import improvements
 from moebatch.plan.answer import answer_milp, best_for
-from moebatch.plan.answers import answer_question
 from moebatch.plan.fitting import with_room
+from moebatch.plan.methods import answer_question
 from moebatch.plan.options import PlanOptions
 from moebatch.plan.prediction import Prediction, predict
 from moebatch.plan.problem import Problem

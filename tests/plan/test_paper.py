@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from moebatch.errors import ConfigError, DoesNotFit, ExitCode
 from moebatch.plan.answer import Answer
-from moebatch.plan.answers import answer_question
+from moebatch.plan.methods import answer_question
 from moebatch.plan.options import PlanOptions
 from moebatch.plan.papers.moe_lightning import (
     MAIN_SETTING,
