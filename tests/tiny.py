@@ -167,6 +167,40 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
         "mlp_only_layers": [1],
         "rope_parameters": {"rope_theta": 5000.0, "mrope_section": [2, 2, 1]},
     },
+    "afmoe": _SHARED
+    | {
+        "num_experts": 7,
+        "num_shared_experts": 2,
+        "route_scale": 1.4,
+        "sliding_window": 9,
+        "global_attn_every_n_layers": 3,
+        "mup_enabled": True,
+    },
+    "mellum": _SHARED
+    | {
+        "num_experts": 7,
+        "sliding_window": 9,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 300.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
+        },
+    },
+    "mistral4": _LATENT
+    | {
+        "n_shared_experts": 2,
+        "moe_intermediate_size": 20,
+        "routed_scaling_factor": 1.4,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 5000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 16,
+            "mscale": 1.0,
+            "mscale_all_dim": 0.7,
+            "llama_4_scaling_beta": 0.9,
+        },
+    },
     "exaone_moe": _SHARED | {"num_experts": 7, "sliding_window": 9, "sliding_window_pattern": 2},
     "solar_open": {
         "moe_intermediate_size": 20,
@@ -198,8 +232,21 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
     },
     "glm4_moe_lite": _LATENT | {"n_shared_experts": 1, "moe_intermediate_size": 24},
 }
-_TEXT_OF = {"qwen3_5_moe": "qwen3_5_moe_text", "qwen3_vl_moe": "qwen3_vl_moe_text"}
+_TEXT_OF = {
+    "qwen3_5_moe": "qwen3_5_moe_text",
+    "qwen3_vl_moe": "qwen3_vl_moe_text",
+    "mistral3": "mistral4",
+}
 """Families that see images beside text, and those of their text models."""
+_PIXTRAL = {
+    "model_type": "pixtral",
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
 _VISION = {
     "depth": 2,
     "hidden_size": 16,
@@ -262,7 +309,10 @@ def random_model(family: str = "mixtral", *, seed: int = 0, **config: Any) -> An
     settings = {} if encodes else _COMMON
     settings = {**settings, **_BY_FAMILY[_TEXT_OF.get(family, family)], **config}
     if sees:
-        settings = {"text_config": settings, "vision_config": _VISION}
+        settings = {
+            "text_config": {"model_type": _TEXT_OF[family], **settings},
+            "vision_config": _PIXTRAL if family == "mistral3" else _VISION,
+        }
     usual = AutoModelForSeq2SeqLM if encodes else AutoModelForCausalLM
     with quiet():
         made = AutoConfig.for_model(family, **settings)

@@ -104,9 +104,8 @@ class Rope:
     def _query_scales(self, positions_T: Tensor) -> Tensor | None:
         if self._temperature is None:
             return None
-        steps_T = (
-            (positions_T.to(self.device, torch.float32) + 1) / self._temperature.step
-        ).floor()
+        step, first = self._temperature.step, self._temperature.first
+        steps_T = ((positions_T.to(self.device, torch.float32) + first) / step).floor()
         return (steps_T.log1p() * self._temperature.strength + 1)[:, None, None]
 
     def _angles(self, positions_T: Tensor, frequencies_TR: Tensor) -> Tensor:
@@ -205,6 +204,10 @@ def _rope_config(attention: Attention, shape: ModelShape, config: Mapping[str, A
     given = {key: deepcopy(said.value(key)) for key in _KEYS if said.value(key) is not None}
     if attention.rotary is not None:
         given["rope_parameters"] = _of_kind(attention.rotary, given, usual)
+    if attention.positioned_dim < attention.head_dim:  # which is that share of a head already
+        for parameters in (given.get("rope_parameters"), given.get("rope_scaling")):
+            if isinstance(parameters, dict):
+                parameters.pop("partial_rotary_factor", None)
     return CONFIG_MAPPING[model_type](**given, head_dim=attention.positioned_dim)
 
 

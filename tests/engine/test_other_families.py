@@ -16,7 +16,7 @@ ROWS = requests((1, 17, 40, 3, 96, 33))
 WHERE = IN_MEMORY | EMULATED
 OTHERS = (
     *("granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "exaone_moe"),
-    *("gemma4_text", "llama4_text", "dbrx", "phimoe"),
+    *("gemma4_text", "llama4_text", "dbrx", "phimoe", "afmoe", "mellum", "mistral3"),
 )
 
 

@@ -340,6 +340,32 @@ CASES: dict[str, Case] = {
     "llama4-even-temperature": ("llama4_text", {"attn_temperature_tuning": False}),
     "llama4-top-3": ("llama4_text", {"num_experts_per_tok": 3, "tie_word_embeddings": True}),
     "llama4-llama3": ("llama4_text", {"rope_parameters": {"rope_theta": 5e3, **ROPES["llama3"]}}),
+    "afmoe": ("afmoe", {}),
+    "afmoe-fused": ("afmoe", {"fused": True, "num_dense_layers": 0, "mup_enabled": False}),
+    "afmoe-slides": ("afmoe", {"layer_types": ["sliding_attention"] * 3, "num_dense_layers": 2}),
+    "mellum": ("mellum", {}),
+    "mellum-fused": ("mellum", {"fused": True, "norm_topk_prob": False, "attention_bias": True}),
+    "mellum-full": (
+        "mellum",
+        {"layer_types": None, "mlp_layer_types": ["sparse", "dense"] * 2, "num_hidden_layers": 4},
+    ),
+    "mellum-slides": (
+        "mellum",
+        {
+            "layer_types": ["sliding_attention"] * 3,
+            "rope_parameters": {
+                "sliding_attention": {"rope_theta": 5000.0, **ROPES["linear"]},
+                "full_attention": {"rope_theta": 5000.0, **ROPES["yarn"]},
+            },
+        },
+    ),
+    "mistral4": ("mistral3", {}),
+    "mistral4-fused": ("mistral3", {"fused": True, "rope_interleave": False, "q_lora_rank": None}),
+    "mistral4-groups": (
+        "mistral3",
+        {"n_group": 4, "topk_group": 2, "norm_topk_prob": False, "num_experts_per_tok": 3},
+    ),
+    "mistral4-biases": ("mistral3", {"attention_bias": True, "first_k_dense_replace": 0}),
     "exaone": ("exaone_moe", {}),
     "exaone-fused": ("exaone_moe", {"fused": True, "first_k_dense_replace": 0}),
     "exaone-shared": ("exaone_moe", {"num_shared_experts": 2, "num_experts": 8, "n_group": 4}),

@@ -53,7 +53,11 @@ def required(shape: ModelShape, *names: str) -> dict[str, tuple[int, ...]]:
 def test_names_and_shapes_are_those_of_written_checkpoints(case: str, tiny_checkpoint: Any) -> None:
     family, options = CASES[case]
     folder = tiny_checkpoint(family, **options)
-    found = {name: tuple(tensor.shape) for name, tensor in read_tensors(folder).items()}
+    found = {
+        name: tuple(tensor.shape)
+        for name, tensor in read_tensors(folder).items()
+        if "vision" not in name and "multi_modal" not in name
+    }
     files = open_model(folder, "auto")
     parts = list(required_tensors(load_shape(folder), files.checkpoint, files.experts))
     assert {part.name: part.shape for part in parts} == found

@@ -69,9 +69,12 @@ def test_a_turned_query_scores_sinks_as_one_that_is_nearer() -> None:
     assert sink_window.most_cached == 4 + 12 + 511
 
 
-def test_queries_that_are_normed_behind_their_rotation_cannot_be_turned(
-    tiny_checkpoint: Callable[..., Path],
+@pytest.mark.parametrize(
+    ("family", "does"), [("hunyuan_v1_moe", "norms queries"), ("mistral3", "multiplies queries")]
+)
+def test_queries_that_would_have_to_be_made_anew_cannot_be_turned(
+    tiny_checkpoint: Callable[..., Path], family: str, does: str
 ) -> None:
-    folder = tiny_checkpoint("hunyuan_v1_moe")
-    with pytest.raises(ConfigError, match=r"model\.attention: HunYuanMoEV1ForCausalLM norms queri"):
+    folder = tiny_checkpoint(family)
+    with pytest.raises(ConfigError, match=rf"model\.attention: \w+ {does}"):
         Driver(folder, sink_window=WINDOWS[0])

@@ -38,6 +38,9 @@ ARCHITECTURES = {
     "dots1": "Dots1ForCausalLM",
     "solar_open": "SolarOpenForCausalLM",
     "exaone_moe": "ExaoneMoeForCausalLM",
+    "afmoe": "AfmoeForCausalLM",
+    "mellum": "MellumForCausalLM",
+    "mistral4": "Mistral4ForCausalLM",
     "granitemoe": "GraniteMoeForCausalLM",
     "granitemoeshared": "GraniteMoeSharedForCausalLM",
     "phimoe": "PhimoeForCausalLM",
@@ -54,6 +57,9 @@ OTHERS = (
     "hunyuan_v1_moe",
     "hy_v3",
     "solar_open",
+    "afmoe",
+    "mellum",
+    "mistral4",
     "phimoe",
 )
 NEEDED = {"glm4_moe": {"head_dim": 128}, "deepseek_v2": {"num_experts_per_tok": 6}}
@@ -401,7 +407,7 @@ def assert_agrees(shape: ModelShape, config: Any) -> None:
     assert shape.tie_word_embeddings == config.tie_word_embeddings
     step, dense = getattr(config, "decoder_sparse_step", 1), getattr(config, "mlp_only_layers", [])
     step = getattr(config, "moe_layer_interval", step)
-    first = getattr(config, "first_k_dense_replace", 0)
+    first = getattr(config, "first_k_dense_replace", getattr(config, "num_dense_layers", 0))
     first = getattr(config, "moe_layer_start_index", first)
     stop = getattr(config, "moe_layer_end_index", len(layers) - 1) + 1
     kinds = getattr(config, "mlp_layer_types", ["sparse"] * len(layers))
@@ -442,7 +448,7 @@ def assert_agrees(shape: ModelShape, config: Any) -> None:
 def assert_attention_agrees(shape: ModelShape, config: Any) -> None:
     family, attention = config.model_type, shape.attention
     bias = getattr(config, "attention_bias", getattr(config, "use_bias", False))
-    if family in tiny.LATENT:
+    if family in (*tiny.LATENT, "mistral4"):
         assert isinstance(attention, LatentAttention)
         assert attention.qkv_bias == attention.output_bias == bias
         assert attention.nope_head_dim == config.qk_nope_head_dim
@@ -466,6 +472,8 @@ def assert_attention_agrees(shape: ModelShape, config: Any) -> None:
         "hy_v3",
         "dots1",
         "exaone_moe",
+        "afmoe",
+        "mellum",
     )
     qk_norms = dict.fromkeys(per_head, "head")
     qk_norms |= {"olmoe": "full", "minimax_m2": "full"}

@@ -106,8 +106,11 @@ class LatentAttentionBlock:
         self._norm(frame, cached[:num_tokens, : attention.kv_rank], weights["kv_a_norm"])
         q_NHC, latents = q.view(len(q), -1, attention.head_dim), cached[:, None]
         rotating = (q_NHC[..., attention.nope_head_dim :], latents[..., attention.kv_rank :])
+        cos_TR, sin_TR, query_scales_T11 = micro_batch.angles[attention]
         for y in rotating:
-            self._elementwise.rotate(y[:num_tokens], *micro_batch.angles[attention][:2])
+            self._elementwise.rotate(y[:num_tokens], cos_TR, sin_TR)
+        if query_scales_T11 is not None:
+            q_NHC[:num_tokens].mul_(query_scales_T11)
         return q_NHC, latents
 
     def _norm(self, frame: Frame, x_TX: Tensor, weight_X: Tensor) -> None:

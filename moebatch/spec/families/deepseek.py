@@ -26,17 +26,17 @@ _MOST = 1e9
 
 def _moe(keys: ConfigKeys, num_layers: int) -> Layers:
     attention = grouped_attention(keys, biases="attention_bias")
-    return _layers(keys, num_layers, attention, softmax_router(keys))
+    return latent_layers(keys, num_layers, attention, softmax_router(keys))
 
 
 def _v2(keys: ConfigKeys, num_layers: int) -> Layers:
-    latent = _latent(keys, rotates_neighbours=True)
-    return _layers(keys, num_layers, latent, _group_limited_router(keys))
+    latent = latent_attention(keys, rotates_neighbours=True)
+    return latent_layers(keys, num_layers, latent, _group_limited_router(keys))
 
 
 def _v3(keys: ConfigKeys, num_layers: int) -> Layers:
-    latent = _latent(keys, rotates_neighbours=keys.flag("rope_interleave"))
-    return _layers(keys, num_layers, latent, corrected_router(keys))
+    latent = latent_attention(keys, rotates_neighbours=keys.flag("rope_interleave"))
+    return latent_layers(keys, num_layers, latent, corrected_router(keys))
 
 
 def _glm_lite(keys: ConfigKeys, num_layers: int) -> Layers:
@@ -45,7 +45,8 @@ def _glm_lite(keys: ConfigKeys, num_layers: int) -> Layers:
     return replace(_v3(keys, num_layers), moe_layers=sparse)
 
 
-def _latent(keys: ConfigKeys, *, rotates_neighbours: bool) -> LatentAttention:
+def latent_attention(keys: ConfigKeys, *, rotates_neighbours: bool) -> LatentAttention:
+    """With latents as DeepSeek-V2 has them."""
     heads, kv_heads, rope_head_dim = keys.heads()
     bias = keys.flag("attention_bias")
     head_dim = rope_head_dim + keys.count("qk_nope_head_dim")
@@ -97,7 +98,10 @@ def _group_limited_router(keys: ConfigKeys) -> Router:
     )
 
 
-def _layers(keys: ConfigKeys, num_layers: int, attention: Attention, router: Router) -> Layers:
+def latent_layers(
+    keys: ConfigKeys, num_layers: int, attention: Attention, router: Router
+) -> Layers:
+    """Dense ones, and then such with experts, of which all tokens share some."""
     first, step = keys.count_or_zero("first_k_dense_replace"), keys.count("moe_layer_freq")
     width, num_shared = keys.count("moe_intermediate_size"), keys.count_or_zero("n_shared_experts")
     return Layers(

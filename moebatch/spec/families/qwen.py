@@ -1,9 +1,13 @@
-"""Qwen2-MoE and Qwen3-MoE, and the text of Qwen3-VL-MoE (Alibaba)."""
+"""Qwen2-MoE and Qwen3-MoE, and the text of Qwen3-VL-MoE (Alibaba); and Mellum 2 (JetBrains), whose
+layers are those of Qwen3-MoE."""
+
+from dataclasses import replace
 
 from moebatch.spec.families.family import (
     FamilySpec,
     Windows,
     by_layer_types,
+    by_mlp_types,
     everywhere,
     grouped_attention,
     nested,
@@ -53,6 +57,24 @@ def _qwen3_vl(keys: ConfigKeys, num_layers: int) -> Layers:
         expert=Mlp(width=keys.count("moe_intermediate_size")),
         dense=Mlp(width=keys.count("intermediate_size")),
         router=Router(norm_order=1.0),
+    )
+
+
+def _mellum(keys: ConfigKeys, num_layers: int) -> Layers:
+    """Layers with a sliding window rotate otherwise than those that see everything."""
+    windows = by_layer_types(keys, num_layers, lambda layer: False)
+    see_all = tuple(layer for layer, window in enumerate(windows) if window is None)
+    slide = len(see_all) < num_layers
+    full = grouped_attention(keys, biases="attention_bias", qk_norm="head", rotary="full_attention")
+    return Layers(
+        attention=replace(full, rotary="sliding_attention") if slide else full,
+        global_attention=full if slide and see_all else None,
+        global_layers=see_all if slide else (),
+        sliding_windows=windows,
+        moe_layers=by_mlp_types(keys, num_layers, 0),
+        expert=Mlp(width=keys.count("moe_intermediate_size")),
+        dense=Mlp(width=keys.count("intermediate_size")),
+        router=softmax_router(keys),
     )
 
 
@@ -120,6 +142,33 @@ QWEN3_MOE = FamilySpec(
         "num_experts": 128,
     },
     layers=_qwen3,
+    names=_NAMES,
+)
+MELLUM = FamilySpec(
+    architecture="MellumForCausalLM",
+    model_type="mellum",
+    defaults=usual_defaults(
+        vocab_size=98304,
+        hidden_size=2304,
+        intermediate_size=7168,
+        num_hidden_layers=28,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        head_dim=128,
+        max_position_embeddings=131072,
+        rms_norm_eps=1e-6,
+        sliding_window=1024,
+        moe_intermediate_size=896,
+        num_experts_per_tok=8,
+        num_experts=64,
+        norm_topk_prob=True,
+        rope_parameters={
+            "full_attention": {"rope_type": "default", "rope_theta": 500000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    ),
+    layers=_mellum,
+    rotary_type="qwen3_moe",
     names=_NAMES,
 )
 _OF_QWEN3_VL = usual_defaults(

@@ -1,6 +1,7 @@
 """All families."""
 
 from moebatch.registry import Registry
+from moebatch.spec.families.afmoe import AFMOE
 from moebatch.spec.families.dbrx import DBRX
 from moebatch.spec.families.deepseek import DEEPSEEK_MOE, DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE
 from moebatch.spec.families.ernie import ERNIE_4_5_MOE
@@ -11,18 +12,21 @@ from moebatch.spec.families.granite import GRANITE_MOE, GRANITE_MOE_SHARED
 from moebatch.spec.families.hunyuan import HUNYUAN_V1_MOE, HY_V3
 from moebatch.spec.families.llama import LLAMA4, LLAMA4_TEXT
 from moebatch.spec.families.minimax import MINIMAX_M2
+from moebatch.spec.families.mistral import MISTRAL3, MISTRAL4
 from moebatch.spec.families.mixtral import MIXTRAL
 from moebatch.spec.families.olmoe import OLMOE
 from moebatch.spec.families.phimoe import PHIMOE, RELEASED_PHIMOE
-from moebatch.spec.families.qwen import QWEN2_MOE, QWEN3_MOE, QWEN3_VL_MOE
+from moebatch.spec.families.qwen import MELLUM, QWEN2_MOE, QWEN3_MOE, QWEN3_VL_MOE
 from moebatch.spec.families.qwen_delta import QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_NEXT
 from moebatch.spec.families.switch import SWITCH_TRANSFORMERS
 
-_DEEPSEEK = (DEEPSEEK_MOE, DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE)
+_DEEPSEEK = (DEEPSEEK_MOE, DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, MISTRAL4, MISTRAL3)
 _QWEN = (QWEN2_MOE, QWEN3_MOE, QWEN3_VL_MOE, QWEN3_NEXT, QWEN3_5_MOE_TEXT, QWEN3_5_MOE)
 _GRANITE = (GRANITE_MOE, GRANITE_MOE_SHARED)
 _OTHERS = (
     OLMOE,
+    AFMOE,
+    MELLUM,
     GLM4_MOE,
     MINIMAX_M2,
     DBRX,

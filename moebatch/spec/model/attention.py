@@ -34,10 +34,12 @@ def rows_by_part(num_groups: int, parts: Sequence[int]) -> list[int]:
 @dataclass(frozen=True, slots=True)
 class Temperature:
     """Queries are multiplied by more the later they come: ``1 + strength * log(1 + floor(position /
-    step))``, positions counted from one (Llama 4)."""
+    step))`` (Llama 4)."""
 
     step: int
     strength: float
+    first: int = 1
+    """What positions are counted from."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

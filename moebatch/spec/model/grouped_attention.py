@@ -27,6 +27,8 @@ class GroupedAttention(Attention):
     has_gate: bool = False
     """Each number that attention puts out is weighed by a sigmoid gate, which is projected beside
     the queries: stored head by head, the query's rows before the gate's."""
+    gate_is_apart: bool = False
+    """The gate is stored as a matrix of its own."""
     clip_qkv: float | None = None
     """Queries, keys and values are clamped to plus and minus this."""
     has_sink_scores: bool = False
@@ -64,7 +66,11 @@ class GroupedAttention(Attention):
 
     def tensors(self, hidden_size: int) -> Sizes:
         """Projections, their biases, norms and sinks."""
-        query = {"gated_q": 2 * self.query_width} if self.has_gate else {"q": self.query_width}
+        query = {"q": self.query_width}
+        if self.gate_is_apart:
+            query["output_gate"] = self.query_width
+        elif self.has_gate:
+            query = {"gated_q": 2 * self.query_width}
         widths = query | dict.fromkeys("k" if self.values_are_keys else "kv", self.kv_width)
         sizes: Sizes = {role: (width, hidden_size) for role, width in widths.items()}
         sizes["o"] = (hidden_size, self.query_width)

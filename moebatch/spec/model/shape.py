@@ -441,6 +441,8 @@ class ModelShape(Layers):
             does = "encodes prompts whole, without windows"
         elif self.global_attention is not None:
             does = f"attends in two ways{unturned}"
+        elif self.attention.temperature is not None:
+            does = f"multiplies queries by what their positions say{unturned}"
         elif self.attention.norms_rotated:
             does = f"norms queries behind their rotation{unturned}"
         if does:

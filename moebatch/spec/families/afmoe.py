@@ -1,0 +1,91 @@
+"""AFMoE (Arcee): Trinity Nano, Mini and Large."""
+
+from dataclasses import replace
+
+from moebatch.spec.families.family import (
+    FamilySpec,
+    by_layer_types,
+    grouped_attention,
+    usual_defaults,
+)
+from moebatch.spec.model.blocks import Mlp, Norm, Router
+from moebatch.spec.model.config_keys import ConfigKeys
+from moebatch.spec.model.shape import Layers
+from moebatch.spec.model.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, usual_roles
+
+_OWN_NORMS = {
+    "attention_out_norm": "post_attention_layernorm",
+    "mlp_norm": "pre_mlp_layernorm",
+    "mlp_out_norm": "post_mlp_layernorm",
+}
+
+
+def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
+    """Layers without a sliding window have no rotary positions."""
+    attention = grouped_attention(keys, qk_norm="head", has_gate=True, gate_is_apart=True)
+    step = 1 if keys.value("layer_types") else keys.count("global_attn_every_n_layers")
+    windows = by_layer_types(keys, num_layers, lambda layer: (layer + 1) % step != 0)
+    see_all = tuple(layer for layer, window in enumerate(windows) if window is None)
+    if len(see_all) == num_layers:
+        keys.wrong("layer_types", "no layer has rotary positions; models without are not run")
+    num_dense = keys.count_or_zero("num_dense_layers")
+    width, num_shared = keys.count("moe_intermediate_size"), keys.count("num_shared_experts")
+    return Layers(
+        attention=attention,
+        global_attention=replace(attention, num_rotated=0) if see_all else None,
+        global_layers=see_all,
+        sliding_windows=windows,
+        moe_layers=tuple(range(num_dense, num_layers)),
+        expert=Mlp(width=width),
+        shared_expert=Mlp(width=num_shared * width),
+        dense=Mlp(width=keys.count("intermediate_size")) if num_dense else None,
+        router=Router(
+            scores="sigmoid",
+            has_correction=True,
+            norm_order=1.0,
+            least_norm=1e-20,
+            scale=keys.positive("route_scale"),
+            has_exact_weights=True,
+        ),
+        norm=Norm(rounds_once=True),
+        norms=("input_norm", *_OWN_NORMS),
+        embedding_scale=keys.count("hidden_size") ** 0.5 if keys.flag("mup_enabled") else 1.0,
+    )
+
+
+AFMOE = FamilySpec(
+    architecture="AfmoeForCausalLM",
+    model_type="afmoe",
+    defaults=usual_defaults(
+        vocab_size=200192,
+        hidden_size=2048,
+        intermediate_size=6144,
+        moe_intermediate_size=1408,
+        num_hidden_layers=32,
+        num_dense_layers=1,
+        num_attention_heads=16,
+        num_key_value_heads=None,
+        head_dim=128,
+        max_position_embeddings=16384,
+        rms_norm_eps=1e-5,
+        num_experts=64,
+        num_experts_per_tok=6,
+        num_shared_experts=2,
+        route_scale=1.0,
+        global_attn_every_n_layers=4,
+        sliding_window=1024,
+        mup_enabled=False,
+    ),
+    layers=_layers,
+    rotary_type="llama",
+    names=TensorNames(
+        roles=usual_roles(shared="mlp.shared_experts")
+        | {role: (f"{LAYER}{name}.weight",) for role, name in _OWN_NORMS.items()}
+        | {
+            "output_gate": (LAYER + "self_attn.gate_proj.weight",),
+            "router": (LAYER + "mlp.router.gate.weight",),
+            "router_correction": (LAYER + "mlp.expert_bias",),
+        },
+        experts=USUAL_EXPERTS,
+    ),
+)
