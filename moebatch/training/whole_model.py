@@ -150,7 +150,7 @@ def _first_of(module: Any, *names: str) -> Any:
 
 def gate_matrix(gate: Any) -> nn.Parameter:
     """The weight [E, D] of a gate."""
-    matrix = _first_of(gate, "weight", "layer", "wg")
+    matrix = _first_of(gate, "weight", "layer", "wg", "gate")
     return matrix if isinstance(matrix, nn.Parameter) else matrix.weight
 
 
