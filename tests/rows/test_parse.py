@@ -101,6 +101,18 @@ class TestBatchLines:
     def test_a_null_beside_the_body_is_of_other_rows_of_a_table(self) -> None:
         assert good(batch(temperature=None, tools=None)).parameters == {}
 
+    def test_variables_of_a_template_are_an_object(self) -> None:
+        for given in ([], "a", 3):
+            body = {"messages": [{"role": "user", "content": "Hi"}], "chat_template_kwargs": given}
+            failed = parse(batch(body=body))
+            assert isinstance(failed, FailedRow)
+            assert failed.error.param == "chat_template_kwargs"
+
+    def test_a_row_that_could_not_be_read_fails_for_that(self) -> None:
+        error = RowError(status=400, code="invalid_json", message="is damaged")
+        failed = parse_row(RawRow(index=3, line=4, content=error), RowRules())
+        assert isinstance(failed, FailedRow) and failed.error == error
+
     def test_what_is_known_stays_known(self) -> None:
         failed = parse(batch(url="/v1/embeddings"))
         assert failed.row.custom_id == "a"

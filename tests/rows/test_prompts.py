@@ -292,11 +292,13 @@ class TestContext:
     def test_default_limit_is_cut(self, ready: Prepare) -> None:
         reader = ready(max_positions=10, sampling={"max_tokens": 50})
         assert good(reader, {"prompt": [5] * 8}).request.sampling.max_tokens == 2
+        assert good(reader, {"prompt": [5] * 9}).request.sampling.max_tokens == 1
         error = bad(reader, {"prompt": [5] * 10})
         assert (error.status, error.code) == (400, "context_length_exceeded")
         assert "needs 11: 10 of the prompt and 1 of the answer at least" in error.message
 
     def test_cut_below_min_tokens(self, ready: Prepare) -> None:
+        assert good(ready(max_positions=10), {"prompt": [5] * 8, "min_tokens": 2})
         error = bad(ready(max_positions=10), {"prompt": [5] * 8, "min_tokens": 3})
         assert error.code == "context_length_exceeded"
 
