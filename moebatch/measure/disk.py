@@ -78,6 +78,7 @@ class ExpertStream:
             ExpertKey(layer, expert): Record.of([extent])
             for (layer, expert), extent in zip(places, itertools.cycle(extents), strict=False)
         }
+        self._chunk_bytes = _EXTENTS_OF_CHUNK * extent_bytes
         self._store = ExpertStore(records, num_slots=sizes.num_slots)
         self._reading = ReadAhead(self._store, num_readers=sizes.num_readers)
         self._rates: list[float] = []
@@ -93,9 +94,11 @@ class ExpertStream:
                 for _, (tensor,) in ready:
                     yield tensor
             now = self._progress()
-            if now[1] > before[1]:
+            # While other programs hold this thread up, its readers get ahead of it: a chunk that
+            # was there already has no time of its own, and counts with the next.
+            if now[0] - before[0] >= self._chunk_bytes and now[1] > before[1]:
                 self._rates.append((now[0] - before[0]) / (now[1] - before[1]))
-            before = now
+                before = now
 
     @property
     def rates(self) -> DiskRates:

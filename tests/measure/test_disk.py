@@ -1,5 +1,6 @@
 """Reading through the store, writing, and leaving nothing behind."""
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 from moebatch.errors import ConfigError, StorageError
 from moebatch.measure.disk import (
     DiskRates,
+    ExpertStream,
     files_to_read,
     free_bytes,
     read_rates,
@@ -38,6 +40,20 @@ def test_files_too_short_to_tell_anything_are_refused(tmp_path: Path) -> None:
     path.write_bytes(bytes(100))
     with pytest.raises(ConfigError, match="weights: too short to time; give a file of"):
         read_rates([path], TINY_DISK)
+
+
+def test_a_chunk_that_the_readers_had_brought_before_counts_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They go on while other programs hold up what asks for them: of 0 B/s no profile was made."""
+    path, size = tmp_path / "weights", TINY_DISK.extent_bytes
+    path.write_bytes(bytes(size))
+    progress = iter([(0, 0.0), (8 * size, 2.0), (8 * size, 3.0), (12 * size, 5.0)])
+    monkeypatch.setattr(ExpertStream, "_progress", lambda _: next(progress))
+    with closing(ExpertStream([path], size, TINY_DISK)) as stream:
+        for _ in zip(range(3 * 4 + 1), stream.experts(), strict=False):
+            pass
+        assert stream.rates.rates == (8 * size / 2.0, 4 * size / 3.0)
 
 
 def test_the_mean_is_over_the_time_of_all_chunks() -> None:
