@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from moebatch.errors import StorageError
-from moebatch.spec.files.text_file import write_text
+from moebatch.spec.files.text_file import is_no_regular_file, write_text
 from moebatch.spec.machine.profile import HardwareProfile, load_profile
 
 UNKNOWN_MACHINE = "generic-cpu"
@@ -45,14 +45,18 @@ def require_writable_file(path: Path) -> None:
     """Makes the folder of a file that is to be written later. Raises StorageError if it will not
     be possible."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        message = f"{path}: cannot be written: {error.strerror}; give another place"
+        is_kept = is_no_regular_file(path)
+        needed = path if is_kept else path.resolve().parent
+        if not is_kept:
+            needed.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        message = f"{path}: cannot be written: {reason}; give another place"
         raise StorageError(message) from error
-    if not os.access(path.parent, os.W_OK):
-        raise StorageError(f"{path}: cannot be written: no permission; give another place")
     if path.is_dir():
         raise StorageError(f"{path}: is a folder; give the path of a file")
+    if not os.access(needed, os.W_OK):
+        raise StorageError(f"{path}: cannot be written: no permission; give another place")
 
 
 def save_profile(profile: HardwareProfile, path: Path) -> None:

@@ -1,5 +1,6 @@
 """The profile of a machine is kept by its name and read again as it was written."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,3 +78,26 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path, profile: Hardwar
         save_profile(profile, tmp_path / "file" / "hardware.yaml")
     with pytest.raises(StorageError, match="is a folder; give the path of a file"):
         require_writable_file(tmp_path)
+
+
+def test_the_place_is_where_a_link_leads(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link.yaml").symlink_to(tmp_path / "file" / "hardware.yaml")
+    with pytest.raises(StorageError, match=r"link\.yaml: cannot be written"):
+        require_writable_file(tmp_path / "link.yaml")
+    (tmp_path / "link.yaml").unlink()
+    (tmp_path / "link.yaml").symlink_to(tmp_path / "new" / "hardware.yaml")
+    require_writable_file(tmp_path / "link.yaml")
+    assert (tmp_path / "new").is_dir()
+
+
+def test_a_pipe_needs_no_folder_that_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of ``/dev/stdout`` cannot."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
+    require_writable_file(pipe)
+    with pytest.raises(StorageError, match="no permission"):
+        require_writable_file(tmp_path / "hardware.yaml")

@@ -38,6 +38,15 @@ def test_a_pipe_stays_a_pipe(tmp_path: Path) -> None:
     assert path.is_fifo()
 
 
+def test_a_pipe_without_a_name_is_written_to() -> None:
+    """As `-o /dev/stdout | less` and `-o >(less)` name one."""
+    reader, writer = os.pipe()
+    with os.fdopen(reader) as pipe:
+        write_text(Path(f"/dev/fd/{writer}"), "text")
+        os.close(writer)
+        assert pipe.read() == "text"
+
+
 @pytest.mark.parametrize("name", ["missing/policy.yaml", "folder"])
 def test_what_cannot_be_written_is_a_message_and_leaves_nothing(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder").mkdir()

@@ -16,19 +16,27 @@ def write_text(path: Path, text: str) -> None:
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Writes `data` beside `path` and renames it, so that no half file is left; links are
-    followed, and what is no regular file, such as a pipe, is written to as it is.
+    followed, and what `is_no_regular_file` is written to as it is.
 
     Raises StorageError.
     """
     try:
-        target = path.resolve()
-        if target.exists() and not target.is_file():
-            target.write_bytes(data)
+        if is_no_regular_file(path):
+            path.write_bytes(data)
         else:
-            _replace(target, data)
+            _replace(path.resolve(), data)
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise StorageError(f"{path}: cannot be written: {reason}") from error
+
+
+def is_no_regular_file(path: Path) -> bool:
+    """Whether there is something at `path` that cannot be replaced, such as a pipe. It may have no
+    other path: ``/dev/stdout`` of a pipeline is a link to a name that no folder has.
+
+    Raises OSError where it is not allowed to look.
+    """
+    return path.exists() and not path.is_file()
 
 
 def _replace(path: Path, data: bytes) -> None:
