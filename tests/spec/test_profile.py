@@ -666,12 +666,20 @@ class TestProfileLikeAnother:
         ("like", "message"),
         [
             ("mine.yaml", ":1: like: 'mine.yaml' is like this profile itself"),
+            ("../here/mine.yaml", ":1: like: '../here/mine.yaml' is like this profile itself"),
+            ("'~/mine.yaml'", ":1: like: '~/mine.yaml' is like this profile itself"),
+            (r'"a/\0.yaml"', "cannot be read: embedded null byte"),
             ("[t4]", ":1: like: must be the name or the path of a hardware profile"),
             ("t44", ":1: like: 't44' is no hardware profile of that name; did you mean t4"),
             ("absent.yaml", "no such file"),
         ],
     )
-    def test_what_cannot_be_followed(self, like: str, message: str, tmp_path: Path) -> None:
-        (tmp_path / "mine.yaml").write_text(f"like: {like}\n")
+    def test_what_cannot_be_followed(
+        self, like: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder = tmp_path / "here"
+        folder.mkdir()
+        monkeypatch.setenv("HOME", str(folder))
+        (folder / "mine.yaml").write_text(f"like: {like}\n")
         with pytest.raises(ConfigError, match=re.escape(message)):
-            load_profile(tmp_path / "mine.yaml")
+            load_profile(folder / "mine.yaml")

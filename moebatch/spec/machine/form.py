@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from functools import cache, partial
 from itertools import pairwise
-from pathlib import Path
+from os.path import realpath
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, PlainValidator, ValidationInfo, create_model, model_validator
@@ -203,7 +203,7 @@ class ProfileForm(Form):
     @classmethod
     def completed(cls, file: YamlFile) -> Mapping[str, Any]:
         """``like`` names another profile, which has what this one leaves out."""
-        content, seen = file.content, [file.path]
+        content, seen = file.content, [realpath(file.path)]
         while "like" in content:
             base = _base_of(file, content["like"], seen)
             own = {key: value for key, value in content.items() if key != "like"}
@@ -233,8 +233,9 @@ class ProfileForm(Form):
             yield from _dead_ends(levels, links)
 
 
-def _base_of(file: YamlFile, name: object, seen: list[Path]) -> YamlFile:
-    """The profile that a file is like; `seen` are the ones before it, and this one then."""
+def _base_of(file: YamlFile, name: object, seen: list[str]) -> YamlFile:
+    """The profile that a file is like; `seen` are the ones before it, and this one then, without
+    links and ``..``."""
 
     def refusal(message: str) -> ConfigError:
         line = file.line_of(("like",))
@@ -243,13 +244,14 @@ def _base_of(file: YamlFile, name: object, seen: list[Path]) -> YamlFile:
     if not isinstance(name, str):
         raise refusal(f"must be the name or the path of a hardware profile, got {shown(name)}")
     try:
-        path = file.path.parent / name if is_path(name) else find("hardware", name)
+        found = find("hardware", name)
     except ConfigError as error:
         raise refusal(f"{shown(name)} is {error.faults[0].message}") from None
-    if path in seen:
-        raise refusal(f"{shown(name)} is like this profile itself; one of them must be complete")
-    seen.append(path)
+    path = file.path.parent / found if is_path(name) else found
     base = read_yaml(path, kind="hardware profile")
+    if realpath(path) in seen:
+        raise refusal(f"{shown(name)} is like this profile itself; one of them must be complete")
+    seen.append(realpath(path))
     if base.faults:
         raise ConfigError(base.faults)
     return base
