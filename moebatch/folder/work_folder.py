@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from moebatch.errors import CheckpointError
 from moebatch.journal.files import storage_errors
 from moebatch.journal.lock import RunLock
-from moebatch.spec.files.text_file import write_text
+from moebatch.spec.files.text_file import remove_drafts, write_text
 
 Record = TypeVar("Record", bound=BaseModel)
 
@@ -37,6 +37,7 @@ class WorkFolder:
             try:
                 with storage_errors(self.path):
                     self.path.mkdir(exist_ok=True)
+                    remove_drafts(self.path)
                 yield
             finally:
                 if self.path.exists() and not self.record.exists():

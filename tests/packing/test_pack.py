@@ -7,7 +7,7 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,10 @@ _WIDTHS = {
     },
 }
 PROMPTS = prompts(lengths=(1, 21, 60))
+_STEPS: Sequence[tuple[Any, str]] = (
+    *((Files, name) for name in ("create", "write", "sync", "replace", "sync_folder")),
+    *((pack, "write_text"), (shutil, "copyfile")),
+)
 TinyCheckpoint = Callable[..., Path]
 
 
@@ -254,14 +258,26 @@ def test_a_pack_that_is_killed_ends_with_the_same_bytes(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "whole"]
 
 
-def _killed_at(step: int, model: Path, output: Path) -> bool:
+def test_half_a_record_is_no_part_of_what_is_packed(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    model = model_of(tiny_checkpoint)
+    packed(model, tmp_path / "whole")
+    for step in (1, 2, 4):
+        assert _killed_at(step, model, tmp_path / "out", steps=[(Path, "replace")])
+    packed(model, tmp_path / "out")
+    assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "whole")
+
+
+def _killed_at(
+    step: int, model: Path, output: Path, *, steps: Sequence[tuple[Any, str]] = _STEPS
+) -> bool:
     """Packs in another process, which kills itself when it asks for something of the file system
     for that time; whether it got so far."""
 
     def run() -> None:
         left = itertools.count(step, -1)
-        steps = [(Files, name) for name in ("create", "write", "sync", "replace", "sync_folder")]
-        for owner, name in [*steps, (pack, "write_text"), (shutil, "copyfile")]:
+        for owner, name in steps:
             usual = getattr(owner, name)
 
             def dying(*rest: object, usual: Callable[..., object] = usual) -> object:

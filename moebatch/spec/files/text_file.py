@@ -5,6 +5,9 @@ from secrets import token_hex
 
 from moebatch.errors import StorageError
 
+_NAME_BYTES = 4
+"""Of the part of a draft's name that is by chance."""
+
 
 def write_text(path: Path, text: str) -> None:
     """Writes `text` as `write_bytes` does, in UTF-8.
@@ -39,8 +42,15 @@ def is_no_regular_file(path: Path) -> bool:
     return path.exists() and not path.is_file()
 
 
+def remove_drafts(folder: Path) -> None:
+    """Removes what processes that were killed in `write_bytes` have left in `folder` and below,
+    where nobody writes at the moment. Raises OSError."""
+    for path in folder.rglob(f".*-{'[0-9a-f]' * 2 * _NAME_BYTES}"):
+        path.unlink()
+
+
 def _replace(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}-{token_hex(4)}")
+    temporary = path.with_name(f".{path.name}-{token_hex(_NAME_BYTES)}")
     try:
         with temporary.open("xb") as file:  # with the rights that the user gives
             file.write(data)
