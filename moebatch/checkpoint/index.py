@@ -230,7 +230,8 @@ def file_inside(folder: Path, name: str) -> Path:
     """The file `name` of a model folder, with links resolved.
 
     Links may lead to another file of the folder or, in the Hugging Face cache, from
-    ``snapshots/REVISION`` to ``blobs`` beside it; anywhere else raises CheckpointError.
+    ``snapshots/REVISION`` or a folder in it to ``blobs`` beside ``snapshots``; anywhere else raises
+    CheckpointError.
     """
     if name != Path(name).name or name in ("", ".", "..") or "\\" in name or "\0" in name:
         raise CheckpointError(f"{folder}: file name {shown(name)} must not contain a path")
@@ -240,9 +241,9 @@ def file_inside(folder: Path, name: str) -> Path:
     except (OSError, RuntimeError) as error:  # too long a name, or links in a circle
         message = f"file {shown(name)} cannot be found: {reason(error)}"
         raise CheckpointError(f"{folder}: {message}") from None
-    allowed = [folder.resolve()]
-    if folder.resolve().parent.name == "snapshots":
-        allowed.append(folder.resolve().parent.parent / "blobs")
+    inside = folder.resolve()
+    blobs = [each.parent / "blobs" for each in inside.parents if each.name == "snapshots"]
+    allowed = [inside, *blobs]
     if not any(path.is_relative_to(root) for root in allowed):
         raise CheckpointError(
             f"{folder}: {shown(name)} is a link that leads outside the model folder"

@@ -1,6 +1,7 @@
 """Model folders as they come, and as an attacker would make them."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -75,13 +76,14 @@ def test_a_link_cannot_reach_outside_the_folder(folder: Path) -> None:
         Checkpoint.open(folder)
 
 
-def test_links_of_the_hugging_face_cache_work(folder: Path, tmp_path: Path) -> None:
-    blobs, snapshot = tmp_path / "models--x/blobs", tmp_path / "models--x/snapshots/abc"
+@pytest.mark.parametrize("place", ["abc", "abc/Q4_K_M"])
+def test_links_of_the_hugging_face_cache_work(folder: Path, tmp_path: Path, place: str) -> None:
+    blobs, snapshot = tmp_path / "models--x/blobs", tmp_path / "models--x/snapshots" / place
     blobs.mkdir(parents=True)
     snapshot.mkdir(parents=True)
     for i, file in enumerate(folder.iterdir()):
         file.rename(blobs / f"{i:064x}")
-        (snapshot / file.name).symlink_to(f"../../blobs/{i:064x}")
+        (snapshot / file.name).symlink_to(Path(os.path.relpath(blobs, snapshot), f"{i:064x}"))
     assert set(Checkpoint.open(snapshot).tensors) == {"a", "b"}
 
 
