@@ -23,7 +23,7 @@ from moebatch.model.routing.gating import GatingPoint, LearntGating
 from moebatch.rows.prompts import RowReader
 from moebatch.store.memory import resident_bytes, return_freed_memory
 from moebatch.training.gating_trial import GatingTrial
-from moebatch.training.learning_gates import LearningGates, Recipe, learn
+from moebatch.training.learning_gates import LearningGates, Recipe, learn, require_movable
 from moebatch.training.memory import whole_footprint
 from moebatch.training.whole_model import ANSWER_TOKENS, WholeModel, load_whole, require_learnable
 from moebatch.units import format_bytes, format_unlike
@@ -87,6 +87,7 @@ class GateLessons:
         self._sequence_tokens = sequence_tokens
         self._log, self._advance = log, advance
         self._text: LearningText | None = None
+        self._held_bytes = resident_bytes()  # without transformers' models, which are counted apart
         if order.gating_loss is not None:
             if files.shape.experts_per_token == 1:
                 why = "adaptive leaves out all experts of a token but one, and this model has one"
@@ -186,10 +187,13 @@ class GateLessons:
         """Raises CheckpointError where gradients cannot be had of the model, and DoesNotFit where
         there is too little memory for all of it in `dtype` with gradients; for gates that learn, if
         `learns`. `option` is what asked for it."""
-        require_learnable(self._files)
+        outline = require_learnable(self._files)
+        if learns:
+            require_movable(outline)
         longest = min(self._sequence_tokens + ANSWER_TOKENS, self._files.shape.max_positions)
         footprint = whole_footprint(self._files, dtype=dtype, longest=longest, learns=learns)
-        held, room = resident_bytes(), self._order.dram_bytes or detect_machine().dram_bytes
+        room = self._order.dram_bytes or detect_machine().dram_bytes
+        held = self._held_bytes
         if held + footprint.total_bytes <= room:
             return
         needed, there = format_unlike(held + footprint.total_bytes, room)

@@ -34,14 +34,9 @@ class LearningGates:
     """
 
     def __init__(self, model: WholeModel, activation_level: int) -> None:
-        """Raises CheckpointError where gates are given more than what experts read: what corrects
-        the choice of a layer would go to another one."""
-        for router in model.routers.values() if activation_level else ():
-            if len(signature(router.forward).parameters) > 1:
-                raise CheckpointError(
-                    "gates of this model are corrected from outside, which transformers does not "
-                    "let them take to another layer: pre-gates cannot learn"
-                )
+        """Raises CheckpointError where gates cannot move, see `require_movable`."""
+        if activation_level:
+            require_movable(model)
         self._moe_layers = tuple(model.routers)
         self._level = activation_level
         self._gates = {layer: deepcopy(router) for layer, router in model.routers.items()}
@@ -84,6 +79,17 @@ class LearningGates:
             return self._chosen.pop(layer)
 
         return choose
+
+
+def require_movable(model: WholeModel) -> None:
+    """Raises CheckpointError where gates are given more than what experts read: what corrects the
+    choice of a layer would go to another one."""
+    for router in model.routers.values():
+        if len(signature(router.forward).parameters) > 1:
+            raise CheckpointError(
+                "gates of this model are corrected from outside, which transformers does not "
+                "let them take to another layer: pre-gates cannot learn"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,5 @@
 """What a whole model takes of main memory with gradients, term by term."""
 
-from math import prod
-
 import torch
 
 from moebatch.checkpoint.model_files import ModelFiles
@@ -41,7 +39,7 @@ def whole_footprint(
     }
     largest = max(passing, key=lambda name: passing[name])
     terms = {
-        "weights": sum(prod(entry.shape) for entry in entries) * dtype.itemsize,
+        "weights": shape.num_params * dtype.itemsize,
         largest: passing[largest],
         "libraries": LIBRARY_BYTES + _MODULE_BYTES,
     }

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import groupby
 from math import exp
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -179,8 +180,11 @@ def _up_to_end(said: list[int], ends: Sequence[int]) -> tuple[int, ...]:
     return tuple(said[:stop])
 
 
-def require_learnable(files: ModelFiles) -> None:
-    """Raises CheckpointError for a model that `load_whole` cannot load."""
+def require_learnable(files: ModelFiles) -> WholeModel:
+    """A model that `load_whole` can load, without its weights, of which none is read. Raises
+    CheckpointError for any other."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     folder, shape = files.checkpoint.folder, files.shape
     if shape.router.weighs_inputs or shape.router.has_own_norm:
         raise CheckpointError(
@@ -189,11 +193,17 @@ def require_learnable(files: ModelFiles) -> None:
         )
     if files.checkpoint.is_gguf:
         raise CheckpointError(f"{folder}: gates cannot learn from GGUF; use safetensors files")
+    with _loading(folder), torch.device("meta"):
+        config = AutoConfig.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
+        module = AutoModelForCausalLM.from_config(config)
+    return WholeModel(module, shape)
 
 
 def load_whole(files: ModelFiles, *, dtype: torch.dtype, experts: ExpertsWay) -> WholeModel:
     """The model, for which `require_learnable` holds, with all of its weights. Raises
-    CheckpointError.
+    CheckpointError, also where transformers does not find them all: it would make others up.
 
     Args:
         dtype: that of the model where its loss is asked about as it runs; float32 where something
@@ -203,23 +213,30 @@ def load_whole(files: ModelFiles, *, dtype: torch.dtype, experts: ExpertsWay) ->
     from transformers import AutoModelForCausalLM
 
     folder = files.checkpoint.folder
-    try:
-        with _no_bars():
-            module = AutoModelForCausalLM.from_pretrained(
-                str(folder),
-                dtype=dtype,
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=True,
-                experts_implementation="eager",
-            )
-    except Exception as error:  # Damaged files make its libraries raise anything.
-        raise CheckpointError(f"{folder}: transformers cannot load it: {reason(error)}") from error
+    with _loading(folder):
+        module, found = AutoModelForCausalLM.from_pretrained(
+            str(folder),
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            experts_implementation="eager",
+            output_loading_info=True,
+        )
+    missing = sorted(found["missing_keys"])
+    if missing:
+        raise CheckpointError(
+            f"{folder}: transformers cannot load it: of the weights as they are stored here it "
+            f"finds no {shown(missing[0])} ({len(missing)} in all), and would make them up; gates "
+            "cannot learn from this checkpoint"
+        )
     _require_its_positions(module, files)
     with suppress(ValueError):  # some families have no other way
         module.set_experts_implementation(experts)
     for parameter in module.parameters():
-        parameter.data = parameter.data.clone()  # some are still the mapped files themselves
+        # Some are still the mapped files themselves, and what is decoded need not be of `dtype`.
+        is_half = parameter.dtype in (torch.bfloat16, torch.float16)
+        parameter.data = parameter.data.to(dtype if is_half else parameter.dtype, copy=True)
     return WholeModel(module, files.shape)
 
 
@@ -238,13 +255,19 @@ def _require_its_positions(module: Any, files: ModelFiles) -> None:
 
 
 @contextmanager
-def _no_bars() -> Iterator[None]:
+def _loading(folder: Path) -> Iterator[None]:
+    """transformers works on a model folder, and says nothing on the way. Raises CheckpointError
+    for whatever it raises."""
     from transformers.utils import logging
 
-    had_bars = logging.is_progress_bar_enabled()
+    had_bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity(logging.CRITICAL)
     try:
         yield
+    except Exception as error:  # Damaged files make its libraries raise anything.
+        raise CheckpointError(f"{folder}: transformers cannot load it: {reason(error)}") from error
     finally:
+        logging.set_verbosity(verbosity)
         if had_bars:
             logging.enable_progress_bar()

@@ -316,6 +316,27 @@ def test_models_whose_gates_cannot_learn_are_refused_before_anything_is_read(
             run(order)
 
 
+@pytest.mark.parametrize(
+    ("family", "asked", "message"),
+    [
+        ("minimax_m2", {"pregate": True}, "pre-gates cannot learn"),
+        ("qwen3_vl_moe", {"pregate": True}, "transformers cannot load it"),
+        ("qwen3_vl_moe", {"gating": "adaptive"}, "transformers cannot load it"),
+    ],
+)
+def test_what_transformers_cannot_do_with_gates_is_refused_before_anything_is_read(
+    tmp_path: Path, tiny_checkpoint: Checkpoint, family: str, asked: dict[str, Any], message: str
+) -> None:
+    order = CalibrationOrder(
+        model=tiny_checkpoint(family),
+        text=tmp_path / "none.txt",
+        output=tmp_path / "table",
+        **asked,
+    )
+    with pytest.raises(CheckpointError, match=message):
+        run(order)
+
+
 def test_gates_of_the_only_layer_with_experts_have_no_later_one(
     tmp_path: Path, tiny_checkpoint: Checkpoint
 ) -> None:

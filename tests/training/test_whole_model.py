@@ -15,15 +15,22 @@ from moebatch.model.routing.gating import AdaptiveGating, GatingCount
 from moebatch.spec.model.shape_reader import load_shape
 from moebatch.training.gating_trial import GatingTrial
 from moebatch.training.learning_gates import LearningGates
+from moebatch.training.memory import whole_footprint
 from moebatch.training.reading import Reading, reading_batches
 from moebatch.training.whole_model import WholeModel, load_whole
 from tests.model.cases import CASES
-from tests.model.driver import Driver
+from tests.model.driver import Driver, read_tensors
 from tests.model.oracle import load, prompts
+from tests.quantised import decoded_beside, write_quantised
 from tests.tiny import CACHED_APART, FAMILIES, edit_config, write_checkpoint
 
 Checkpoint = Callable[..., Path]
 SENSITIVITIES = {0: 1.0, 1: 0.3, 2: 3.0}
+QUANTISABLE: dict[str, Any] = {
+    "hidden_size": 64,
+    "moe_intermediate_size": 32,
+    "intermediate_size": 64,
+}
 THREE_CHOICES = {"dbrx": CASES["dbrx-top-3"][1], "phimoe": {}}
 
 
@@ -127,6 +134,43 @@ def test_a_model_that_transformers_would_rotate_otherwise_is_refused(tmp_path: P
     assert whole.logits(torch.tensor([[3, 4]])).shape == (1, 2, 320)
     edit_config(folder, rope_parameters=None)
     message = r"rope_theta 10000\.0 instead of attn_config\.rope_theta \(5000\.0\)"
+    with pytest.raises(CheckpointError, match=message):
+        load_whole(open_model(folder, "auto"), dtype=torch.float32, experts="eager")
+
+
+LAYERS_THAT_ARE_PLAIN = {"ignore": ["lm_head", "re:.*gate$", "re:.*self_attn.*"]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("fp8", {}), ("int4", LAYERS_THAT_ARE_PLAIN), ("packed-int8", LAYERS_THAT_ARE_PLAIN)],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_quantised_model_is_what_its_weights_stand_for(
+    tmp_path: Path, kind: str, said: dict[str, Any], dtype: torch.dtype
+) -> None:
+    """In numbers as wide as they are asked for, and in the memory that takes."""
+    source = write_checkpoint(tmp_path / "plain", "qwen3_moe", **QUANTISABLE)
+    coded = write_quantised(source, kind, tmp_path / kind, said=said)
+    files, decoded = (open_model(folder, "auto") for folder in (coded, decoded_beside(coded)))
+    found, expected = (
+        load_whole(of, dtype=dtype, experts="eager").logits(torch.tensor([[3, 4, 90, 17]]))
+        for of in (files, decoded)
+    )
+    assert found.dtype is dtype
+    assert torch.allclose(found, expected, atol=1e-3, rtol=1e-3)
+    weights = [
+        whole_footprint(of, dtype=dtype, longest=9, learns=False).terms["weights"]
+        for of in (files, decoded)
+    ]
+    num_numbers = sum(tensor.numel() for tensor in read_tensors(source).values())
+    assert weights[0] == weights[1] == num_numbers * dtype.itemsize
+
+
+def test_a_model_of_which_transformers_would_make_weights_up_is_refused(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "plain", "qwen3_moe", **QUANTISABLE)
+    folder = write_quantised(source, "mxfp4", tmp_path / "mxfp4")
+    message = r"finds no 'model\.layers\.0\.mlp\.experts\.down_proj' \(6 in all\)"
     with pytest.raises(CheckpointError, match=message):
         load_whole(open_model(folder, "auto"), dtype=torch.float32, experts="eager")
 
