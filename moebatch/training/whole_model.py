@@ -136,10 +136,10 @@ class WholeModel:
             eos_token_id=ends,
             pad_token_id=0 if usual.pad_token_id is None else usual.pad_token_id,
         )
+        # Of one that is given, what it does not say goes by the model's own: beams, penalties.
+        self._module.generation_config = config
         with torch.inference_mode():
-            said_BS = self._module.generate(
-                prompts_BS, attention_mask=torch.ones_like(prompts_BS), generation_config=config
-            )
+            said_BS = self._module.generate(prompts_BS, attention_mask=torch.ones_like(prompts_BS))
         ends = [] if ends is None else [ends] if isinstance(ends, int) else ends
         return [_up_to_end(said, ends) for said in said_BS[:, prompts_BS.shape[1] :].tolist()]
 
