@@ -13,7 +13,13 @@ import numpy as np
 
 from moebatch.calibration.counting import Comparison, count, trace_of
 from moebatch.calibration.gate_lessons import GateLessons, GatingLesson, PreGateLesson
-from moebatch.calibration.lessons import Lesson, accuracies, require_sizes, teach_predictors
+from moebatch.calibration.lessons import (
+    Lesson,
+    accuracies,
+    earlier_accuracies,
+    require_sizes,
+    teach_predictors,
+)
 from moebatch.calibration.order import CalibrationOrder
 from moebatch.calibration.reading_policy import reading_engine, text_engine, text_job
 from moebatch.calibration.text_reading import Advance, TextReading
@@ -156,7 +162,8 @@ class Calibration:
             summary = replace(summary, lessons=lessons, learn_s=learn_s)
         if summary.comparisons:  # what caches and predictors are worth, for the planner
             unseen_LTK = np.concatenate(reading.unseen, axis=1)
-            accuracy = accuracies(summary.comparisons, summary.lessons)
+            accuracy = earlier_accuracies(order, files.owner)
+            accuracy |= accuracies(summary.comparisons, summary.lessons)
             habits = measure_habits(unseen_LTK, counted.popular_LE, accuracy)
             save_habits(HABITS.beside(order.table), habits, files.owner)
         return summary

@@ -20,7 +20,7 @@ from moebatch.calibration.text_reading import Advance, TextReading
 from moebatch.calibration.texts import HELD_OUT_SHARE
 from moebatch.checkpoint.fingerprint import ModelOwner
 from moebatch.checkpoint.model_files import ModelFiles
-from moebatch.errors import ConfigError, Fault
+from moebatch.errors import CheckpointError, ConfigError, Fault
 from moebatch.model.routing.gates import Gate
 from moebatch.predict.array_file import FileKind
 from moebatch.predict.guesser import (
@@ -45,8 +45,10 @@ from moebatch.predict.learn import (
 )
 from moebatch.predict.learnt_files import (
     FIRST_GATE,
+    HABITS,
     LEARNED,
     TOKENS,
+    load_habits,
     save_first_gate,
     save_learned,
     save_tokens,
@@ -274,6 +276,23 @@ def accuracies(
     for lesson in lessons:
         found[lesson.name] = tuple({**usual, **lesson.accuracy}.values())
     return found
+
+
+def earlier_accuracies(
+    order: CalibrationOrder, owner: ModelOwner
+) -> dict[PredictorName, tuple[float, ...]]:
+    """Of predictors that learnt in an earlier calibration, as they were examined there, by layer;
+    those that are not to learn now, and whose files still lie beside the table."""
+    try:
+        habits = load_habits(HABITS.beside(order.table), owner)
+    except CheckpointError:  # there are none, or they are of no use
+        return {}
+    kept = {name: kind for name, kind in _FILES.items() if name not in order.predictors}
+    return {
+        name: habits.accuracy[name]
+        for name, kind in kept.items()
+        if name in habits.accuracy and kind.is_of(kind.beside(order.table))
+    }
 
 
 def _parts(advance: Advance, count: int) -> list[Advance]:

@@ -30,11 +30,19 @@ from moebatch.errors import (
     StorageError,
     Terminated,
 )
-from moebatch.predict.learnt_files import load_first_gate, load_learned, load_table, load_tokens
+from moebatch.predict.learnt_files import (
+    HABITS,
+    LEARNED,
+    load_first_gate,
+    load_habits,
+    load_learned,
+    load_table,
+    load_tokens,
+)
 from moebatch.predict.path_table import PathTable
 from moebatch.predict.trace import RoutingTrace
 from moebatch.spec.model import cache_layout
-from moebatch.spec.policy.policy import PAGE_TOKENS
+from moebatch.spec.policy.policy import PAGE_TOKENS, PredictorName
 from tests.command import moebatch
 from tests.gguf_models import write_gguf
 from tests.model.pregated import moe_layers_of, router_of
@@ -443,6 +451,24 @@ def test_the_gate_of_the_next_layer_is_asked_with_what_this_one_saw(
         (_, _, guessed), (_, _, chosen) = map(router, seen)
     right = (guessed[:, :, None] == chosen[:, None, :]).any(dim=2).float().mean()
     assert lesson.accuracy[last] == pytest.approx(float(right), abs=1e-6)
+
+
+def test_what_an_earlier_calibration_has_taught_stays_known(tmp_path: Path, text: Path) -> None:
+    """As long as it is there, with what it was worth then."""
+    model = write_checkpoint(tmp_path / "model", "mixtral")
+    order = CalibrationOrder(model=model, text=text, num_tokens=900, predictor=("all",))
+    run(order)
+
+    def known() -> dict[PredictorName, tuple[float, ...]]:
+        return dict(load_habits(HABITS.path(model), owner_of(model)).accuracy)
+
+    first = known()
+    assert set(first) == {"none", "correlation", "token", "next-gate", "learned"}
+    LEARNED.path(model).unlink()
+    run(replace(order, predictor=("token",), num_tokens=700))
+    again = known()
+    assert set(again) == {"none", "correlation", "token", "next-gate"}
+    assert again["next-gate"] == first["next-gate"] and again["token"] != first["token"]
 
 
 def test_a_predictor_that_nobody_knows_is_refused() -> None:
