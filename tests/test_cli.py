@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from moebatch.cli import app
 from moebatch.cli.process import naming_paths
-from moebatch.errors import ExitCode, MoebatchError, StorageError
+from moebatch.errors import ExitCode, MoebatchError, OutOfMemory, StorageError
 from moebatch.periodic import periodically
 from tests.command import moebatch
 from tests.patience import PATIENCE_S, until
@@ -424,6 +424,11 @@ def test_a_thread_that_the_system_does_not_start_is_a_message() -> None:
             pass
     finally:
         threading.stack_size(before)
+
+
+def test_memory_that_the_system_refuses_is_a_message() -> None:
+    with pytest.raises(OutOfMemory, match=r"refuses memory; .*ulimit -v"), naming_paths():
+        bytearray(2**62)  # more than any process has room for
 
 
 def test_failed_rows_are_said_to_be_where_they_are(tmp_path: Path, model: Path) -> None:

@@ -112,6 +112,10 @@ def naming_paths() -> Iterator[None]:
             f"{error}: the system refuses memory for a library; allow this process more (`ulimit "
             "-v`)"
         ) from error
+    except MemoryError as error:
+        raise OutOfMemory(
+            "the system refuses memory; allow this process more (`ulimit -v`)"
+        ) from error
     except RuntimeError as error:
         if str(error) != _NO_THREAD:
             raise

@@ -56,9 +56,9 @@ def read_regular(path: Path, *, most_bytes: int) -> bytes:
     """All bytes of a file. Raises as `read_json` does; never waits for the far end of a pipe."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise ValueError("is no regular file")
-        data = file.read(most_bytes + 1)
-    if len(data) > most_bytes:
-        raise ValueError(f"is longer than {format_bytes(most_bytes)}, the most that is read")
-    return data
+        if status.st_size > most_bytes:
+            raise ValueError(f"is longer than {format_bytes(most_bytes)}, the most that is read")
+        return file.read()  # a number of bytes would be allocated, however short the file is
