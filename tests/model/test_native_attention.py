@@ -395,6 +395,43 @@ def test_without_a_safe_folder_it_is_compiled_for_this_process_alone(
     assert not list(tmp_path.rglob("*.so"))
 
 
+def test_a_folder_that_cannot_be_written_is_read(
+    copier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the image of a container. What it lacks is compiled for this process alone."""
+    settings = environment(tmp_path, CC=str(copier))
+
+    def read_only(path: str | Path, mode: int) -> bool:
+        return not mode & os.W_OK
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "access", read_only)
+        assert isinstance(loader.load(settings), Kernels)
+        assert loader.needs_compiling(settings) and not list(tmp_path.rglob("*.so"))
+    assert isinstance(loader.load(settings), Kernels)
+    monkeypatch.setattr(os, "access", read_only)
+    assert isinstance(loader.load(settings), Kernels)
+    assert num_uses(copier) == 2
+
+
+def test_nothing_is_kept_where_nothing_may_be_loaded_from(
+    copier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where homes are mounted noexec: it would be compiled each time, and never loaded."""
+    here = os.statvfs(tmp_path)
+    noexec = os.statvfs_result((*here[:8], here.f_flag | os.ST_NOEXEC, here.f_namemax))
+    monkeypatch.setattr(os, "statvfs", lambda path: noexec)
+    settings = environment(tmp_path, CC=str(copier))
+    assert isinstance(loader.load(settings), Kernels)
+    assert loader.needs_compiling(settings) and not list(tmp_path.rglob("*.so"))
+
+
+def test_a_folder_for_caches_that_is_relative_is_ignored(tmp_path: Path) -> None:
+    settings = {"HOME": str(tmp_path), "XDG_CACHE_HOME": "~/.cache"}
+    assert cache_folder(settings) == tmp_path / ".cache/moebatch"
+    assert cache_folder({**settings, "HOME": "."}) is None
+
+
 def test_what_breaks_a_compilation_off_ends_the_compilers_and_all_that_work_for_them(
     tmp_path: Path,
 ) -> None:

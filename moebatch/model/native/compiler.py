@@ -93,20 +93,28 @@ class Library:
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path | None:
-    """The user's folder for compiled libraries, made if need be; None where none can be used.
+    """The user's folder for compiled libraries, made if need be; None where none can be used. One
+    that cannot be written may have been filled before, as in the image of a container.
 
     No other user may write there: nothing asks where a library comes from that is loaded.
     """
-    base = environment.get("XDG_CACHE_HOME") or environment.get("HOME")
-    if not base or not Path(base).is_absolute():
+    cache, home = environment.get("XDG_CACHE_HOME", ""), environment.get("HOME", "")
+    # Relative paths there are to be ignored, says the XDG base directory specification.
+    base = Path(cache) if Path(cache).is_absolute() else Path(home, ".cache")
+    folder = base / "moebatch"
+    if not folder.is_absolute():
         return None
-    parts = ("moebatch",) if environment.get("XDG_CACHE_HOME") else (".cache", "moebatch")
-    folder = Path(base, *parts)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        may_load = not os.statvfs(folder).f_flag & os.ST_NOEXEC
     except OSError:
         return None
-    return folder if is_ours(folder) and os.access(folder, os.W_OK | os.X_OK) else None
+    return folder if may_load and is_ours(folder) and os.access(folder, os.X_OK) else None
+
+
+def may_keep(folder: Path) -> bool:
+    """Whether libraries can be put there."""
+    return os.access(folder, os.W_OK)
 
 
 def is_ours(path: Path) -> bool:

@@ -10,7 +10,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from moebatch.model.native import instruction_set
-from moebatch.model.native.compiler import Library, NotCompiled, cache_folder, is_ours, is_whole
+from moebatch.model.native.compiler import (
+    Library,
+    NotCompiled,
+    cache_folder,
+    is_ours,
+    is_whole,
+    may_keep,
+)
 from moebatch.model.native.kernels import Kernels
 
 SWITCH = "MOEBATCH_NATIVE"
@@ -81,12 +88,8 @@ def load(environment: Mapping[str, str]) -> Kernels | str:
     is_forced = name != instruction_set.highest()
     try:
         folder = cache_folder(environment)
-        if folder is not None:
-            return Kernels(_kept(library, folder), is_forced=is_forced)
-        with tempfile.TemporaryDirectory(prefix="moebatch-") as temporary:
-            # Once loaded, the library needs no file.
-            made = _made(library, Path(temporary) / "kernels.so")
-            return Kernels(made, is_forced=is_forced)
+        made = _made_for_now(library) if folder is None else _kept(library, folder)
+        return Kernels(made, is_forced=is_forced)
     except NotCompiled as error:
         return str(error)
     except OSError as error:
@@ -117,7 +120,13 @@ def _kept(library: Library, folder: Path) -> ctypes.CDLL:
     if is_ours(path) and is_whole(path):
         with contextlib.suppress(OSError):
             return ctypes.CDLL(str(path))
-    return _made(library, path)
+    return _made(library, path) if may_keep(folder) else _made_for_now(library)
+
+
+def _made_for_now(library: Library) -> ctypes.CDLL:
+    with tempfile.TemporaryDirectory(prefix="moebatch-") as temporary:
+        # Once loaded, the library needs no file.
+        return _made(library, Path(temporary) / "kernels.so")
 
 
 def _made(library: Library, path: Path) -> ctypes.CDLL:
