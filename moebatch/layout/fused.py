@@ -2,6 +2,8 @@
 recurrence and whose choices."""
 
 from collections.abc import Iterator, Sequence
+from math import sqrt
+from statistics import NormalDist
 
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.spec.machine.hardware import Dtype
@@ -15,6 +17,9 @@ link waiting for these."""
 _MANY_ROWS = 128
 """From so many on an expert is computed alone. Estimated: over so many, one of Qwen3-30B-A3B is 1.2
 GFLOP, some 10 us of a GPU that does 120 TFLOP/s, and its launches are 60."""
+_FEWEST = 1e-3
+"""A smaller share of experts is not looked at by itself."""
+_NORMAL = NormalDist()
 _LARGEST_HEAD = 256
 """Size of one, of which a block of keys and one of values fit into the shared memory."""
 _LARGEST_KEY = 256
@@ -64,6 +69,21 @@ def chooses_at_once(shape: ModelShape) -> bool:
 def is_grouped(rows: float) -> bool:
     """Whether an expert over so many tokens is computed together with others."""
     return rows < _MANY_ROWS
+
+
+def by_rows(mean_rows: float, chance: float) -> list[tuple[float, float]]:
+    """Experts that are computed together, and those that are computed alone, where each of many
+    tokens chooses any with that chance: their share of all, and the rows that each of them has in
+    the mean. Numbers of rows vary, so neither kind is all of them near the bar between them."""
+    deviation = sqrt(mean_rows * (1 - chance))
+    if not deviation:
+        return [(1.0, mean_rows)]
+    bar = (_MANY_ROWS - mean_rows) / deviation
+    few = _NORMAL.cdf(bar)
+    if min(few, 1 - few) < _FEWEST:
+        return [(1.0, mean_rows)]
+    off = deviation * _NORMAL.pdf(bar)
+    return [(few, mean_rows - off / few), (1 - few, mean_rows + off / (1 - few))]
 
 
 def portions(rows: Sequence[float], most_rows: int) -> Iterator[range]:

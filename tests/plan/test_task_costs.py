@@ -325,6 +325,31 @@ def test_experts_that_a_gpu_computes_together_are_launched_together() -> None:
     assert many - few == pytest.approx(6e-5), "one of many rows is launched alone"
 
 
+@pytest.mark.parametrize("num_sequences", [460, 500, 520, 560])
+def test_experts_of_about_as_many_rows_as_are_computed_together_are_of_both_kinds(
+    num_sequences: int,
+) -> None:
+    """Of a fourth of the sequences each, on either side of 128: in each layer some are computed
+    together and some alone, whatever the mean."""
+    machine = launching(gpu_machine(200))
+    vram = machine.levels["vram"]
+    assert vram.processor is not None
+    slow = replace(vram.processor, launch_s=1e-3)
+    asked = problem(
+        replace(machine, levels={**machine.levels, "vram": replace(vram, processor=slow)})
+    )
+    under = policy(
+        batch_size=num_sequences,
+        micro_batch_size=num_sequences,
+        weights=Placement(vram=1),
+        kv_cache=Placement(vram=1),
+        num_slots=0,
+    )
+    found = of_a_pass(simulated(asked, under, "decode"))["gpu"]
+    priced = asked.cost.of_pass(decode_load(asked, under), under).lanes["gpu"]
+    assert found == pytest.approx(priced, rel=0.06)
+
+
 def test_a_gpu_decodes_the_codes_of_few_rows_beside_reading_them() -> None:
     """In three launches with others, as those that are numbers; the matrix of more rows is decoded
     before, and so are codes that lie across."""

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from moebatch.layout.footprint import Dtypes
 from moebatch.layout.fused import (
     attends_in_place,
+    by_rows,
     chooses_at_once,
     groups_experts,
     is_grouped,
@@ -170,6 +171,13 @@ class Launches:
     def groups(self, rows: float) -> bool:
         """Whether an expert over so many tokens is computed together with others."""
         return self._groups and is_grouped(rows)
+
+    def kinds(self, mean_rows: float) -> list[tuple[float, float]]:
+        """Experts over so many tokens in the mean as far as they are computed alike: the share of
+        each kind, and its own mean."""
+        if not self._groups:
+            return [(1.0, mean_rows)]
+        return by_rows(mean_rows, self.shape.experts_per_token / self.shape.num_experts)
 
     def _of_expert(self, rows: float) -> float:
         expert = self.shape.expert

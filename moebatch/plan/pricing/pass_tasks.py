@@ -257,9 +257,11 @@ class PassTasks:
         for layers, tokens in routed(shape, load):
             active = distinct_experts(shape, tokens)
             if active:
-                rows = tokens * shape.experts_per_token / active
-                each_s = self._price.expert_s(rows, fresh=self._fresh, is_mean=True)
-                seconds += layers * (active * each_s + self._launching_s(active, rows))
+                mean_rows = tokens * shape.experts_per_token / active
+                for share, rows in self.prices.launches.kinds(mean_rows):
+                    each_s = self._price.expert_s(rows, fresh=self._fresh, is_mean=True)
+                    layer_s = active * each_s + self._launching_s(active, rows)
+                    seconds += layers * share * layer_s
         return seconds
 
     def _launching_s(self, active: float, rows: float) -> float:
