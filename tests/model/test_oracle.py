@@ -165,6 +165,18 @@ def test_rotary_parameters_of_gemma_that_are_null_are_the_usual_ones(tmp_path: P
             Driver(folder)
 
 
+def test_llama_without_chunks_sees_everything(tmp_path: Path) -> None:
+    """Where no ``layer_types`` say otherwise."""
+    folder = tiny.write_checkpoint(tmp_path, "llama4_text")
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | {"attention_chunk_size": None}
+    del config["layer_types"]
+    path.write_text(json.dumps(config))
+    model = oracle.load(folder)
+    for seq in Driver(folder).generate(oracle.prompts(), 8, slice_tokens=7):
+        assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
+
+
 def test_rope_as_released_files_of_dbrx_spell_it(tmp_path: Path) -> None:
     """``rope_theta`` in ``attn_config`` alone, where transformers 5 does not look."""
     folder = tiny.write_checkpoint(tmp_path, "dbrx")

@@ -142,6 +142,7 @@ def test_layers_of_llama() -> None:
     assert plain.temperature == Temperature(8192, 0.1) and rotating.temperature is None
     assert maverick.attention.num_heads == 40 and attentions(maverick)[0].qk_norm == "none"
     assert [str(group) for group in scout.cache_groups(10**6)] == ["all tokens", "8703 tokens"]
+    assert llama(attention_chunk_size=None).sliding_windows == (None,) * 48
 
 
 @pytest.mark.parametrize(
@@ -150,7 +151,10 @@ def test_layers_of_llama() -> None:
         ({"no_rope_layers": [1, 0]}, "expected 48 zeros and ones"),
         ({"no_rope_layers": [0] * 48}, "no layer has rotary positions"),
         ({"moe_layers": [48]}, "a list of layers below 48"),
-        ({"attention_chunk_size": None}, "attention_chunk_size: expected a whole number"),
+        (
+            {"attention_chunk_size": None, "layer_types": ["chunked_attention"] * 48},
+            "attention_chunk_size: expected a whole number",
+        ),
         ({"layer_types": ["sliding_attention"] * 48}, "full_attention and chunked_attention"),
     ],
 )

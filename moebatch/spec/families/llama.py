@@ -15,7 +15,8 @@ _FULL, _CHUNKED = "full_attention", "chunked_attention"
 
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     rotating = _rotating_layers(keys, num_layers)
-    usual = [_CHUNKED if layer in rotating else _FULL for layer in range(num_layers)]
+    in_chunks = () if keys.value("attention_chunk_size") is None else rotating
+    usual = [_CHUNKED if layer in in_chunks else _FULL for layer in range(num_layers)]
     types = layer_types(keys, usual, known=(_FULL, _CHUNKED))
     chunk = keys.count("attention_chunk_size") if _CHUNKED in types else None
     attention = grouped_attention(
