@@ -85,9 +85,16 @@ def _tokenizer_files(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _generation(job: Job, files: ModelFiles) -> str:
-    """What the model itself says about sampling and about where answers end."""
-    config = read_generation_config(job.model.folder, vocab_size=files.shape.vocab_size)
-    return _stable({**model_defaults(config.values), "eos_token_id": config.end_tokens})
+    """What the model itself says about sampling and about where answers begin and end."""
+    shape = files.shape
+    start_token = shape.encoder.start_token if shape.encoder else None
+    config = read_generation_config(
+        job.model.folder, vocab_size=shape.vocab_size, start_token=start_token
+    )
+    said = {**model_defaults(config.values), "eos_token_id": config.end_tokens}
+    if config.start_token != start_token:
+        said["decoder_start_token_id"] = config.start_token
+    return _stable(said)
 
 
 def _digest(paths: Mapping[str, Path]) -> str:

@@ -144,13 +144,14 @@ def open_reader(
     today: datetime.date | None = None,
 ) -> RowReader:
     """Loads the tokenizer and resolves defaults, for a model of so many tokens and positions;
-    `gguf` is the first file of a model in GGUF, `start_token` is as `RowReader` has it.
+    `gguf` is the first file of a model in GGUF, `start_token` is as `read_generation_config` has
+    it.
 
     Raises CheckpointError if the files of the model folder are missing, damaged or do not belong
     together, and ConfigError if the job's sampling does not go with the model.
     """
     folder = job.model.folder
-    config = read_generation_config(folder, vocab_size=vocab_size)
+    config = read_generation_config(folder, vocab_size=vocab_size, start_token=start_token)
     defaults = merge_defaults(job.sampling, config.values, vocab_size=vocab_size)
     tokenizer = load_tokenizer(
         folder,
@@ -174,7 +175,7 @@ def open_reader(
         defaults=defaults,
         tokenizer=tokenizer,
         max_positions=max_positions,
-        start_token=start_token,
+        start_token=config.start_token,
         template_variables=job.sampling.chat_template_kwargs,
         end_tokens=end_tokens,
         warnings=tuple(warnings),
@@ -194,17 +195,22 @@ def row_rules(job: Job) -> RowRules:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationConfig:
-    """Content of generation_config.json, and the end tokens that it and config.json name."""
+    """Content of generation_config.json, and the tokens that it and config.json name."""
 
     values: Mapping[str, object]
     """The file as it is; empty if there is none."""
     end_tokens: frozenset[int]
+    start_token: int | None = None
+    """As `RowReader` has it; what generation_config.json says counts first, as in transformers."""
 
 
-def read_generation_config(folder: Path, *, vocab_size: int) -> GenerationConfig:
-    """Reads both files of a model folder; either may be missing.
+def read_generation_config(
+    folder: Path, *, vocab_size: int, start_token: int | None = None
+) -> GenerationConfig:
+    """Reads both files of a model folder; either may be missing. `start_token` is what config.json
+    says of a model that encodes prompts.
 
-    Raises CheckpointError if one is damaged or names an end token that the model does not have.
+    Raises CheckpointError if one is damaged or names a token that the model does not have.
     """
     values, config = (
         read_object(file) if file.exists() or file.is_symlink() else {}
@@ -217,15 +223,19 @@ def read_generation_config(folder: Path, *, vocab_size: int) -> GenerationConfig
         ("config.json", config),
         ("config.json", inner if isinstance(inner, dict) else {}),
     ):
-        tokens |= _end_tokens(folder / file, content.get("eos_token_id"), vocab_size)
-    return GenerationConfig(values=values, end_tokens=frozenset(tokens))
+        found = content.get("eos_token_id")
+        ends = found if isinstance(found, list) else [] if found is None else [found]
+        tokens |= {_token(folder / file, "eos_token_id", end, vocab_size) for end in ends}
+    if start_token is not None:
+        key = "decoder_start_token_id"
+        said = values.get(key)
+        file = "config.json" if said is None else "generation_config.json"
+        start_token = _token(folder / file, key, start_token if said is None else said, vocab_size)
+    return GenerationConfig(values=values, end_tokens=frozenset(tokens), start_token=start_token)
 
 
-def _end_tokens(file: Path, value: object, vocab_size: int) -> set[int]:
-    if value is None:
-        return set()
+def _token(file: Path, key: str, value: object, vocab_size: int) -> int:
     try:
-        tokens = value if isinstance(value, list) else [value]
-        return {whole(token, 0, vocab_size - 1) for token in tokens}
+        return whole(value, 0, vocab_size - 1)
     except ValueError as error:
-        raise CheckpointError(f"{file}: eos_token_id {error}") from None
+        raise CheckpointError(f"{file}: {key} {error}") from None

@@ -188,6 +188,19 @@ def test_another_job_is_refused_wherever_its_files_are(
     assert any(difference in fault.message for fault in check_job(job).faults)
 
 
+def test_a_job_goes_on_only_where_answers_begin_with_the_same_token(
+    tmp_path: Path, tiny_checkpoint: Checkpoint
+) -> None:
+    model = Path(shutil.copytree(tiny_checkpoint("switch_transformers"), tmp_path / "model"))
+    job = write(tmp_path / "job", model, rows(3), **GREEDY)
+    run(job, limit=1)
+    path = model / "generation_config.json"
+    said = json.loads(path.read_text())
+    path.write_text(json.dumps(said | {"decoder_start_token_id": 7}))
+    with pytest.raises(ConfigError, match=r"generation_config\.json was"):
+        run(job)
+
+
 def test_a_renamed_template_is_the_same_and_an_edited_one_another(
     tmp_path: Path, model: Path
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from moebatch.errors import CheckpointError, ConfigError
 from moebatch.job.scan import scan
-from moebatch.rows.prompts import RowReader, open_reader
+from moebatch.rows.prompts import RowReader, open_reader, read_generation_config
 from moebatch.rows.row import FailedRow, RawRow, ReadyRow
 from moebatch.rows.source import open_source
 from moebatch.rows.tokenizer import Tokenizer
@@ -354,6 +354,48 @@ class TestModelFolder:
         reader = self.load(folder)
         assert reader.end_tokens == expected
         assert reader.warnings == ()
+
+    @pytest.mark.parametrize(
+        ("generation", "configured", "expected"),
+        [
+            ({"decoder_start_token_id": 7}, 3, 7),
+            ({"decoder_start_token_id": None}, 3, 3),
+            ({}, 0, 0),
+            ({"decoder_start_token_id": 7}, None, None),
+        ],
+    )
+    def test_start_token(
+        self,
+        model: Path,
+        tmp_path: Path,
+        generation: Any,
+        configured: int | None,
+        expected: int | None,
+    ) -> None:
+        """What generation_config.json says counts, of models that encode prompts alone."""
+        folder = self.copy(model, tmp_path, generation_config=generation)
+        reader = open_reader(
+            job_of(folder), vocab_size=VOCABULARY, max_positions=64, start_token=configured
+        )
+        assert reader.start_token == expected
+
+    @pytest.mark.parametrize(
+        ("generation", "configured", "message"),
+        [
+            (
+                {"decoder_start_token_id": [7]},
+                3,
+                r"generation_config\.json: decoder_start_token_id",
+            ),
+            ({}, 320, r"/config\.json: decoder_start_token_id must be .* 0 to 319, got 320"),
+        ],
+    )
+    def test_start_tokens_that_the_model_does_not_have(
+        self, model: Path, tmp_path: Path, generation: Any, configured: int, message: str
+    ) -> None:
+        folder = self.copy(model, tmp_path, generation_config=generation)
+        with pytest.raises(CheckpointError, match=message):
+            read_generation_config(folder, vocab_size=VOCABULARY, start_token=configured)
 
     def test_no_end_token_warns(self, model: Path, tmp_path: Path) -> None:
         folder = self.copy(model, tmp_path, config={"model_type": "mixtral"})
