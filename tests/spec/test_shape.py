@@ -348,6 +348,20 @@ def test_what_can_be_planned_and_not_run() -> None:
         read_runnable_shape(config, "m/config.json")
 
 
+def test_activations_with_weights_are_refused_and_no_others() -> None:
+    """Each expert would have its own in files."""
+    refused = []
+    for name in ACT2FN:
+        config = minimal("mixtral", hidden_act=name)
+        try:
+            read_runnable_shape(config, "m/config.json")
+        except CheckpointError as error:
+            assert f"hidden_act '{name}' has weights of its own" in str(error)
+            refused.append(name)
+    modules = {name: ACT2FN[name] for name in ACT2FN}
+    assert refused == [name for name, module in modules.items() if [*module.parameters()]]
+
+
 def test_models_without_experts_are_read_and_neither_planned_nor_run() -> None:
     config = minimal("qwen3_moe", decoder_sparse_step=99)
     read_shape(config, "m/config.json")

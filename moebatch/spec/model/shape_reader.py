@@ -18,6 +18,7 @@ _ACTIVATIONS = (
 )
 ACTIVATIONS = frozenset(_ACTIVATIONS.split())
 """Names that transformers knows: looking there would take seconds."""
+_LEARNT = ("prelu", "xielu")
 
 
 def load_shape(folder: Path) -> ModelShape:
@@ -48,8 +49,10 @@ def read_runnable_shape(config: Mapping[str, Any], where: str) -> ModelShape:
     """As `read_planned_shape`, of a model that the decoder computes. Raises FaultyConfig for
     others."""
     shape = read_planned_shape(config, where)
-    if shape.activation not in ACTIVATIONS:
-        message = f"hidden_act {shown(shape.activation)} is not known"
+    name = shape.activation
+    if name not in ACTIVATIONS or name in _LEARNT:
+        why = "has weights of its own, which are not read" if name in _LEARNT else "is not known"
+        message = f"hidden_act {shown(name)} {why}"
         raise FaultyConfig(where, [ConfigFault("hidden_act", message, names_key=True)])
     return shape
 
