@@ -14,7 +14,6 @@ from moebatch.errors import CheckpointError
 from moebatch.quoting import reason
 from moebatch.spec.families.registry import FAMILIES
 from moebatch.spec.model.attention import Attention
-from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import ModelShape
 
 _KEYS = (
@@ -200,7 +199,7 @@ def _rope_config(attention: Attention, shape: ModelShape, config: Mapping[str, A
     family = FAMILIES[shape.architecture]
     model_type = family.rotary_type or family.model_type
     usual = {"rope_parameters": family.defaults.get("rope_parameters")}
-    said = ConfigKeys(config, usual, family.spelling)
+    said = family.keys(config, usual)
     given = {key: deepcopy(said.value(key)) for key in _KEYS if said.value(key) is not None}
     if attention.rotary is not None:
         given["rope_parameters"] = _of_kind(attention.rotary, given, usual)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.activations import ACT2FN
 
 from moebatch.errors import CheckpointError
@@ -130,6 +130,37 @@ def faults_of(config: dict[str, Any]) -> str:
 @pytest.mark.parametrize("family", [*tiny.FAMILIES, *OTHERS])
 def test_absent_keys_are_filled_as_transformers_fills_them(family: str) -> None:
     assert_agrees(read_shape(minimal(family), "config.json"), transformers(family))
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        name
+        for name, family in FAMILIES.items()
+        if family.model_type in CONFIG_MAPPING and CONFIG_MAPPING[family.model_type].attribute_map
+    ],
+)
+def test_names_that_transformers_takes_for_others_are_read(architecture: str) -> None:
+    family = FAMILIES[architecture]
+    sizes = {"num_experts": 32, "num_experts_per_tok": 3, "num_hidden_layers": 6, "head_dim": 64}
+    sizes |= {"hidden_size": 512, "num_attention_heads": 8, "max_position_embeddings": 77}
+    named = {family.spelling.get(key, key): size for key, size in sizes.items()}
+    config: dict[str, Any] = {"architectures": [architecture]}
+    config |= {"num_key_value_heads": 4, "n_shared_experts": 2}
+    config |= {name: size for name, size in named.items() if "." not in name}
+    shape = read_shape(config, "config.json")
+    for synonym, name in CONFIG_MAPPING[family.model_type].attribute_map.items():
+        if name not in config:
+            continue
+        others = {key: value for key, value in config.items() if key != name}
+        assert read_shape({**others, synonym: config[name]}, "config.json") == shape
+        with pytest.raises(CheckpointError, match="contradict each other"):
+            read_shape(config | {synonym: 16}, "config.json")
+
+
+def test_a_list_for_all_layers_and_one_number_may_say_the_same() -> None:
+    both = minimal("hunyuan_v1_moe", num_experts=4, moe_topk=[2] * 32, num_experts_per_tok=2)
+    assert read_shape(both, "config.json").experts_per_token == 2
 
 
 def test_of_two_ways_to_say_how_positions_rotate_the_older_one_counts() -> None:

@@ -172,6 +172,7 @@ DEEPSEEK_V2 = FamilySpec(
     },
     # Only the part of a head that has rotary positions is bound by the rules of head sizes.
     spelling={"num_experts": "n_routed_experts", "head_dim": "qk_rope_head_dim"},
+    synonyms={"num_experts": "num_experts"},
     layers=_v2,
     names=_NAMES,
 )
@@ -200,6 +201,7 @@ DEEPSEEK_V3 = FamilySpec(
         "rope_interleave": True,
     },
     spelling=DEEPSEEK_V2.spelling,
+    synonyms={"num_experts": "num_local_experts"},
     layers=_v3,
     names=_NAMES,
 )
@@ -228,6 +230,7 @@ GLM4_MOE_LITE = FamilySpec(
         "routed_scaling_factor": 1.8,
     },
     spelling=DEEPSEEK_V2.spelling,
+    synonyms={"num_experts": "num_local_experts", "head_dim": "head_dim"},
     layers=_glm_lite,
     names=_NAMES,
 )

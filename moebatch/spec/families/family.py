@@ -40,6 +40,8 @@ class FamilySpec:
     """What its tensors are called in files."""
     spelling: Mapping[str, str] = field(default_factory=dict)
     """Where the family keeps a key under another name; ``ffn_config.moe_top_k`` is nested."""
+    synonyms: Mapping[str, str] = field(default_factory=dict)
+    """Names under which transformers reads keys beside the family's own."""
     by_layer: Collection[str] = ()
     """Keys whose numbers files may give for each layer; all have to be the same."""
     rotary_type: str | None = None
@@ -50,7 +52,7 @@ class FamilySpec:
     def shape(self, config: Mapping[str, Any], where: str) -> ModelShape:
         """What a raw ``config.json`` describes. Raises FaultyConfig with all faults at once."""
         quantised = _quantised(config, where)
-        keys = ConfigKeys(config, self.defaults, self.spelling, self.by_layer)
+        keys = self.keys(config, self.defaults)
         model_type = config.get("model_type", self.model_type)
         if model_type not in (self.model_type, *self.other_types):
             expected = f"{shown(self.model_type)} as in the architecture"
@@ -60,6 +62,10 @@ class FamilySpec:
         if keys.faults:
             raise FaultyConfig(where, keys.faults)
         return shape
+
+    def keys(self, config: Mapping[str, Any], defaults: Mapping[str, Any]) -> ConfigKeys:
+        """Figures of a raw ``config.json``."""
+        return ConfigKeys(config, defaults, self.spelling, self.by_layer, self.synonyms)
 
     def beside_others(self, architecture: str, model_type: str) -> "FamilySpec":
         """The same in a configuration that has other models beside it, such as for images; these

@@ -105,6 +105,7 @@ GLM4_MOE = FamilySpec(
         norm_topk_prob=True,
     ),
     spelling=DEEPSEEK_MOE.spelling,
+    synonyms=DEEPSEEK_V3.synonyms,
     layers=_glm4,
     names=_NAMES,
 )
@@ -130,6 +131,7 @@ DOTS1 = FamilySpec(
         norm_topk_prob=False,
     ),
     spelling=GLM4_MOE.spelling,
+    synonyms=GLM4_MOE.synonyms,
     layers=_dots1,
     names=_NAMES,
 )
@@ -145,6 +147,7 @@ SOLAR_OPEN = FamilySpec(
         "moe_intermediate_size": 1280,
     },
     spelling=GLM4_MOE.spelling,
+    synonyms=GLM4_MOE.synonyms,
     layers=_solar,
     names=_NAMES,
 )

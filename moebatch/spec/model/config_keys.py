@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from moebatch.errors import CheckpointError, Fault, FaultyFile
@@ -53,14 +54,17 @@ class ConfigKeys:
         defaults: Mapping[str, Any],
         spelling: Mapping[str, str],
         by_layer: Collection[str] = (),
+        synonyms: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """`defaults` are the values of keys that a file may leave out; `spelling` says where the
         family keeps a key under another name, ``ffn_config.moe_top_k`` is nested; `by_layer` are
-        keys that may hold a list with a value for each layer, all the same."""
+        keys that may hold a list with a value for each layer, all the same; `synonyms` are names
+        of keys that are read beside the family's own."""
         self._config = config
         self._defaults = defaults
         self._spelling = spelling
         self._by_layer = by_layer
+        self._synonyms = synonyms
         self.faults: list[ConfigFault] = []
 
     def count(self, key: str, most: int = MAX_COUNT, least: int = 1) -> int:
@@ -209,21 +213,31 @@ class ConfigKeys:
     def value(self, key: str) -> Any:
         """What the file holds, else the default."""
         found = self._found(key)
-        if found is _ABSENT:
-            return self._defaults.get(key)
-        return self._of_all_layers(key, found) if key in self._by_layer else found
+        return self._defaults.get(key) if found is _ABSENT else found
 
     def _found(self, key: str) -> Any:
-        """What the file holds."""
+        """What the file holds, under either name."""
+        own, synonym = self._spelled(key), self._synonyms.get(key)
+        found = self._found_as(key, own)
+        other = None if synonym is None else self._found_as(key, synonym)
+        if other is None or other is _ABSENT:
+            return found
+        if found not in (None, _ABSENT, other):
+            self.wrong(
+                key, f"{own} ({shown(found)}) and {synonym} ({shown(other)}) contradict each other"
+            )
+        return other
+
+    def _found_as(self, key: str, name: str) -> Any:
         found: Any = self._config
-        steps = self._spelled(key).split(".")
+        steps = name.split(".")
         for depth, step in enumerate(steps):
             if found is not None and not isinstance(found, Mapping):
                 self.fault(".".join(steps[:depth]), "an object with keys", found)
             if not isinstance(found, Mapping) or step not in found:
                 return _ABSENT
             found = found[step]
-        return found
+        return self._of_all_layers(key, found) if key in self._by_layer else found
 
     def _of_all_layers(self, key: str, found: Any) -> Any:
         if not isinstance(found, list) or not found:
