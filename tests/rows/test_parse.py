@@ -102,8 +102,9 @@ class TestBatchLines:
         assert good(batch(temperature=None, tools=None)).parameters == {}
 
     def test_variables_of_a_template_are_an_object(self) -> None:
-        for given in ([], "a", 3):
-            body = {"messages": [{"role": "user", "content": "Hi"}], "chat_template_kwargs": given}
+        for variables in ([], "a", 3):
+            messages = [{"role": "user", "content": "Hi"}]
+            body = {"messages": messages, "chat_template_kwargs": variables}
             failed = parse(batch(body=body))
             assert isinstance(failed, FailedRow)
             assert failed.error.param == "chat_template_kwargs"

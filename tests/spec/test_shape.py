@@ -137,7 +137,9 @@ def test_absent_keys_are_filled_as_transformers_fills_them(family: str) -> None:
     [
         name
         for name, family in FAMILIES.items()
-        if family.model_type in CONFIG_MAPPING and CONFIG_MAPPING[family.model_type].attribute_map
+        if family.model_type in CONFIG_MAPPING
+        and CONFIG_MAPPING[family.model_type].attribute_map
+        and not family.spelling.get("hidden_size", "").startswith("text_config.")
     ],
 )
 def test_names_that_transformers_takes_for_others_are_read(architecture: str) -> None:
@@ -156,6 +158,14 @@ def test_names_that_transformers_takes_for_others_are_read(architecture: str) ->
         assert read_shape({**others, synonym: config[name]}, "config.json") == shape
         with pytest.raises(CheckpointError, match="contradict each other"):
             read_shape(config | {synonym: 16}, "config.json")
+
+
+def test_such_names_are_read_of_a_text_model_beside_others() -> None:
+    text = {"model_type": "mistral4", "num_local_experts": 64}
+    config = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": text}
+    assert read_shape(config, "config.json").num_experts == 64
+    with pytest.raises(CheckpointError, match=r"text_config\.model_type: expected mistral4"):
+        read_shape(config | {"text_config": {}}, "config.json")
 
 
 def test_a_list_for_all_layers_and_one_number_may_say_the_same() -> None:

@@ -19,6 +19,7 @@ from moebatch.spec.model.shape import Layers, ModelShape
 from moebatch.spec.model.tensor_names import TensorNames
 
 Windows = tuple[int | None, ...]
+_TEXT = "text_config."
 _READABLE = (
     "FP8, MXFP4, NVFP4, GPTQ, AWQ, compressed-tensors' integers of 4 or 8 bits or bitsandbytes' NF4"
 )
@@ -75,6 +76,7 @@ class FamilySpec:
             architecture=architecture,
             model_type=model_type,
             spelling=nested(self.defaults, self.spelling),
+            synonyms={key: f"{_TEXT}{name}" for key, name in self.synonyms.items()},
             rotary_type=self.rotary_type or self.model_type,
         )
 
@@ -139,7 +141,7 @@ def nested(
     own = ("tie_word_embeddings",)
     keys = [*defaults, "dtype", "layer_types", "original_max_position_embeddings"]
     keys += ["rope_parameters", "rope_scaling", "rope_theta"]
-    return {key: f"text_config.{spelling.get(key, key)}" for key in keys if key not in own}
+    return {key: f"{_TEXT}{spelling.get(key, key)}" for key in keys if key not in own}
 
 
 def grouped_attention(

@@ -77,6 +77,7 @@ MISTRAL4 = FamilySpec(
         },
     },
     spelling={**DEEPSEEK_V3.spelling, "text_type": "model_type"},
+    synonyms=DEEPSEEK_V3.synonyms,
     layers=_layers,
     names=DEEPSEEK_V3.names,
     rotary_type=DEEPSEEK_V3.model_type,
