@@ -271,8 +271,7 @@ def _cpu_model(root: Path = Path("/")) -> str:
 
 def _level(name: LevelName, capacity_bytes: int, rates: Processor | None) -> LevelFigures:
     # A full disk has no room at all, and some file systems say more than there is on earth.
-    kind = CAPACITIES[name]
-    capacity = _figure(min(max(capacity_bytes, kind.least), kind.most))
+    capacity = _figure(CAPACITIES[name].nearest(capacity_bytes))
     if rates is None:
         return LevelFigures(name=name, capacity=capacity)
     coded = {dtype: _figure(rate) for dtype, rate in rates.coded_attention.items()}
@@ -314,9 +313,10 @@ def _link(
     return LinkFigures(name=name, bandwidth=figure, staging=staging, operation_time=page_s)
 
 
-def _duration(seconds: float) -> Figure | None:
-    """None for what is too short to be told from nothing."""
-    return _figure(seconds) if seconds >= DURATION.least else None
+def _duration(seconds: float) -> Figure:
+    """What is too short to be told from nothing is the least that there is: without a figure,
+    plans would count what is usual."""
+    return _figure(max(seconds, DURATION.least))
 
 
 def _figure(number: float, source: str = _SOURCE) -> Figure:

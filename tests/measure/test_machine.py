@@ -13,7 +13,8 @@ from moebatch.errors import ConfigError, StorageError
 from moebatch.formats.ggml import decoded_types
 from moebatch.formats.registry import FORMATS, measured_formats
 from moebatch.layout.scratch import needs_matrix
-from moebatch.measure import machine
+from moebatch.measure import machine, processor
+from moebatch.measure.between import BetweenPasses
 from moebatch.measure.disk import PageTimes
 from moebatch.measure.machine import _cpu_model, _disturbance, measure_machine
 from moebatch.measure.saved import load_saved, save_profile
@@ -112,6 +113,21 @@ def test_without_writing_and_reading_the_disk_has_room_and_no_rates(folder: Path
     assert profile.links == {}
     assert "disk" in profile.levels
     assert set(profile.levels["dram"].gemm) == {"float32"}
+
+
+@ONLY_CPU
+def test_what_takes_no_time_is_planned_so(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without figures a plan would count a millisecond for a pass, and more for the rest."""
+    monkeypatch.setattr(processor, "between_passes", lambda *_: BetweenPasses(0.0, 0.0))
+    monkeypatch.setattr(processor, "another_expert_s", lambda *_: 0.0)
+    profile, _ = measure(folder, sizes=replace(TINY, dtypes=("float32",), formats=()))
+    save_profile(profile.with_scaled_level("dram", 2.0, "a run"), tmp_path / "hardware.yaml")
+    for measured in (profile, load_saved(tmp_path / "hardware.yaml")):
+        cpu = measured.hardware().dram.processor if measured else None
+        assert cpu is not None
+        assert max(cpu.pass_s, cpu.row_s, cpu.another_expert_s) <= 1e-9
 
 
 @ONLY_CPU

@@ -194,7 +194,7 @@ class LevelFigures:
     def scaled(self, factor: float, source: str) -> "LevelFigures":
         """The level with a processor that achieves `factor` times as much of everything."""
         changed: dict[str, Any] = {
-            name: figure.scaled(1 / factor if quantity is DURATION else factor, source)
+            name: _scaled(figure, quantity, factor, source)
             for name, quantity in PROCESSOR_FIGURES.items()
             if (figure := getattr(self, name)) is not None
         }
@@ -202,6 +202,14 @@ class LevelFigures:
             curves = getattr(self, name).items()
             changed[name] = {key: curve.scaled(factor, source) for key, curve in curves}
         return replace(self, **changed)
+
+
+def _scaled(figure: Figure, quantity: Quantity, factor: float, source: str) -> Figure:
+    """A figure that cannot be told from nothing stays the least that a profile may say."""
+    scaled = figure.scaled(1 / factor if quantity is DURATION else factor, source)
+    return Figure(
+        achieved=quantity.nearest(scaled.on("achieved")), paper=scaled.paper, source=source
+    )
 
 
 def beside_rate(name: LinkName) -> tuple[str, Quantity]:

@@ -50,6 +50,10 @@ class Quantity:
         """Whether a profile may say this; if so, what `write` makes of it is in the range too."""
         return self.least <= number <= self.most
 
+    def nearest(self, number: float) -> float:
+        """The number, or the end of the range that it lies beyond."""
+        return min(max(number, self.least), self.most)
+
     def write(self, number: float) -> str:
         """``12.9GB/s``: four significant figures, in the unit that keeps the number exactly if
         there is one."""
