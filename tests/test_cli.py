@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from moebatch.cli import app
 from moebatch.cli.process import naming_paths
 from moebatch.errors import ExitCode, MoebatchError, OutOfMemory, StorageError
+from moebatch.measure import machine
 from moebatch.periodic import periodically
 from tests.command import moebatch
 from tests.patience import PATIENCE_S, until
@@ -429,6 +430,20 @@ def test_a_thread_that_the_system_does_not_start_is_a_message() -> None:
 def test_memory_that_the_system_refuses_is_a_message() -> None:
     with pytest.raises(OutOfMemory, match=r"refuses memory; .*ulimit -v"), naming_paths():
         bytearray(2**62)  # more than any process has room for
+
+
+def test_a_machine_that_refuses_memory_to_measure_in_is_a_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under `ulimit -v`, of which what is free says nothing."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9")
+
+    monkeypatch.setattr(machine, "measure_machine", refuse)
+    ended = CliRunner().invoke(app, ["profile", "-o", str(tmp_path / "hardware.yaml")])
+    assert isinstance(ended.exception, OutOfMemory)
+    assert "refuses memory to measure in" in str(ended.exception)
 
 
 def test_failed_rows_are_said_to_be_where_they_are(tmp_path: Path, model: Path) -> None:

@@ -17,7 +17,7 @@ from moebatch.cli.plan import plan
 from moebatch.cli.process import carried_out, hear_interrupts, let_threads_sleep, naming_paths
 from moebatch.cli.run import run
 from moebatch.cli.simulate import simulate
-from moebatch.errors import ExitCode, MoebatchError
+from moebatch.errors import ExitCode, MoebatchError, OutOfMemory
 from moebatch.job.options import CheckOptions, Submission
 from moebatch.packing.order import PackOrder
 from moebatch.report.console import (
@@ -125,13 +125,20 @@ def profile(output: Profile = None, read: Read = None, quiet: Quiet = False) -> 
     from moebatch.measure.process_limits import detect_machine
     from moebatch.measure.saved import require_writable_file, save_profile, this_machine_path
     from moebatch.model.native import loader
+    from moebatch.store.memory import is_out_of_memory
 
     path = output or this_machine_path()
     require_writable_file(path)
     log = logger(error_console(), quiet=quiet)
     loader.log_compiling(log)
     num_threads = detect_machine().num_cores
-    measured = measure_machine(Path.cwd(), read=read, num_threads=num_threads, log=log)
+    try:
+        measured = measure_machine(Path.cwd(), read=read, num_threads=num_threads, log=log)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        message = f"the system refuses memory to measure in: {error}; allow this process more"
+        raise OutOfMemory(message) from error
     save_profile(measured, path)
     log(f"written to {path}")
     if measured.levels["dram"].instruction_set not in ("", "amx"):
