@@ -22,6 +22,9 @@ _REST_BYTES = 4 * 2**30
 _WEIGHT = ".weight"
 _BESIDE_CODES = ("_shape", "_g_idx", "_zero_point", "_global_scale")
 """Ends of tensors beside a quantised weight that are not copied with it."""
+_NO_EXPERTS = r"re:^(?!.*\bexperts\b)"
+"""Modules that a program calls otherwise than files do, as transformers does the router of
+Phi-3.5-MoE and the shared experts of Hy3, are left alone by this pattern."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ class Contents:
                 "format": "pack-quantized",
                 "quantization_status": "compressed",
                 "config_groups": groups,
-                "ignore": self._modules_left_alone,
+                "ignore": [*self._modules_left_alone, _NO_EXPERTS],
             }
         return {**self.files.config, "quantization_config": quantization}
 

@@ -38,6 +38,8 @@ from tests.quantised import write_quantised
 _WIDTHS = {
     "mixtral": {"hidden_size": 64, "intermediate_size": 96},
     "qwen3_moe": {"hidden_size": 64, "moe_intermediate_size": 96},
+    "phimoe": {"hidden_size": 64, "intermediate_size": 96},
+    "hy_v3": {"hidden_size": 64, "moe_intermediate_size": 96},
     "dbrx": {
         "hidden_size": 64,
         "d_model": 64,
@@ -187,7 +189,7 @@ def test_widths_of_whole_pages_begin_with_a_page(
         assert checkpoint.extent(name).offset % PAGE_BYTES == 0
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "phimoe", "hy_v3"])
 @pytest.mark.parametrize("to", ["int4", "int8", "fp8"])
 def test_transformers_loads_it_and_says_the_same(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, family: str, to: Precision
