@@ -32,6 +32,11 @@ def in_layer(shape: ModelShape, load: PassLoad, layer: int) -> PassLoad:
     return load if shape.encoder is None else load.in_stack(encodes=shape.encodes(layer))
 
 
+def layers_of(shape: ModelShape, load: PassLoad) -> range:
+    """Layers that a pass goes through: without prompts, it leaves those of an encoder out."""
+    return range(0 if load.prompt_tokens else shape.num_encoding_layers, shape.num_layers)
+
+
 def routed(shape: ModelShape, load: PassLoad) -> list[tuple[int, float]]:
     """How many layers with experts as many tokens of a pass go through, and how many these are."""
     if shape.encoder is None:

@@ -26,8 +26,9 @@ from moebatch.schedule.timeline.timeline import Timeline
 from moebatch.spec.machine.hardware import RateCurve
 from moebatch.spec.machine.values import level_curve
 from moebatch.spec.model.blocks import Mlp
+from moebatch.spec.model.models import load_model
 from moebatch.spec.policy.policy import Placement, Policy
-from tests.plan.problems import GB, SHAPE, cpu_machine, gpu_machine, launching, problem
+from tests.plan.problems import GB, SHAPE, WORKLOAD, cpu_machine, gpu_machine, launching, problem
 from tests.schedule.check import check_timeline
 
 ON_GPU = problem(launching(gpu_machine(disk=20 * GB)))
@@ -130,6 +131,17 @@ def test_lanes_are_as_busy_as_the_planner_says(name: str, work: Work) -> None:
     tolerance = 0.03 if work == "decode" else 0.08
     for device, seconds in planned.items():
         assert found[device] == pytest.approx(seconds, rel=tolerance), device
+
+
+@pytest.mark.parametrize("work", ["decode", "mean"])
+def test_passes_without_prompts_leave_an_encoder_out(work: Work) -> None:
+    """Its layers are neither launched nor do those behind it share their work with them."""
+    shape = load_model("switch-base-8").shape
+    asked = problem(launching(gpu_machine()), shape=shape, workload=shape.cached(WORKLOAD))
+    under = policy(weights=Placement(vram=1), kv_cache=Placement(vram=1), num_slots=0)
+    load = decode_load(asked, under) if work == "decode" else mean_load(asked, under)
+    found = of_a_pass(simulated(asked, under, work))["gpu"]
+    assert found == pytest.approx(asked.cost.of_pass(load, under).lanes["gpu"], rel=0.02)
 
 
 @pytest.mark.parametrize("name", ["klotski", "cgopipe", "klotski without a GPU"])

@@ -6,7 +6,7 @@ from functools import cache, cached_property, partial
 
 from moebatch.layout.lanes import LaneSeconds
 from moebatch.layout.load import PassLoad
-from moebatch.layout.routing import chosen_experts, distinct_experts, routed
+from moebatch.layout.routing import chosen_experts, distinct_experts, layers_of, routed
 from moebatch.layout.scratch import PROMPT_ROWS, gpu_prompt_rows
 from moebatch.plan.pricing.price import Price
 from moebatch.plan.pricing.prices import LaneTime, Prices
@@ -54,17 +54,18 @@ class PassTasks:
         """Lane and seconds of each kind of task that does not depend on what lives where."""
         yield from self._of_micro_batches(self._top, 1.0, self._computing, of_cache=False)
         yield self._lane(Kind.EXPERT), self.experts_s
-        combine_s = len(self._shape.moe_layers) * self._price.combine_s()
+        num_combined = sum(layer in self._layers for layer in self._shape.moe_layers)
+        combine_s = num_combined * self._price.combine_s()
         yield self._lane(Kind.COMBINE), combine_s + self._price.head_s(self.load.logits_rows)
 
     def _computing(self, batch: PassLoad, kinds: Launched) -> Iterator[LaneTime]:
-        layers = self._shape.num_layers
+        layers = len(self._layers)
         for kind, count in kinds.items():
-            seconds = self._price.of_batch(kind, batch)
+            seconds = self._price.of_batch(kind, batch, self._share)
             if seconds is not None:
                 yield self._lane(kind), layers * count * seconds
         # Gates, and what layers without experts have in their place.
-        yield self._lane(Kind.GATE), self._price.gates_s(batch)
+        yield self._lane(Kind.GATE), self._price.gates_s(batch, self._layers)
         if Kind.LOAD in kinds and Kind.OUT not in kinds:  # `post` projects
             yield self._lane(Kind.POST), layers * self._price.post_out_s(batch)
 
@@ -140,7 +141,7 @@ class PassTasks:
                 continue
             for number, batch in self._sizes:
                 moving_s = max(self._cache_s(home, batch).values(), default=0.0)
-                attends_s = self._price.of_batch(Kind.ATTEND, batch) or 0.0
+                attends_s = self._price.of_batch(Kind.ATTEND, batch, self._share) or 0.0
                 waits_s += share * number * max(0.0, moving_s - attends_s)
         return self._shape.num_keeping_layers * waits_s
 
@@ -214,7 +215,7 @@ class PassTasks:
         kinds = _launched(
             policy.schedule, self._top, home, attends_on_cpu=beside, of_cache=of_cache
         )
-        same = policy.micro_batch_size, policy.schedule, policy.batching, beside
+        same = policy.micro_batch_size, policy.schedule, policy.batching, beside, self._share
         for number, batch in self._sizes:
             of_kind = kinds[batch.prompt_tokens > 0]
             if not of_kind:
@@ -274,6 +275,16 @@ class PassTasks:
             together = min(active, self._most_together if groups else 1)
         whole = max(1, round(together))
         return active / whole * self._price.launching_s([rows] * whole)
+
+    @cached_property
+    def _layers(self) -> range:
+        """Those that the pass goes through."""
+        return layers_of(self._shape, self.load)
+
+    @property
+    def _share(self) -> float:
+        """Of all layers."""
+        return len(self._layers) / self._shape.num_layers
 
     @property
     def _fresh(self) -> float:

@@ -31,15 +31,22 @@ class Price:
     prices: Prices
     policy: Policy
 
-    def of_batch(self, kind: Kind, load: PassLoad) -> float | None:
+    def of_batch(self, kind: Kind, load: PassLoad, share: float = 1.0) -> float | None:
         """Seconds of a task that depend on nothing but what its micro-batch has to do; None for
-        other kinds of tasks."""
+        other kinds of tasks.
+
+        Args:
+            share: of all layers, those that the pass goes through. A mean one of all does so much
+                less than one of these.
+        """
         price = _OF_BATCH.get(kind)
         if price is None:
             return None
         seconds = price(self, load)
         if kind in _TRANSFERS and not seconds:
             return 0.0
+        if kind not in _TRANSFERS:
+            seconds /= share
         launching_s = self._main.task_s + self._launches_s(self._launches.of_batch(kind, load))
         return max(seconds, launching_s) if kind in _TRANSFERS else seconds + launching_s
 
@@ -98,16 +105,18 @@ class Price:
         its launches are those of that."""
         return self._gemm_s(in_layer(self._shape, load, layer), self.prices.dense.shared[layer])
 
-    def gates_s(self, load: PassLoad) -> float:
-        """Gates and shared experts of all layers."""
+    def gates_s(self, load: PassLoad, layers: range) -> float:
+        """Gates and shared experts of those layers that a pass goes through."""
         seconds = 0.0
         of_layers = self._launches.of_gates
         for stack, params in self.prices.dense.stacks:
+            if stack.start not in layers:
+                continue
             count = sum(of_layers[stack.start : stack.stop])
-            layers, part = len(stack), in_layer(self._shape, load, stack.start)
-            moving_s = self._moving_s(norm_states(self._shape) / 2 * part.tokens * layers)
-            other_s = self.shared_s(part) + self._task_s(count / layers + self._adding)
-            seconds += self._gemm_s(part, params) + moving_s + layers * other_s
+            number, part = len(stack), in_layer(self._shape, load, stack.start)
+            moving_s = self._moving_s(norm_states(self._shape) / 2 * part.tokens * number)
+            other_s = self.shared_s(part) + self._task_s(count / number + self._adding)
+            seconds += self._gemm_s(part, params) + moving_s + number * other_s
         return seconds
 
     def combine_s(self) -> float:

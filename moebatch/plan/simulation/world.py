@@ -45,6 +45,8 @@ class SimWorld:
     table: Mapping[Kind, float] = field(default_factory=dict)
     """Seconds of kinds of tasks that are given, whatever the cost model says."""
     _number: int = field(default=0, init=False)
+    _share: float = field(default=1.0, init=False)
+    """Of all layers, those that this pass goes through."""
     _present: dict[int, list[int]] = field(default_factory=dict, init=False)
     """Micro-batches that have attended, by step."""
     _rows: dict[tuple[int, int], Floats] = field(default_factory=dict, init=False)
@@ -96,11 +98,13 @@ class SimWorld:
         self._present.clear()
         self._rows.clear()
         now = self._now
-        return Sweep(
+        sweep = Sweep(
             num_micro_batches=len(now.loads),
             on_cpu=now.on_cpu,
             encodes=any(load.prompt_tokens for load in now.loads),
         )
+        self._share = 1 - self.setup.in_pass(sweep).num_skipped / self.setup.num_layers
+        return sweep
 
     def chosen(self, step: int, micro_batch: int) -> list[int]:
         """Experts that the micro-batch has tokens for."""
@@ -139,7 +143,7 @@ class SimWorld:
 
     def _priced(self, task: Task) -> float:
         if task.micro_batch is not None:
-            of_batch = self.price.of_batch(task.kind, self._load(task))
+            of_batch = self.price.of_batch(task.kind, self._load(task), self._share)
             if of_batch is not None:
                 return of_batch
         match task.kind:
