@@ -427,6 +427,17 @@ def test_a_thread_that_the_system_does_not_start_is_a_message() -> None:
         threading.stack_size(before)
 
 
+def test_files_that_the_system_does_not_open_beside_others_are_a_message(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    refused = pytest.raises(MoebatchError, match=rf"{tmp_path}: cannot be opened .*ulimit -n")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        with refused, naming_paths():
+            list(tmp_path.iterdir())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
 def test_memory_that_the_system_refuses_is_a_message() -> None:
     with pytest.raises(OutOfMemory, match=r"refuses memory; .*ulimit -v"), naming_paths():
         bytearray(2**62)  # more than any process has room for

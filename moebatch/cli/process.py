@@ -102,7 +102,7 @@ def hear_interrupts() -> None:
 def naming_paths() -> Iterator[None]:
     """While the block runs, a name that no file system takes is a mistake of the user, and so is a
     folder that this user may not look into, a log that has no more room, or a limit that allows too
-    few threads, or too little memory for what is loaded."""
+    few threads or open files, or too little memory for what is loaded."""
     try:
         yield
     except ImportError as error:
@@ -128,6 +128,11 @@ def naming_paths() -> Iterator[None]:
             raise StorageError(f"{error.filename}: cannot be reached: {error.strerror}") from error
         if error.errno in NO_ROOM and error.filename is None:
             raise StorageError(f"a screen or log cannot be written: {error.strerror}") from error
+        if error.errno == errno.EMFILE:
+            raise MoebatchError(
+                f"{error.filename or 'a file'}: cannot be opened beside so many others; allow this "
+                "process more (`ulimit -n`)"
+            ) from error
         if error.errno != errno.ENAMETOOLONG:
             raise
         message = "is longer than a path can be"

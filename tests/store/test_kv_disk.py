@@ -3,6 +3,7 @@
 import os
 import re
 import resource
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,37 @@ def test_more_pages_than_one_call_takes_come_back(tmp_path: Path, half_bytes: in
     file.read(1, 0, halves(read, half_bytes, num_pages))
     wanted = 2 * num_pages * half_bytes
     assert read.bytes[:wanted].equal(written.bytes[:wanted])
+    file.close()
+
+
+@pytest.mark.parametrize("half_bytes", [BLOCK, ODD])
+def test_what_is_moved_in_part_is_moved_to_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half_bytes: int
+) -> None:
+    file = KvFile(tmp_path, [LayerPages(3, [half_bytes] * 2)])
+    written, read = (Arena(6 * half_bytes) for _ in range(2))
+    written.bytes.numpy()[:] = np.random.default_rng(0).integers(0, 256, written.num_bytes)
+    calls: list[str] = []
+    for name in ("preadv", "pwritev"):
+        whole = getattr(os, name)
+
+        def one_buffer(
+            descriptor: int,
+            buffers: list[memoryview],
+            offset: int,
+            name: str = name,
+            whole: Callable[..., int] = whole,
+        ) -> int:
+            """Past the page cache half a block more is said to be done: a block counts whole."""
+            calls.append(name)
+            more = BLOCK // 2 if file.is_direct and len(buffers) > 1 else 0
+            return whole(descriptor, buffers[:1], offset) + more
+
+        monkeypatch.setattr(os, name, one_buffer)
+    file.write(0, 0, halves(written, half_bytes, 3))
+    file.read(0, 0, halves(read, half_bytes, 3))
+    assert read.bytes[: 6 * half_bytes].equal(written.bytes[: 6 * half_bytes])
+    assert calls == ["pwritev"] * 6 + ["preadv"] * 6
     file.close()
 
 
