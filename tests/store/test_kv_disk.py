@@ -117,10 +117,12 @@ def test_nothing_is_left_by_a_process_that_is_killed_while_it_takes_the_room(
 
 
 def test_a_disk_that_is_too_small_is_refused_with_need_and_have(tmp_path: Path) -> None:
+    before = num_open_files()
     message = f"{re.escape(str(tmp_path))}: keys and values on disk need 1048576 TiB, .* are free"
     with pytest.raises(StorageError, match=message):
         KvFile(tmp_path, [LayerPages(2**47, [BLOCK] * 2)] * 1)
     assert list(tmp_path.iterdir()) == []
+    assert num_open_files() == before
 
 
 def test_a_system_that_refuses_the_room_is_quoted(tmp_path: Path) -> None:
