@@ -118,6 +118,20 @@ def test_scores_of_any_size(factor: float) -> None:
 
 
 @needs_kernels
+@pytest.mark.parametrize("factor", [1e-38, 1e-35, 1e-30])
+@pytest.mark.parametrize("cached_in", [None, *get_args(CacheDtype)])
+def test_queries_of_nearly_nothing_see_all_positions_alike(
+    factor: float, cached_in: CacheDtype | None
+) -> None:
+    cache = Cache([200, 17, 1], 2, 64, torch.bfloat16, 9, cached_in)
+    q_THC = cache.noise(3, 8, 64) * factor
+    assert (q_THC != 0).any()
+    tolerance = TOLERANCE[torch.bfloat16]
+    got, want = attended(q_THC, cache, 1), reference(q_THC, cache)
+    torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+
+
+@needs_kernels
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("what", [torch.nan, torch.inf])
 @pytest.mark.parametrize("cached_in", [None, *get_args(CacheDtype)])

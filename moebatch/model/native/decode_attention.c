@@ -27,6 +27,10 @@
 
 #define BLOCK 16
 
+/* Of two, by which a query is multiplied that is to be whole numbers. Were the power infinite, it
+   would be divided by with nothing left, and nothing times the score of a hidden position is NaN. */
+#define MOST_POWER 100
+
 INLINE float largest_of(Floats x) {
 #if defined(__AVX512F__)
     return _mm512_reduce_max_ps((__m512)x);
@@ -359,7 +363,8 @@ INLINE float take_whole_query(const AttentionWork *w, const char *query, float *
     while (most > 0 && ((128 * w->head_dim) << most) > INT32_MAX)
         most--;
     frexpf(largest_of(highest), &exponent);
-    const float factor = ldexpf(1, most - exponent);
+    const int power = most - exponent < MOST_POWER ? most - exponent : MOST_POWER;
+    const float factor = ldexpf(1, power);
     for (int64_t c = 0; c < w->head_dim; c += LOT) {
         Lot lot = query_lot(w, query, c, BFLOAT16);
         Words even = whole_of(lot.first * factor), odd = whole_of(lot.second * factor);
