@@ -459,6 +459,14 @@ class TestIndependence:
         ]
         assert tokens(logits_RV, rows) == [40, 50, 40, 50]
 
+    @pytest.mark.parametrize("only", [Sampling(min_p=1.0), Sampling(top_k=1), Sampling(top_p=1e-9)])
+    def test_a_filter_holds_beside_rows_that_have_none(self, only: Sampling) -> None:
+        logits_RV = random_logits(1, 50, scale=1.0).expand(20, -1)
+        rows = [row((Sampling(), only)[i % 2], custom_id=str(i)) for i in range(20)]
+        drawn = tokens(logits_RV, rows)
+        assert set(drawn[1::2]) == {int(logits_RV[0].argmax())}
+        assert len(set(drawn[::2])) > 1
+
     def test_bfloat16_draws_as_its_float32_copy(self) -> None:
         logits_RV = random_logits(30, 1000).bfloat16()
         rows = [row(Sampling(top_p=0.9, logprobs=1), custom_id=str(i)) for i in range(30)]
