@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count, pairwise
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from moebatch.checkpoint.model_files import open_model
 from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.spec import EngineSpec
 from moebatch.errors import CheckpointError, OutOfMemory
+from moebatch.schedule.task import Kind
 from moebatch.spec.policy.policy import Placement, Policy, pages_of
 from moebatch.spec.request import Outcome, Request
 from moebatch.spec.sampling import Sampling
@@ -64,9 +66,15 @@ def engine(
     dtype: str = "float32",
     end_tokens: frozenset[int] | None = None,
     max_tokens: int = 512,
+    num_traced_passes: int = 0,
 ) -> Iterator[BuiltEngine]:
     built = build_engine(
-        EngineSpec(files=open_model(folder, dtype), policy=chosen, max_tokens=max_tokens),
+        EngineSpec(
+            files=open_model(folder, dtype),
+            policy=chosen,
+            max_tokens=max_tokens,
+            num_traced_passes=num_traced_passes,
+        ),
         decoder=TokenText(),
         end_tokens=end_tokens or frozenset(),
         job_seed=0,
@@ -293,6 +301,36 @@ def test_when_memory_is_refused_passes_shrink_and_answers_stay_the_same(
         assert built.engine.statistics.num_shrunk == 3
         built.check_integrity()
     assert tokens_of(outcomes) == expected("mixtral")
+
+
+@pytest.mark.parametrize(("step", "refused"), [("embed", 3), ("attend", 5), ("logits", 3)])
+def test_passes_are_logged_as_they_are_timed_when_memory_is_refused(
+    tiny_checkpoint: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+    refused: int,
+) -> None:
+    """Else a picture holds them against a simulation of other passes."""
+    from moebatch.model.decoder import Decoder
+
+    calls, real = count(1), getattr(Decoder, step)
+
+    def refusing(self: Decoder, *arguments: object) -> object:
+        if next(calls) == refused:
+            raise MemoryError("7 bytes")
+        return real(self, *arguments)
+
+    monkeypatch.setattr(Decoder, step, refusing)
+    with engine(tiny_checkpoint("mixtral"), policy(), num_traced_passes=1000) as built:
+        list(built.engine.run(requests()))
+        assert built.engine.statistics.num_shrunk == 1
+        assert built.recorder is not None and built.log is not None
+        timeline = built.recorder.timeline
+    attended = [span.end_s for span in timeline.spans if span.task.kind is Kind.ATTEND]
+    ends = [0.0, *timeline.pass_ends_s]
+    measured = [sum(a < end <= b for end in attended) for a, b in pairwise(ends)]
+    logged = [len(each.loads) * timeline.num_layers for each in built.log.passes]
+    assert measured == logged
 
 
 def test_when_memory_is_always_refused_the_run_ends_with_a_message(

@@ -43,6 +43,10 @@ class PassLog(RoutingObserver):
             loads = tuple(_load(group, ends) for group in layout.groups)
             self.passes.append(MicroBatches(loads=loads, on_cpu=on_cpu))
 
+    def end_pass(self) -> None:
+        """All of a pass has been computed: it stays, whatever becomes of its logits."""
+        self._layout = None
+
     def drop_pass(self) -> None:
         """The pass in work was given up."""
         if self._layout is None:

@@ -101,6 +101,8 @@ class Pipeline(Passes):
         with self.computing():
             self._guesses.begin_pass(given.tokens)
         self._executor.run_pass(given.layout.sweep(self._main))
+        if self._context.log is not None:
+            self._context.log.end_pass()
         return self._work.broken
 
     def _new_driver(self) -> Driver:
