@@ -185,6 +185,24 @@ class TestMinTokens:
             stream(decoder, decoder.encode(text), Sampling(stop=("bcd",), min_tokens=3))[0] == "a"
         )
 
+    def test_nor_does_it_once_half_a_character_behind_it_is_whole(self) -> None:
+        decoder = byte_level(257)
+        tokens = decoder.encode("ab🙂ab")
+        assert stream(decoder, tokens, Sampling(stop=("ab",), min_tokens=3))[0] == "ab🙂"
+        whole = Merged([b"ab\xf0", b"\x9f\x99\x82", b"ab"])
+        answer = AnswerText(whole, Sampling(stop=("ab",), min_tokens=1))
+        assert [answer.push(range(n)) for n in (1, 2, 3)] == [None, None, "ab"]
+
+
+class Merged:
+    """Tokens of several bytes, which may end within a character."""
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self.pieces = pieces
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return b"".join(self.pieces[token] for token in tokens).decode(errors="replace")
+
 
 class TestSentencepiece:
     @pytest.mark.parametrize(
