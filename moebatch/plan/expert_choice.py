@@ -85,7 +85,8 @@ def choose_experts(problem: Problem, policy: Policy, wishes: Wishes) -> ExpertCh
     habits = problem.habits
     if habits is None or traits_of(policy).foresees != "likely" or not policy.num_slots:
         return None
-    loads = alike(job_loads(problem.workload, policy), _MOST_LOADS)
+    workload = problem.workload
+    loads = alike(job_loads(workload, policy), _MOST_LOADS, encodes=workload.is_encoded)
     if not any(habits.covers(load.tokens) for _, load in loads):
         return None
     ways = _ways(problem, policy, habits, wishes, loads)

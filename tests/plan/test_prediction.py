@@ -16,7 +16,7 @@ from moebatch.plan.answer import answer_milp
 from moebatch.plan.prediction import at_end, predict
 from moebatch.plan.pricing.cost import CostModel
 from moebatch.plan.problem import Problem
-from moebatch.plan.replay.loads import job_loads, rough_loads
+from moebatch.plan.replay.loads import alike, job_loads, rough_loads, thinned
 from moebatch.plan.replay.passes import job_passes
 from moebatch.plan.replay.phases import phases_of
 from moebatch.plan.roofs import policy_roofs
@@ -178,6 +178,18 @@ def test_rough_loads_of_unequal_rows_tell_policies_apart_as_all_passes_do() -> N
         assert sum(n for n, _ in rough) == pytest.approx(sum(n for n, _ in exact), rel=0.05)
         by_all_passes.append(token_s(one, rough) / token_s(one, exact))
     assert max(by_all_passes) <= 1.02 * min(by_all_passes)
+
+
+def test_passes_in_which_nothing_is_encoded_are_not_counted_with_others() -> None:
+    """They leave layers out, which their mean with another would go through."""
+    encoding = PassLoad.of_prompts(2, 30, encodes=True)
+    loads = [(1, encoding if n % 7 == 0 else PassLoad.decoding(5, n)) for n in range(90)]
+    for counted in (thinned(loads, 6, encodes=True), alike(loads, 6, encodes=True)):
+        assert len(counted) <= 12
+        assert sum(n for n, load in counted if load.prompt_tokens) == 13
+        assert sum(n * load.prompt_tokens for n, load in counted) == pytest.approx(13 * 60)
+        assert sum(n for n, _ in counted) == 90
+    assert len(thinned(loads, 6, encodes=False)) == 6
 
 
 @pytest.mark.exhaustive

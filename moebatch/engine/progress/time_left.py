@@ -204,7 +204,9 @@ class TimeLeft:
         caps = Caps.of(policy, workload.most_cached, encodes=workload.is_encoded)
         rest = Replay(lengths, caps, fields_of(rows[:num_running]))
         mean_new = float(waiting[:, 1].mean()) if len(waiting) else 1.0
-        loads = rest_loads(rest, policy, num_more, mean_new, most=_MOST_LOADS)
+        loads = rest_loads(
+            rest, policy, num_more, mean_new, most=_MOST_LOADS, encodes=workload.is_encoded
+        )
         passes = (
             (count, load.prompt_tokens > 0, at_end(self._problem, self._policy, load), load)
             for count, load in loads

@@ -81,7 +81,8 @@ def _rough(workload: Workload, caps: Caps) -> list[CountedLoad]:
         prompt_rows=caps.prompt_rows // by,
         most_cached=ceil(caps.most_cached / by),
     )
-    few = alike(_replayed(_fewer(workload, by, places), smaller, most=_MOST_LOADS), FEW_LOADS)
+    loads = _replayed(_fewer(workload, by, places), smaller, most=_MOST_LOADS)
+    few = alike(loads, FEW_LOADS, encodes=caps.encodes)
     return [(count * by, _magnified(load, by, places)) for count, load in few]
 
 
@@ -162,7 +163,7 @@ def _of_round(workload: Workload, caps: Caps) -> int:
 def _replayed(workload: Workload, caps: Caps, *, most: int) -> list[CountedLoad]:
     """Long jobs are replayed in part, and their middle is drawn out to the whole length."""
     total, count = workload.num_sequences, _num_replayed(workload, caps)
-    loads = thinned(list(job_passes(workload, caps, count)), most)
+    loads = thinned(list(job_passes(workload, caps, count)), most, encodes=caps.encodes)
     if total == count:
         return loads
     first, last = _middle(loads, caps.sequences * workload.mean_new_tokens)
@@ -173,11 +174,17 @@ def _replayed(workload: Workload, caps: Caps, *, most: int) -> list[CountedLoad]
 
 
 def rest_loads(
-    rest: Replay, policy: Policy, num_more: int, mean_new_tokens: float, *, most: int
+    rest: Replay,
+    policy: Policy,
+    num_more: int,
+    mean_new_tokens: float,
+    *,
+    most: int,
+    encodes: bool,
 ) -> list[CountedLoad]:
     """At most `most` loads of what is left of a job, where so many more sequences wait than those
     in `rest`: these take their turn in the middle."""
-    loads = thinned(list(rest), most)
+    loads = thinned(list(rest), most, encodes=encodes)
     if not num_more or not loads:
         return loads
     middle = _middle(loads, policy.batch_size * mean_new_tokens)
@@ -230,16 +237,24 @@ def _static_batch(
     return [(times, load) for times, load in passes if times]
 
 
-def alike(loads: Sequence[CountedLoad], most: int) -> list[CountedLoad]:
-    """Passes of alike numbers of tokens counted together, so that there are no more than so
-    many."""
-    return thinned(sorted(loads, key=lambda pair: pair[1].tokens), most)
+def alike(loads: Sequence[CountedLoad], most: int, *, encodes: bool) -> list[CountedLoad]:
+    """Passes of alike numbers of tokens counted together, as `thinned` has it."""
+    return thinned(sorted(loads, key=lambda pair: pair[1].tokens), most, encodes=encodes)
 
 
-def thinned(loads: Sequence[CountedLoad], most: int) -> list[CountedLoad]:
-    """Neighbours counted together, so that there are no more than so many."""
+def thinned(loads: Sequence[CountedLoad], most: int, *, encodes: bool) -> list[CountedLoad]:
+    """Neighbours counted together, so that there are no more than so many. Of a model that encodes
+    prompts there are up to twice as many: passes in which it does have layers that others leave
+    out."""
     together = ceil(len(loads) / most) or 1
     groups = (loads[first : first + together] for first in range(0, len(loads), together))
+    if encodes and together > 1:
+        kinds = (
+            [pair for pair in group if bool(pair[1].prompt_tokens) == encoding]
+            for group in groups
+            for encoding in (True, False)
+        )
+        return [mean_of(kind) for kind in kinds if kind]
     return [mean_of(group) for group in groups]
 
 

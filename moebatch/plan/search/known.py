@@ -89,7 +89,9 @@ class Known:
         found = self._replayed_s.get((policy, most))
         if found is None:
             total_s = generated = 0.0
-            for count, load in thinned(rough_loads(self._problem.workload, policy), most):
+            loads = rough_loads(self._problem.workload, policy)
+            encodes = self._problem.workload.is_encoded
+            for count, load in thinned(loads, most, encodes=encodes):
                 total_s += count * self._pass_s(load, at_end(self._problem, policy, load))
                 generated += count * load.logits_rows
             found = self._replayed_s[policy, most] = total_s / generated
