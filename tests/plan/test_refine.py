@@ -229,6 +229,16 @@ def test_rows_of_one_token_have_as_many_places_as_pages() -> None:
     assert policy.batch_size == policy.num_kv_pages == 239
 
 
+def test_prompts_that_begin_together_fill_their_few_passes_alike() -> None:
+    """Two of as many tokens as they can have, of which the second would have little to compute
+    beside the same experts."""
+    workload = Workload.uniform(prompt_tokens=57, new_tokens=5, num_sequences=349)
+    of = stated("l4", "ernie-4.5-21b-a3b", workload)
+    policy = best_policy(of).policy
+    even_s = seconds(of, replace(policy, tokens_per_pass=10_500))
+    assert seconds(of, policy) <= 1.01 * even_s
+
+
 def test_many_unequal_rows_of_few_passes_are_replayed_often() -> None:
     lengths = [Length(3 + i % 3, 6 + 5 * i % 6) for i in range(300)]
     workload = replace(job(lengths).workload, num_sequences=60_000)

@@ -7,7 +7,7 @@ replay.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import chain, product
 from math import ceil, inf
 
 from moebatch.layout.buffers import CACHE_TERMS
@@ -50,6 +50,8 @@ _BATCHES = (0.75, 0.875, 1.125, 1.25, 1.5, 2.0)
 _TOKENS = (0.5, 0.75, 1.5, 2.0)
 _FEWER = (0.5, 0.75)
 """Tokens of a pass that leave room."""
+_FEW_PASSES = 8
+"""Where prompts that begin together take more, the last of their passes is little of them."""
 _PAGES = (0.8, 0.9)
 """With less room for sequences that begin, passes may be filled more evenly."""
 _MICRO_BATCHES = (0.5, 2.0)
@@ -169,20 +171,37 @@ def _promising(
     others = (other for other in others if other != best)
     best_s = known.mean_s(best)
     found = _below(problem, known, best_s * _PROMISING, others)[:_FEW_REPLAYS]
-    fewer = _below(problem, known, best_s * _ROUND_LESS, _in_fewer_rounds(problem, best))
-    return _each_once(*found, *fewer)
+    rounds = chain(_in_fewer_rounds(problem, best), _in_even_passes(problem, best))
+    fewer = _below(problem, known, best_s * _ROUND_LESS, rounds)
+    return _each_once(*found, *(other for other in fewer if other != best))
+
+
+def _together(problem: Problem, policy: Policy) -> int:
+    """Sequences, all alike, that begin together: they end together, with all pages that they ever
+    have."""
+    workload = problem.workload
+    own = min(workload.mean_total_tokens - workload.mean_shared_tokens, workload.most_cached)
+    return min(policy.batch_size, max(1, policy.num_kv_pages // pages_of(ceil(own))))
+
+
+def _in_even_passes(problem: Problem, policy: Policy) -> Iterator[Policy]:
+    """Prompts that begin together fill all of their few passes alike, where the last one had the
+    little that was left. Mean lengths know nothing of it."""
+    prompt, together = problem.workload.mean_own_tokens, _together(problem, policy)
+    num_passes = ceil(together * prompt / policy.tokens_per_pass)
+    if 1 < num_passes <= _FEW_PASSES:
+        decoding = together * (num_passes - 1) / 2  # of those that the passes before have admitted
+        even = (together * prompt + decoding) / num_passes + prompt
+        if even < policy.tokens_per_pass:
+            yield _with_tokens(problem, policy, ceil(even))
 
 
 def _in_fewer_rounds(problem: Problem, policy: Policy) -> Iterator[Policy]:
     """All sequences have their turn in one round less, and passes of fewer tokens, or experts that
     go, leave room to their cache. A batch that is larger by less has as many rounds as before, so
     no climb leads here."""
-    workload = problem.workload
-    num_sequences = workload.num_sequences or 0
-    # Those that begin together end together, with all pages that they ever have.
-    own = min(workload.mean_total_tokens - workload.mean_shared_tokens, workload.most_cached)
-    together = max(1, policy.num_kv_pages // pages_of(ceil(own)))
-    num_rounds = ceil(num_sequences / min(policy.batch_size, together))
+    num_sequences = problem.workload.num_sequences or 0
+    num_rounds = ceil(num_sequences / _together(problem, policy))
     if num_rounds > 1:
         enough = ceil(num_sequences / (num_rounds - 1))
         larger = _with_batch(policy, max(policy.batch_size, enough))
