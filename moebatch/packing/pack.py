@@ -288,8 +288,11 @@ def _require_packable(files: ModelFiles) -> None:
 def _finished(output: Path, fingerprint: str) -> PackRecord | None:
     """That of a pack that has ended; None if there is no folder of that name.
 
-    Raises ConfigError for a folder that is something else.
+    Raises ConfigError for a folder that is something else, or would be in none.
     """
+    if not output.parent.exists():
+        message = f"the folder {output.parent} does not exist; make it first"
+        raise ConfigError([Fault(file=str(output), message=message)])
     if not output.exists() and not output.is_symlink():
         return None
     with suppress(OSError, ValueError):

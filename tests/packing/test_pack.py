@@ -338,6 +338,8 @@ def test_nothing_is_written_over_other_folders(
     output.mkdir()
     with pytest.raises(ConfigError, match=r"out: is there, and is no pack of these weights"):
         packed(model, output)
+    with pytest.raises(ConfigError, match=r"the folder .*none does not exist; make it first"):
+        packed(model, tmp_path / "none" / "out")
     for taken in model, Path("/"):
         with pytest.raises(ConfigError, match="nothing is written over it"):
             packed(model, taken)

@@ -258,7 +258,11 @@ WRONG = [
     ("sampling", "logprobs: 21", WHOLE + "from 0 to 20, got 21"),
     ("sampling", "presence_penalty: 3", "must be a number from -2 to 2, got 3"),
     ("sampling", "frequency_penalty: x", "must be a number from -2 to 2, got 'x'"),
-    ("sampling", "repetition_penalty: 0", "must be a number above 0, 1 being off, got 0"),
+    (
+        "sampling",
+        "repetition_penalty: 0",
+        "must be a number above 0 and at most 1,000,000, 1 being off, got 0",
+    ),
     ("sampling", "logit_bias: [1]", "must be a mapping of token ids to numbers, got [1]"),
     ("sampling", "logit_bias: {1: 101}", "of token 1 must be a number from -100 to 100, got 101"),
     (

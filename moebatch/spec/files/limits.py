@@ -17,6 +17,7 @@ MAX_CHOICES = 1024
 """Most sequences of one request: beyond it a typo is likelier than a wish."""
 _ENDLESS = 2**63 - 1
 """Tokens that no answer has. Numbers of thousands of digits cannot be written into a message."""
+_LARGEST_PENALTY = 1_000_000
 MAX_LOGPROBS = 20
 """Most alternatives per token, as OpenAI allows."""
 
@@ -100,9 +101,10 @@ def _top_k(value: object) -> int:
 
 def _repetition_penalty(value: object) -> float:
     # The upper bound keeps huge integers, which no float holds, out of the engine.
-    if _is_number(value) and 0 < value <= 1e6:
+    if _is_number(value) and 0 < value <= _LARGEST_PENALTY:
         return float(value)
-    raise ValueError(f"must be a number above 0, 1 being off, got {shown(value)}")
+    most = f"at most {_LARGEST_PENALTY:,}"
+    raise ValueError(f"must be a number above 0 and {most}, 1 being off, got {shown(value)}")
 
 
 def tokens_of_answer(value: object, low: int = 1) -> int:
