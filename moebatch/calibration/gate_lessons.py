@@ -162,8 +162,8 @@ class GateLessons:
         begun, files, advance = time.perf_counter(), self._files, self._advance
         model = load_whole(files, dtype=torch.float32, experts="grouped_mm")
         text = text.answered(model, files.shape.max_positions)
-        moved = _trained(model, text, level, lambda share: advance(share / 2))  # may be refused
-        staying = _trained(model, text, 0, lambda share: advance((1 + share) / 2))
+        staying = _trained(model, text, 0, lambda share: advance(share / 2))
+        moved = _trained(model, text, level, lambda share: advance((1 + share) / 2))
         found = {
             "the checkpoint's gates": staying.before,
             "gates, trained": staying.after,
