@@ -1,11 +1,10 @@
 """AFMoE (Arcee): Trinity Nano, Mini and Large."""
 
-from dataclasses import replace
-
 from moebatch.spec.families.family import (
     FamilySpec,
     by_layer_types,
     grouped_attention,
+    rotated_by_windows,
     usual_defaults,
 )
 from moebatch.spec.model.blocks import Mlp, Norm, Router
@@ -21,20 +20,13 @@ _OWN_NORMS = {
 
 
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
-    """Layers without a sliding window have no rotary positions."""
-    attention = grouped_attention(keys, qk_norm="head", has_gate=True, gate_is_apart=True)
+    attention = grouped_attention(keys, qk_norm="head", gate="apart")
     step = 1 if keys.value("layer_types") else keys.count("global_attn_every_n_layers")
     windows = by_layer_types(keys, num_layers, lambda layer: (layer + 1) % step != 0)
-    see_all = tuple(layer for layer, window in enumerate(windows) if window is None)
-    if len(see_all) == num_layers:
-        keys.wrong("layer_types", "no layer has rotary positions; models without are not run")
     num_dense = keys.count_or_zero("num_dense_layers")
     width, num_shared = keys.count("moe_intermediate_size"), keys.count("num_shared_experts")
     return Layers(
-        attention=attention,
-        global_attention=replace(attention, num_rotated=0) if see_all else None,
-        global_layers=see_all,
-        sliding_windows=windows,
+        **rotated_by_windows(keys, attention, windows),
         moe_layers=tuple(range(num_dense, num_layers)),
         expert=Mlp(width=width),
         shared_expert=Mlp(width=num_shared * width),

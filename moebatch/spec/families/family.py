@@ -232,6 +232,21 @@ def by_layer_types(keys: ConfigKeys, num_layers: int, otherwise: Callable[[int],
     return tuple(window if kind == sliding else None for kind in types)
 
 
+def rotated_by_windows(
+    keys: ConfigKeys, attention: GroupedAttention, windows: Windows
+) -> dict[str, Any]:
+    """What `Layers` says of attention where layers without a window have no rotary positions."""
+    see_all = tuple(layer for layer, window in enumerate(windows) if window is None)
+    if len(see_all) == len(windows):
+        keys.wrong("layer_types", "no layer has rotary positions; models without are not run")
+    return {
+        "attention": attention,
+        "global_attention": replace(attention, num_rotated=0) if see_all else None,
+        "global_layers": see_all,
+        "sliding_windows": windows,
+    }
+
+
 def by_mlp_types(keys: ConfigKeys, num_layers: int, num_dense: int) -> tuple[int, ...]:
     """Layers that ``mlp_layer_types`` calls sparse; all but the first `num_dense` where there are
     no such types."""

@@ -12,6 +12,7 @@ from moebatch.spec.families.family import (
     by_mlp_types,
     corrected_router,
     grouped_attention,
+    rotated_by_windows,
     usual_defaults,
 )
 from moebatch.spec.model.blocks import Mlp
@@ -43,20 +44,12 @@ def _solar(keys: ConfigKeys, num_layers: int) -> Layers:
 
 
 def _exaone(keys: ConfigKeys, num_layers: int) -> Layers:
-    """Layers without a sliding window have no rotary positions."""
     attention = grouped_attention(keys, qk_norm="head")
     step = 1 if keys.value("layer_types") else keys.count("sliding_window_pattern")
     windows = by_layer_types(keys, num_layers, lambda layer: (layer + 1) % step != 0)
     sparse = by_mlp_types(keys, num_layers, keys.count_or_zero("first_k_dense_replace"))
     layers = _layers(keys, attention, windows, sparse)
-    see_all = tuple(layer for layer, window in enumerate(windows) if window is None)
-    if not see_all:
-        return layers
-    if len(see_all) == num_layers:
-        keys.wrong("layer_types", "no layer has rotary positions; models without are not run")
-    return replace(
-        layers, global_attention=replace(attention, num_rotated=0), global_layers=see_all
-    )
+    return replace(layers, **rotated_by_windows(keys, attention, windows))
 
 
 def _moe_layers(keys: ConfigKeys, num_layers: int) -> Sequence[int]:

@@ -38,7 +38,7 @@ def _layers(keys: ConfigKeys, num_layers: int, *, is_grouped: bool) -> Layers:
     recurrent = _recurrent_layers(keys, num_layers)
     return Layers(
         attention=grouped_attention(
-            keys, biases="attention_bias", rotates_part=True, qk_norm="head", has_gate=True
+            keys, biases="attention_bias", rotates_part=True, qk_norm="head", gate="with queries"
         ),
         norm=Norm(counts_from_one=True),
         recurrence=_gated_delta(keys, is_grouped=is_grouped) if recurrent else None,

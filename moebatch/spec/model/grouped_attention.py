@@ -10,6 +10,7 @@ from moebatch.spec.model.cache_layout import LARGEST_SLICE, CacheLayout
 BIASED_PAIRS = 64 * LARGEST_SLICE
 """Pairs of tokens of a prompt to whose scores numbers are added at a time."""
 QkNorm = Literal["none", "head", "full", "unscaled"]
+OutputGate = Literal["none", "with queries", "apart"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,11 +25,9 @@ class GroupedAttention(Attention):
     """Values are normed per head, without weights."""
     values_are_keys: bool = False
     """Values are projected as keys are: they are keys before their norm and rotation."""
-    has_gate: bool = False
-    """Each number that attention puts out is weighed by a sigmoid gate, which is projected beside
-    the queries: stored head by head, the query's rows before the gate's."""
-    gate_is_apart: bool = False
-    """The gate is stored as a matrix of its own."""
+    gate: OutputGate = "none"
+    """Each number that attention puts out is weighed by a sigmoid gate, whose projection lies with
+    the queries' head by head, the query's rows before the gate's, or apart."""
     clip_qkv: float | None = None
     """Queries, keys and values are clamped to plus and minus this."""
     has_sink_scores: bool = False
@@ -66,11 +65,12 @@ class GroupedAttention(Attention):
 
     def tensors(self, hidden_size: int) -> Sizes:
         """Projections, their biases, norms and sinks."""
-        query = {"q": self.query_width}
-        if self.gate_is_apart:
-            query["output_gate"] = self.query_width
-        elif self.has_gate:
-            query = {"gated_q": 2 * self.query_width}
+        width = self.query_width
+        query = {
+            "none": {"q": width},
+            "with queries": {"gated_q": 2 * width},
+            "apart": {"q": width, "output_gate": width},
+        }[self.gate]
         widths = query | dict.fromkeys("k" if self.values_are_keys else "kv", self.kv_width)
         sizes: Sizes = {role: (width, hidden_size) for role, width in widths.items()}
         sizes["o"] = (hidden_size, self.query_width)
@@ -112,8 +112,8 @@ class GroupedAttention(Attention):
 
     @property
     def gates_output(self) -> bool:
-        """As `has_gate` says."""
-        return self.has_gate
+        """As `gate` says."""
+        return self.gate != "none"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
