@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -446,10 +447,12 @@ def test_a_folder_for_caches_that_is_relative_is_ignored(tmp_path: Path) -> None
     assert cache_folder({**settings, "HOME": "."}) is None
 
 
+@pytest.mark.parametrize("heard_by", ["the thread that waits", "another"])
 def test_what_breaks_a_compilation_off_ends_the_compilers_and_all_that_work_for_them(
-    tmp_path: Path,
+    heard_by: str, tmp_path: Path
 ) -> None:
-    """Each keeps a pipe open, which has an end when nothing of them is left."""
+    """Each keeps a pipe open, which has an end when nothing of them is left. A signal wakes only
+    the thread that hears it, and one that comes just before a wait wakes none."""
     compiler, pipe = tmp_path / "cc", tmp_path / "pipe"
     worker = "sleep 60; echo it was waited for >&3"
     compiler.write_text(f"#!/bin/sh\nexec 3>{pipe}\nkill -USR1 $PPID\nsh -c '{worker}'\nexit 1\n")
@@ -462,11 +465,19 @@ def test_what_breaks_a_compilation_off_ends_the_compilers_and_all_that_work_for_
 
     before = signal.signal(signal.SIGUSR1, stop)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    is_over = threading.Event()
+    other = threading.Thread(target=is_over.wait)
+    other.start()
+    blocked = {signal.SIGUSR1} if heard_by == "another" else set[signal.Signals]()
+    signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     try:
         with pytest.raises(StopNow):
             loader.load(environment(tmp_path, CC=str(compiler)))
     finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
         signal.signal(signal.SIGUSR1, before)
+        is_over.set()
+        other.join()
     os.set_blocking(reader, True)
     with os.fdopen(reader) as left:
         assert left.read() == ""

@@ -11,8 +11,8 @@ import stat
 import subprocess
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from moebatch.quoting import shown
 _NAMES = ("cc", "gcc", "clang")
 _FLAGS = ("-O3", "-std=gnu11", "-fopenmp-simd", "-fPIC")
 _LONGEST_S = 600
+_SHORT_S = 0.1
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _SEAL_BYTES = 32
 
@@ -83,9 +84,15 @@ class Library:
             _Running() as running,
         ):
             names = [f"{folder}/{number}.o" for number in range(len(self.parts))]
-            list(threads.map(compile_part, self.parts, names))
+            _wait_for(
+                [
+                    threads.submit(compile_part, *part)
+                    for part in zip(self.parts, names, strict=True)
+                ]
+            )
             made = Path(folder, target.name)
-            threads.submit(running.run, [*command, "-shared", *names, "-o", str(made)], "").result()
+            link = [*command, "-shared", *names, "-o", str(made)]
+            _wait_for([threads.submit(running.run, link, "")])
             linked = made.read_bytes()
             made.write_bytes(linked + _seal(linked))
             made.chmod(0o500)
@@ -146,6 +153,15 @@ def _first_in(path: str | None) -> list[str]:
         if found is not None:
             return [found]
     raise NotCompiled(f"there is no C compiler: none of {', '.join(_NAMES)} is in the path")
+
+
+def _wait_for(commands: Iterable["Future[None]"]) -> None:
+    """In short waits: a signal that comes just before a long one, or to another thread, would be
+    handled only when that is over, since handlers run in the main thread alone."""
+    for command in commands:
+        while not wait((command,), _SHORT_S).done:
+            pass
+        command.result()
 
 
 class _Running:
