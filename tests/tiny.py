@@ -210,6 +210,22 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
     },
     "hy_v3": _SHARED | {"num_experts": 7, "num_shared_experts": 2},
     "hunyuan_v1_moe": {"intermediate_size": 28, "num_experts": 7, "moe_topk": 3, "head_dim": 10},
+    "lfm2_moe": {
+        "intermediate_size": 56,
+        "moe_intermediate_size": 24,
+        "num_experts": 7,
+        "num_dense_layers": 1,
+        "routed_scaling_factor": 1.4,
+        "layer_types": ["conv", "full_attention", "conv"],
+    },
+    "granitemoehybrid": _GRANITE
+    | {
+        "shared_intermediate_size": 20,
+        "layer_types": ["mamba", "attention", "mamba"],
+        "mamba_n_heads": 4,
+        "mamba_n_groups": 2,
+        "mamba_d_state": 12,
+    },
     "granitemoe": _GRANITE,
     "granitemoeshared": _GRANITE | {"shared_intermediate_size": 20},
     "switch_transformers": {
@@ -320,7 +336,7 @@ def random_model(family: str = "mixtral", *, seed: int = 0, **config: Any) -> An
         model = auto.from_config(made, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        learnt = ("correction", "layer_scalar")
+        learnt = ("correction", "layer_scalar", "expert_bias")
         buffers = (each for each in model.named_buffers() if any(n in each[0] for n in learnt))
         for name, weight in chain(model.named_parameters(), buffers):
             noise = torch.randn(weight.shape, generator=generator)

@@ -8,7 +8,7 @@ from statistics import NormalDist
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.spec.machine.hardware import Dtype
 from moebatch.spec.model.grouped_attention import GroupedAttention
-from moebatch.spec.model.recurrence import GatedDelta
+from moebatch.spec.model.recurrence import MatrixRecurrence, Recurrence
 from moebatch.spec.model.shape import ModelShape
 
 MOST_TOGETHER = 16
@@ -56,9 +56,9 @@ def attends_in_place(shape: ModelShape) -> bool:
     )
 
 
-def steps_at_once(delta: GatedDelta) -> bool:
+def steps_at_once(recurrence: Recurrence) -> bool:
     """Whether a kernel takes the next token of each sequence."""
-    return delta.key_head_dim <= _LARGEST_KEY
+    return isinstance(recurrence, MatrixRecurrence) and recurrence.key_head_dim <= _LARGEST_KEY
 
 
 def chooses_at_once(shape: ModelShape) -> bool:

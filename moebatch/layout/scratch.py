@@ -11,7 +11,6 @@ from moebatch.layout.fused import MOST_TOGETHER
 from moebatch.spec.machine.hardware import Dtype, LevelName
 from moebatch.spec.model.attention import Attention
 from moebatch.spec.model.cache_layout import LARGEST_SLICE
-from moebatch.spec.model.recurrence import CHUNK_TOKENS
 from moebatch.spec.model.shape import ModelShape
 from moebatch.spec.policy.policy import Policy
 
@@ -281,32 +280,21 @@ def _attention_elements(
 
 def _recurrence_elements(shape: ModelShape, rows: int) -> tuple[int, ...]:
     """What a recurrent layer takes, piece by piece."""
-    D, delta = shape.hidden_size, shape.recurrence
-    if delta is None:
+    D, recurrence = shape.hidden_size, shape.recurrence
+    if recurrence is None:
         return ()
-    chunk, heads = min(rows, CHUNK_TOKENS), delta.num_value_heads
-    keys, values = heads * chunk * delta.key_head_dim, heads * chunk * delta.value_head_dim
-    copied = min(rows, delta.states_at_once) * (delta.state_dtype != "float32")
+    channels = recurrence.conv_channels
     floats = (
         rows * D,  # the norm's input
-        delta.conv_width * delta.conv_channels,  # weights of the convolution
-        rows * delta.conv_channels,  # what it makes
-        rows * delta.key_width,  # queries
-        rows * delta.key_width,  # keys
-        rows * delta.value_width,  # values
-        rows * delta.value_width,  # what comes out of matrices
-        keys,  # of a chunk: queries
-        keys,  # keys
-        keys + values,  # changes
-        heads * chunk * chunk,  # what is left of each when the next come
-        heads * chunk * chunk,  # each with each
-        copied * delta.matrix_elements,  # states in float32
-        copied * delta.matrix_elements,  # what rounds them
+        recurrence.conv_width * channels,  # weights of the convolution
+        channels * recurrence.conv_bias,  # its bias
+        rows * channels,  # what it makes
+        *recurrence.float_rooms(rows),
     )
     others = (
         rows * D,  # normed input
-        rows * delta.projected_width,  # projections
-        rows * delta.value_width,  # what comes out, gated
+        rows * recurrence.projected_width,  # projections
+        rows * recurrence.output_width,  # what comes out, gated
         rows * D,  # projected output
     )
     return (*(2 * elements for elements in floats), *others)

@@ -19,7 +19,7 @@ from moebatch.model.attention.plan import AttentionPlan, Sight, SightPlanner
 from moebatch.model.attention.span import Span, new_rows
 from moebatch.model.attention.stack_plan import StackPlan
 from moebatch.model.gpu.loader import single_attention
-from moebatch.model.recurrence.delta_plan import DeltaPlan, StateSpan
+from moebatch.model.recurrence.plan import RecurrentPlan, StateSpan
 from moebatch.model.rope import Angles, Rope
 from moebatch.spec.model.attention import Attention
 from moebatch.spec.model.shape import ModelShape
@@ -74,7 +74,7 @@ class MicroBatch:
     """By the sliding window of layers; None is that of layers without one."""
     turns: SinkTurns | None = None
     """Where tokens meet sinks that are farther away than they see."""
-    recurrent: DeltaPlan | None = None
+    recurrent: RecurrentPlan | None = None
     """Where the model has recurrent layers."""
     stacks: StackPlan | None = None
     """Where the model has an encoder; nothing else is planned then."""
@@ -184,9 +184,9 @@ class BatchPlanner:
         cos_TR, sin_TR, _ = rope.turns(positions_T, to_T, lengths_T, self._dtype)
         return SinkTurns(cos_TR=cos_TR.to(device), sin_TR=sin_TR.to(device))
 
-    def _recurrent(self, spans: Sequence[Span], device: torch.device) -> DeltaPlan:
-        delta = self._shape.recurrence
-        assert delta is not None, "layers are recurrent by one"
+    def _recurrent(self, spans: Sequence[Span], device: torch.device) -> RecurrentPlan:
+        recurrence = self._shape.recurrence
+        assert recurrence is not None, "layers are recurrent by one"
         states = [
             StateSpan(
                 start=span.start - spans[0].start,
@@ -196,7 +196,7 @@ class BatchPlanner:
             )
             for span in spans
         ]
-        return DeltaPlan.of(states, delta, self._dtype, device)
+        return RecurrentPlan.of(states, recurrence, self._dtype, device)
 
 
 def _positions(spans: Sequence[Span]) -> tuple[Tensor, Tensor]:

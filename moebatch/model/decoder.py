@@ -27,7 +27,6 @@ from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.elementwise import Elementwise
 from moebatch.model.families.registry import FAMILIES
 from moebatch.model.products import Products
-from moebatch.model.recurrence.gated_delta import GatedDeltaBlock
 from moebatch.model.routed_experts import RoutedExperts
 from moebatch.model.routing.choices import Choices
 from moebatch.model.routing.gating import AdaptiveGating, GatingCount
@@ -90,7 +89,9 @@ class Decoder:
         }
         self._attention = [blocks[shape.attention_of(n)] for n in range(shape.num_layers)]
         self._recurrence = (
-            GatedDeltaBlock(shape, products, elementwise, self.device) if shape.recurrence else None
+            self._family.recurrence(shape, shape.recurrence, products, elementwise, self.device)
+            if shape.recurrence
+            else None
         )
         self._stacked = (
             StackedAttention(
@@ -163,7 +164,7 @@ class Decoder:
         """Adds a layer's attention, or its recurrence, to the rows of the micro-batch, in place.
 
         Writes what is new into the layer's cache, `parts`, which is on the decoder's device; a
-        recurrent layer has those of `GatedDelta.state` there, and changes them.
+        recurrent layer has those of `Recurrence.state` there, and changes them.
         """
         weights, x = self._weights.layers[layer], x_TD[micro_batch.start : micro_batch.stop]
         if self._stacked is not None:

@@ -98,8 +98,9 @@ def _policy(answer: Answer) -> Iterator[tuple[str, str]]:
     numbers = f" of {cached_in}" if cached_in else ""
     pages = count_of(policy.num_kv_pages, "page")
     yield "KV cache", f"{shares_text(policy.kv_cache)} ({pages}{numbers})"
-    if problem.shape.recurrence is not None and problem.shape.recurrence.state_dtype != "float32":
-        yield "states", f"kept in {problem.shape.recurrence.state_dtype}"
+    recurrence = problem.shape.recurrence
+    if recurrence is not None and recurrence.state_dtype == "float16":
+        yield "states", f"kept in {recurrence.state_dtype}"
     sink_window = problem.shape.attention.sink_window
     if sink_window is not None:
         yield "attention", f"{sink_window}; at most {sink_window.most_cached} tokens are cached"

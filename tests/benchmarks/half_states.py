@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from moebatch.model.native.delta_rule import DeltaInput
-from moebatch.model.recurrence.delta_plan import DeltaPlan, StateSpan
+from moebatch.model.recurrence.plan import RecurrentPlan, StateSpan
 from moebatch.model.recurrence.delta_rule import DeltaRule
 from moebatch.model.scratch import Scratch
 from moebatch.spec.model.cache_layout import StateDtype
@@ -71,7 +71,7 @@ def _ours(given: DeltaInput, state_dtype: StateDtype) -> Tensor:
     scratch = Scratch(10**6, device=cpu, dtype=torch.float32)
     for token in range(_TOKENS):
         span = StateSpan(start=0, num_tokens=1, row=0, num_before=token)
-        plan = DeltaPlan.of([span], delta, torch.float32, cpu)
+        plan = RecurrentPlan.of([span], delta, torch.float32, cpu)
         one = DeltaInput(*(each[token : token + 1] for each in given))
         rule.run(scratch.frame(), plan, one, state, out[token : token + 1])
     return out[-_LAST:].double()

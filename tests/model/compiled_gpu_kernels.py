@@ -27,7 +27,7 @@ from moebatch.model.gpu.gates import GpuGates
 from moebatch.model.gpu.rows import GpuRows
 from moebatch.model.grouped import GroupedExpert
 from moebatch.model.native.attention_work import Cached, SingleQueries
-from moebatch.model.native.delta_rule import DeltaInput, DeltaSpans
+from moebatch.model.native.delta_rule import DeltaInput, StateSpans
 from moebatch.model.native.scoring import Scoring
 from moebatch.model.routing.router import Routing
 from moebatch.model.routing.tokens import ExpertTokens
@@ -92,7 +92,7 @@ def launches(dtype: torch.dtype) -> list[Launch]:
 
 def _take_steps(kept_in: torch.dtype) -> None:
     """Of heads as Qwen3-Next has them."""
-    spans = DeltaSpans(*torch.zeros(4, 2, dtype=torch.int64))
+    spans = StateSpans(*torch.zeros(4, 2, dtype=torch.int64))
     rates, v = torch.empty(2, 32), torch.empty(2, 32, 128)
     q = v[:, :16].contiguous()
     matrices = torch.empty(2, 32, 128, 128, dtype=kept_in)

@@ -11,7 +11,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_g
 
 from moebatch.model.native import loader
 from moebatch.model.native.delta_rule import DeltaInput
-from moebatch.model.recurrence.delta_plan import DeltaPlan, StateSpan
+from moebatch.model.recurrence.plan import RecurrentPlan, StateSpan
 from moebatch.model.recurrence.delta_rule import DeltaRule
 from moebatch.model.scratch import Scratch
 from moebatch.spec.model.cache_layout import StateDtype
@@ -59,7 +59,7 @@ def test_the_rule_is_that_of_transformers(
         start += num_tokens
     given = DeltaInput(_unit(q) * K**-0.5, _unit(k), v, rates, fading)
     before, out = matrices.clone(), torch.empty(T, H, V)
-    plan = DeltaPlan.of(spans, delta(heads), torch.float32, CPU)
+    plan = RecurrentPlan.of(spans, delta(heads), torch.float32, CPU)
     frame = Scratch(10**6, device=CPU, dtype=torch.float32).frame()
     DeltaRule(delta(heads), CPU).run(frame, plan, given, matrices, out)
     for span in spans:
@@ -143,7 +143,7 @@ def _run(
 ) -> torch.Tensor:
     """What comes out of a state in float16."""
     shape = delta(heads, "float16")
-    plan = DeltaPlan.of(spans, shape, torch.float32, CPU)
+    plan = RecurrentPlan.of(spans, shape, torch.float32, CPU)
     out = torch.empty_like(given.v_THV)
     frame = Scratch(10**6, device=CPU, dtype=torch.float32).frame()
     DeltaRule(shape, CPU).run(frame, plan, given, state, out)

@@ -32,9 +32,9 @@ from moebatch.model.gpu.rows import GpuRows
 from moebatch.model.grouped import GroupedExpert
 from moebatch.model.native import loader
 from moebatch.model.native.attention_work import Cached, SingleQueries
-from moebatch.model.native.delta_rule import DeltaInput, DeltaSpans
+from moebatch.model.native.delta_rule import DeltaInput, StateSpans
 from moebatch.model.native.scoring import Scoring
-from moebatch.model.recurrence.delta_plan import DeltaPlan, StateRun
+from moebatch.model.recurrence.plan import RecurrentPlan, StateRun
 from moebatch.model.recurrence.delta_rule import DeltaRule
 from moebatch.model.routing.router import Routing, choose_experts
 from moebatch.model.routing.tokens import ExpertTokens, group_by_expert
@@ -433,13 +433,13 @@ def test_steps_of_a_recurrence(heads: tuple[int, int, int, int], kept_in: torch.
     table = torch.tensor([rows, tokens, [1] * T, befores], device=DEVICE)
     ours, theirs = (noise(6, kept_in, T + 2, H, K, V) for _ in "ot")
     out, want = (torch.full((T, H, V), 7.0, device=DEVICE) for _ in "ot")
-    DeltaSteps().take(DeltaSpans(*table), given, ours, out)
+    DeltaSteps().take(StateSpans(*table), given, ours, out)
     singles = (
         StateRun(slice(row, row + 1), table[1, i : i + 1], table[3, i : i + 1])
         for i, row in enumerate(rows)
     )
     begun = torch.tensor([], dtype=torch.int64)
-    plan = DeltaPlan(num_tokens=T, begun_B=begun, compiled=None, runs=tuple(singles))
+    plan = RecurrentPlan(num_tokens=T, begun_B=begun, compiled=None, runs=tuple(singles))
     frame = Frame(torch.empty(2**18, device=DEVICE))
     DeltaRule(delta, DEVICE).run(frame, plan, given, theirs, want)
     torch.testing.assert_close(out, want, rtol=1e-4, atol=1e-4)

@@ -20,7 +20,11 @@ from tests.model.driver import Driver, Seq, read_tensors
 
 NUM_NEW = 8
 Checkpoint = Callable[..., Path]
-ALL = (*tiny.FAMILIES, "gemma4_text", "llama4_text", "dbrx", "phimoe", "afmoe", "mistral3")
+ALL = (
+    *tiny.FAMILIES,
+    *("gemma4_text", "llama4_text", "dbrx", "phimoe", "afmoe", "mistral3"),
+    *("lfm2_moe", "granitemoehybrid"),
+)
 
 
 @pytest.mark.few(case=(*PLAIN, *(case for case in CASES if case.startswith("gpt_oss-"))))

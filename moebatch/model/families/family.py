@@ -17,9 +17,11 @@ from moebatch.model.attention.core import AttentionCore
 from moebatch.model.batch import MicroBatch
 from moebatch.model.elementwise import Elementwise
 from moebatch.model.products import Products
+from moebatch.model.recurrence.block import RecurrentBlock
 from moebatch.model.routing.router import choose_experts
 from moebatch.model.scratch import Frame
 from moebatch.spec.model.attention import Attention
+from moebatch.spec.model.recurrence import Recurrence
 from moebatch.spec.model.shape import ModelShape
 
 Weights = Mapping[str, Tensor]
@@ -52,6 +54,10 @@ class AttentionBlock(Protocol):
 
 MakeAttention = Callable[[ModelShape, Attention, Products, Elementwise], AttentionBlock]
 """Of one of the ways in which layers of the shape attend."""
+MakeRecurrence = Callable[
+    [ModelShape, Recurrence, Products, Elementwise, torch.device], RecurrentBlock
+]
+"""Of what recurrent layers of the shape do."""
 Router = Callable[[Tensor, ModelShape, Weights, torch.dtype], tuple[Tensor, Tensor]]
 """Of the logits [T, E] of a gate, the layer's weights and the dtype of the computation: weights
 [T, K], in descending order for each token, and experts [T, K], int64."""
@@ -75,10 +81,11 @@ def described_router(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
-    """The blocks of a decoder. Layers are: norm, attention, norm, and experts or an MLP, with more
-    norms where the shape has such."""
+    """The blocks of a decoder. Layers are: norm, attention or recurrence, norm, and experts or an
+    MLP, with more norms where the shape has such."""
 
     attention: MakeAttention
     expert: Expert
     """Experts, shared experts, and MLPs of layers without experts."""
+    recurrence: MakeRecurrence
     router: Router = described_router

@@ -22,7 +22,7 @@ from moebatch.model.gpu.gates import GpuGates, Grouped
 from moebatch.model.gpu.rows import GpuRows
 from moebatch.model.grouped import GroupedExpert
 from moebatch.model.native.attention_work import Cached, SingleQueries
-from moebatch.model.native.delta_rule import DeltaInput, DeltaSpans
+from moebatch.model.native.delta_rule import DeltaInput, StateSpans
 from moebatch.model.native.scoring import Scoring
 from moebatch.model.rope import rotate
 from moebatch.model.routing.router import Routing, choose_experts
@@ -81,7 +81,7 @@ ROUTERS = (
     Router(norm_order=1.0, has_exact_weights=True),
     Router(groups=ExpertGroups(6, 2, 1), scale=2.5),
     Router(has_correction=True, norm_order=2.0, least_norm=0.4),
-    Router(scores="sigmoid"),
+    Router(scores="sigmoid", norm_order=1.0, added_to_norm=0.3),
     Router(
         scores="sigmoid",
         has_correction=True,
@@ -110,7 +110,8 @@ def differences(device: torch.device) -> str | None:
                 ("sums", *_sums(device, dtype)),
                 ("what is placed", *_placed(device, dtype)),
                 ("attention", *_attention(device, dtype)),
-                ("steps of a recurrence", *_delta_steps(device, dtype)),
+                ("steps of a recurrence", *_delta_steps(device, dtype, corrects=True)),
+                ("steps of a state space", *_delta_steps(device, dtype, corrects=False)),
                 ("tokens by expert", *_grouped(device)),
                 *_all_choices(device, dtype),
                 *_all_experts(device, dtype),
@@ -192,7 +193,9 @@ def _placed(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return ours, theirs
 
 
-def _delta_steps(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _delta_steps(
+    device: torch.device, dtype: torch.dtype, *, corrects: bool
+) -> tuple[Tensor, Tensor]:
     """Of two sequences, each with two heads of values to one of keys."""
     heads, keys, values = 4, 24, 40
     kept_in = torch.float16 if dtype == torch.float16 else torch.float32
@@ -200,13 +203,14 @@ def _delta_steps(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tens
     q_TGK, k_TGK = (F.normalize(torch.randn(2, heads // 2, keys), dim=-1).to(device) for _ in "qk")
     v_THV, rates_TH, fading_TH = torch.randn(2, heads, values), *torch.rand(2, 2, heads)
     given = DeltaInput(q_TGK, k_TGK, *(x.to(device) for x in (v_THV, rates_TH, -fading_TH)))
-    spans = DeltaSpans(*torch.tensor([[2, 0], [0, 1], [1, 1], [7, 900]], device=device))
+    spans = StateSpans(*torch.tensor([[2, 0], [0, 1], [1, 1], [7, 900]], device=device))
     x_THKV = matrices_RHKV[spans.rows_B].float() * given.fading_TH.exp()[..., None, None]
     q_TH1K, k_TH1K = (x.repeat_interleave(2, 1)[:, :, None] for x in given[:2])
-    changes_TH1V = (given.v_THV[:, :, None] - k_TH1K @ x_THKV) * given.rates_TH[..., None, None]
+    found_TH1V = k_TH1K @ x_THKV * corrects
+    changes_TH1V = (given.v_THV[:, :, None] - found_TH1V) * given.rates_TH[..., None, None]
     x_THKV += k_TH1K.mT * changes_TH1V
     ours = _unwritten(given.v_THV)
-    DeltaSteps().take(spans, given, matrices_RHKV, ours)
+    DeltaSteps().take(spans, given, matrices_RHKV, ours, corrects=corrects)
     theirs = q_TH1K @ x_THKV
     kept = matrices_RHKV[spans.rows_B].float()
     return torch.cat([ours.flatten(), kept.flatten()]), torch.cat(

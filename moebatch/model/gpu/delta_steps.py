@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from moebatch.model.gpu.rows import block_of, launch
-from moebatch.model.native.delta_rule import NOISE_STEPS, DeltaInput, DeltaSpans
+from moebatch.model.native.delta_rule import NOISE_STEPS, DeltaInput, StateSpans
 
 _COLUMNS = 32
 """Of a matrix, that one program holds."""
@@ -21,10 +21,16 @@ class DeltaSteps:
     """The next token of each sequence."""
 
     def take(
-        self, spans: DeltaSpans, given: DeltaInput, matrices_RHKV: Tensor, out_THV: Tensor
+        self,
+        spans: StateSpans,
+        given: DeltaInput,
+        matrices_RHKV: Tensor,
+        out_THV: Tensor,
+        *,
+        corrects: bool,
     ) -> None:
-        """Changes matrices in float32 or float16 in place, and writes what they put out, in
-        float32. All sequences have one token."""
+        """Changes matrices in float32 or float16 in place, as `MatrixRecurrence.corrects` says, and
+        writes what they put out, in float32. All sequences have one token."""
         tensors = (*given, matrices_RHKV, out_THV)
         assert all(tensor.is_contiguous() for tensor in tensors)
         num_key_heads, key_dim = given.k_TGK.shape[1:]
@@ -37,6 +43,7 @@ class DeltaSteps:
             *(spans.rows_B, spans.firsts_B, spans.befores_B),
             *(num_heads, num_heads // num_key_heads, key_dim, value_dim),
             is_half=matrices_RHKV.dtype == torch.float16,
+            corrects=corrects,
             **NOISE_STEPS,
             K=block_of(key_dim),
             V=columns,

@@ -37,6 +37,7 @@ class Formula(NamedTuple):
     norm_order: float
     """0 leaves weights alone."""
     least_norm: float
+    added_to_norm: float
     scale: float
     weighs_experts: bool
     rounds_to: str
@@ -62,6 +63,7 @@ class Formula(NamedTuple):
             is_sorted=not is_softmax or has_correction,
             norm_order=router.norm_order or 0.0,
             least_norm=router.least_norm,
+            added_to_norm=router.added_to_norm,
             scale=router.scale,
             weighs_experts=router.weighs_experts,
             rounds_to="none" if router.has_exact_weights else _ROUNDED[dtype],

@@ -241,7 +241,8 @@ def choose(
         place_K = places_by(weights_K, place_K, num_choices, K)
     if formula.norm_order > 0.0:
         norm = norm_of(weights_K, formula.norm_order)
-        weights_K = weights_K / tl.where(norm < formula.least_norm, formula.least_norm, norm)
+        norm = tl.where(norm < formula.least_norm, formula.least_norm, norm)
+        weights_K = weights_K / (norm + formula.added_to_norm)
     weights_K = weights_K * formula.scale
     if formula.weighs_experts:
         weights_K *= tl.load(expert_weights + experts_K)
@@ -614,6 +615,7 @@ def delta_step(
     key_dim,
     value_dim,
     is_half: tl.constexpr,
+    corrects: tl.constexpr,
     token_step: tl.constexpr,
     head_step: tl.constexpr,
     key_step: tl.constexpr,
@@ -622,7 +624,8 @@ def delta_step(
     V: tl.constexpr,
 ):
     """The newest token of a sequence at some columns of a head's matrix, which fades, is corrected
-    by what its key gives, and puts out what its query reads (Yang et al. 2024, equation 10)."""
+    by what its key gives or added to (Yang et al. 2024, equation 10), and puts out what its query
+    reads."""
     number, head = tl.program_id(0), tl.program_id(1)
     row, token = tl.load(rows + number), tl.load(tokens + number)
     key, column = tl.arange(0, K), tl.program_id(2) * V + tl.arange(0, V)
@@ -636,7 +639,9 @@ def delta_step(
     query_K = tl.load(q + others * key_dim + key, mask=is_key, other=0.0)
     value_V = tl.load(v + own * value_dim + column, mask=is_column, other=0.0)
     x = x * tl.exp(tl.load(fading + own))
-    change_V = (value_V - tl.sum(x * key_K[:, None], axis=0)) * tl.load(rates + own)
+    if corrects:
+        value_V -= tl.sum(x * key_K[:, None], axis=0)
+    change_V = value_V * tl.load(rates + own)
     x = x + key_K[:, None] * change_V[None, :]
     put_out_V = tl.sum(x * query_K[:, None], axis=0)
     tl.store(out + own * value_dim + column, put_out_V, mask=is_column)

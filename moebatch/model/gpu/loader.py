@@ -12,7 +12,7 @@ from moebatch.model.gpu.experts import GroupedExperts
 from moebatch.model.gpu.gates import GpuGates
 from moebatch.model.gpu.rows import GpuRows
 from moebatch.quoting import reason
-from moebatch.spec.model.recurrence import GatedDelta
+from moebatch.spec.model.recurrence import Recurrence
 from moebatch.spec.model.shape import ModelShape
 
 SWITCH = "MOEBATCH_TRITON"
@@ -36,9 +36,9 @@ def single_attention(shape: ModelShape, device: torch.device) -> SingleAttention
     return SingleAttention() if attends_in_place(shape) and _are_for(device) else None
 
 
-def delta_steps(delta: GatedDelta, device: torch.device) -> DeltaSteps | None:
+def delta_steps(recurrence: Recurrence, device: torch.device) -> DeltaSteps | None:
     """Those of sequences with one token each; None where torch takes them, or a CPU."""
-    return DeltaSteps() if steps_at_once(delta) and _are_for(device) else None
+    return DeltaSteps() if steps_at_once(recurrence) and _are_for(device) else None
 
 
 def gates_on(shape: ModelShape, device: torch.device) -> GpuGates | None:

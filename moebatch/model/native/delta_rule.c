@@ -1,12 +1,12 @@
-/* The gated delta rule (Yang et al. 2024, Gated Delta Networks, equation 10), token by token, on
-   matrices where they lie.
+/* The gated delta rule (Yang et al. 2024, Gated Delta Networks, equation 10), and the recurrence of
+   Mamba-2 (Dao & Gu 2024), token by token, on matrices where they lie.
 
    Letters: T tokens, G key heads, H value heads, K size of a key, V size of a value. The matrices
    of a sequence are [H, K, V], of float32 or float16; all other numbers are float32. With the newest
    token's key k, value v, query q, rate b and fading f, a matrix S becomes f S + k x d, where
    d = b (v - f S'k), and it puts out S'q of the new one, which is f S'q of the old one and (q'k) d.
    So all of S is read, and then all of it changed: columns by columns, so that they are in the
-   nearest cache in between. */
+   nearest cache in between. Mamba-2 looks nothing up: its d is b v, and one way through S does. */
 
 #define STRIP_LOTS (LANES == 16 ? 4 : 2)
 #define STRIP (STRIP_LOTS * LOT)
@@ -25,6 +25,7 @@ struct delta_work {
     int64_t num_sequences, num_key_heads, num_value_heads, key_dim, value_dim;
     int64_t next_item; /* a head of a sequence; taken by whichever thread is free */
     int32_t dtype;     /* of matrices */
+    int32_t corrects;  /* whether it looks up what keys give */
 };
 
 /* What is added to the 13 bits that float16 lacks before they are cut off, so that a number becomes
@@ -119,9 +120,37 @@ INLINE void delta_columns(char *matrix, const float *query, const float *key, co
     }
 }
 
+/* The same of Mamba-2. */
+INLINE void adding_columns(char *matrix, const float *query, const float *key, const float *value,
+                           float rate, float fading, float *out, uint32_t noise, int64_t key_dim,
+                           int64_t row_bytes, int64_t width, int lots, int dtype) {
+    int64_t lot_bytes = LOT * size_of(dtype);
+    Lot added[STRIP_LOTS], answer[STRIP_LOTS];
+    for (int n = 0; n < lots; n++) {
+        Lot v = part_of(value + n * LOT, width - n * LOT);
+        added[n] = (Lot){v.first * rate, v.second * rate};
+        answer[n] = (Lot){{0}, {0}};
+    }
+    for (int64_t i = 0; i < key_dim; i++) {
+#pragma GCC unroll 4
+        for (int n = 0; n < lots; n++) {
+            char *p = matrix + i * row_bytes + n * lot_bytes;
+            Lot x = load_part(p, width - n * LOT, dtype);
+            x = (Lot){x.first * fading + added[n].first * key[i],
+                      x.second * fading + added[n].second * key[i]};
+            answer[n] = (Lot){answer[n].first + x.first * query[i],
+                              answer[n].second + x.second * query[i]};
+            store_state(p, x, width - n * LOT, noise + n * LOT * VALUE_STEP, dtype);
+        }
+        noise += KEY_STEP;
+    }
+    for (int n = 0; n < lots; n++)
+        store_part((char *)(out + n * LOT), answer[n], width - n * LOT, FLOAT32);
+}
+
 /* All tokens of a sequence at some columns. */
 INLINE void delta_strip(const struct delta_work *w, int64_t sequence, int64_t head, int64_t column,
-                        int64_t width, int lots, int dtype) {
+                        int64_t width, int lots, int dtype, int corrects) {
     int64_t keys = w->key_dim, values = w->value_dim, heads = w->num_value_heads;
     int64_t key_head = head / (heads / w->num_key_heads);
     int64_t place_of_head = (w->rows[sequence] * heads + head) * keys * values;
@@ -132,36 +161,51 @@ INLINE void delta_strip(const struct delta_work *w, int64_t sequence, int64_t he
     for (; token < stop; token++) {
         const float *query = w->queries + (token * w->num_key_heads + key_head) * keys;
         const float *key = w->keys + (token * w->num_key_heads + key_head) * keys;
-        int64_t place = token * heads + head;
-        float met = 0;
-        for (int64_t i = 0; i < keys; i++)
-            met += query[i] * key[i];
-        float fading = exp_of((Floats){0} + w->fading[place])[0];
-        delta_columns(matrix, query, key, w->values + place * values + column, w->rates[place],
-                      fading, met, w->out + place * values + column, noise, keys,
-                      values * size_of(dtype), width, lots, dtype);
+        int64_t place = token * heads + head, row_bytes = values * size_of(dtype);
+        const float *value = w->values + place * values + column;
+        float fading = exp_of((Floats){0} + w->fading[place])[0], rate = w->rates[place], met = 0;
+        float *out = w->out + place * values + column;
+        if (corrects) {
+            for (int64_t i = 0; i < keys; i++)
+                met += query[i] * key[i];
+            delta_columns(matrix, query, key, value, rate, fading, met, out, noise, keys, row_bytes,
+                          width, lots, dtype);
+        } else
+            adding_columns(matrix, query, key, value, rate, fading, out, noise, keys, row_bytes,
+                           width, lots, dtype);
         noise += TOKEN_STEP;
     }
 }
 
-INLINE void delta_head(const struct delta_work *w, int64_t sequence, int64_t head, int dtype) {
+INLINE void delta_head(const struct delta_work *w, int64_t sequence, int64_t head, int dtype,
+                       int corrects) {
     int64_t column = 0, width = w->value_dim;
     for (; column + STRIP <= width; column += STRIP)
-        delta_strip(w, sequence, head, column, STRIP, STRIP_LOTS, dtype);
+        delta_strip(w, sequence, head, column, STRIP, STRIP_LOTS, dtype, corrects);
     for (; column < width; column += LOT) {
         int64_t left = width - column;
-        delta_strip(w, sequence, head, column, left < LOT ? left : LOT, 1, dtype);
+        delta_strip(w, sequence, head, column, left < LOT ? left : LOT, 1, dtype, corrects);
     }
+}
+
+/* A head of Mamba-2. */
+static void adding_head(const struct delta_work *w, int64_t sequence, int64_t head) {
+    if (w->dtype == FLOAT32)
+        delta_head(w, sequence, head, FLOAT32, 0);
+    else
+        delta_head(w, sequence, head, FLOAT16, 0);
 }
 
 /* Does heads of sequences until none is left. Several threads may share a work. */
 OF_THE_REST void moebatch_delta_rule(struct delta_work *w) {
     int64_t heads = w->num_value_heads, num_items = w->num_sequences * heads, item;
     while ((item = __atomic_fetch_add(&w->next_item, 1, __ATOMIC_RELAXED)) < num_items)
-        if (w->dtype == FLOAT32)
-            delta_head(w, item / heads, item % heads, FLOAT32);
+        if (!w->corrects)
+            adding_head(w, item / heads, item % heads);
+        else if (w->dtype == FLOAT32)
+            delta_head(w, item / heads, item % heads, FLOAT32, 1);
         else
-            delta_head(w, item / heads, item % heads, FLOAT16);
+            delta_head(w, item / heads, item % heads, FLOAT16, 1);
 }
 
 /* Most tokens that a convolution sees. */
@@ -175,10 +219,12 @@ struct conv_work {
     const char *inputs; /* of all tokens, rows of `stride` numbers */
     float *out;         /* [tokens, channels] */
     const float *taps;  /* [taps, channels] */
+    const float *bias;  /* [channels], or NULL */
     const int64_t *rows, *firsts, *counts; /* as in delta_work */
     int64_t num_sequences, num_taps, channels, stride;
     int64_t next_item; /* some channels of a sequence; taken by whichever thread is free */
     int32_t dtype;     /* of inputs */
+    int32_t activates; /* whether silu follows */
 };
 
 INLINE Lot stored_lot(Lot x, int dtype) {
@@ -189,11 +235,13 @@ INLINE Lot stored_lot(Lot x, int dtype) {
     return load(room, dtype);
 }
 
-/* silu of a causal convolution over the lot of channels at c. */
+/* A causal convolution over the lot of channels at c, and silu. */
 INLINE void convolve_lot(const struct conv_work *w, int64_t sequence, int64_t c, int dtype) {
     int64_t width = w->channels, num = width - c, taps = w->num_taps;
     char *seen = w->seen + (w->rows[sequence] * (taps - 1) * width + c) * size_of(dtype);
-    Lot weights[MOST_TAPS], last[MOST_TAPS];
+    Lot weights[MOST_TAPS], last[MOST_TAPS], bias = {{0}, {0}};
+    if (w->bias)
+        bias = reordered(part_of(w->bias + c, num), FLOAT32, dtype);
     for (int64_t i = 0; i < taps; i++)
         weights[i] = reordered(part_of(w->taps + i * width + c, num), FLOAT32, dtype);
     for (int64_t i = 0; i + 1 < taps; i++)
@@ -204,8 +252,9 @@ INLINE void convolve_lot(const struct conv_work *w, int64_t sequence, int64_t c,
         Lot x = product(last[0], weights[0]);
         for (int64_t i = 1; i < taps; i++)
             x = sum(x, product(last[i], weights[i]));
-        x = stored_lot(x, dtype);
-        x = stored_lot((Lot){silu(x.first), silu(x.second)}, dtype);
+        x = stored_lot(sum(x, bias), dtype);
+        if (w->activates)
+            x = stored_lot((Lot){silu(x.first), silu(x.second)}, dtype);
         store_part((char *)(w->out + token * width + c), reordered(x, dtype, FLOAT32), num, FLOAT32);
         for (int64_t i = 0; i + 1 < taps; i++)
             last[i] = last[i + 1];

@@ -1,4 +1,4 @@
-"""What the compiled delta rule is given: tensors, as addresses.
+"""What compiled recurrences are given: tensors, as addresses.
 
 Shape letters: T tokens of the micro-batch, B sequences, G key heads, H value heads, K size of a
 key, V size of a value, R rows of the state.
@@ -28,7 +28,7 @@ off, so that a number becomes either neighbour as often as it is near. One that 
 token to token would else be rounded back each time, and never fade."""
 
 
-class DeltaSpans(NamedTuple):
+class StateSpans(NamedTuple):
     """Sequences with tokens in a micro-batch. All int64, where the state is."""
 
     rows_B: Tensor
@@ -45,11 +45,10 @@ class DeltaInput(NamedTuple):
     """What a layer's rule takes of tokens, all float32."""
 
     q_TGK: Tensor
-    """Normed, and divided by the root of K."""
     k_TGK: Tensor
     v_THV: Tensor
     rates_TH: Tensor
-    """Of learning, from 0 to 1."""
+    """By what is multiplied what a token adds."""
     fading_TH: Tensor
     """Natural logarithms, at most 0, of what is left of a matrix."""
 
@@ -76,11 +75,17 @@ class DeltaWork(ctypes.Structure):
         ("value_dim", ctypes.c_int64),
         ("next_item", ctypes.c_int64),
         ("dtype", ctypes.c_int32),
+        ("corrects", ctypes.c_int32),
     )
 
 
 def delta_work(
-    spans: DeltaSpans, given: DeltaInput, matrices_RHKV: Tensor, out_THV: Tensor
+    spans: StateSpans,
+    given: DeltaInput,
+    matrices_RHKV: Tensor,
+    out_THV: Tensor,
+    *,
+    corrects: bool,
 ) -> DeltaWork:
     """Tokens that are taken one by one, with matrices in float32 or float16. Only pointers: the
     tensors must live until it has been done."""
@@ -109,6 +114,7 @@ def delta_work(
         value_dim=value_dim,
         next_item=0,
         dtype=DTYPES[matrices_RHKV.dtype],
+        corrects=corrects,
     )
 
 
@@ -120,6 +126,7 @@ class ConvWork(ctypes.Structure):
         ("inputs", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
         ("taps", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
         ("rows", ctypes.c_void_p),
         ("firsts", ctypes.c_void_p),
         ("counts", ctypes.c_void_p),
@@ -129,11 +136,19 @@ class ConvWork(ctypes.Structure):
         ("stride", ctypes.c_int64),
         ("next_item", ctypes.c_int64),
         ("dtype", ctypes.c_int32),
+        ("activates", ctypes.c_int32),
     )
 
 
 def conv_work(
-    spans: DeltaSpans, x_TM: Tensor, taps_WM: Tensor, seen_RLM: Tensor, out_TM: Tensor
+    spans: StateSpans,
+    x_TM: Tensor,
+    taps_WM: Tensor,
+    bias_M: Tensor | None,
+    seen_RLM: Tensor,
+    out_TM: Tensor,
+    *,
+    activates: bool,
 ) -> ConvWork:
     """A convolution over each of M channels, of which the last L = W - 1 tokens are kept. Only
     pointers: the tensors must live until it has been computed."""
@@ -146,6 +161,7 @@ def conv_work(
         inputs=x_TM.data_ptr(),
         out=out_TM.data_ptr(),
         taps=taps_WM.data_ptr(),
+        bias=None if bias_M is None else bias_M.data_ptr(),
         rows=spans.rows_B.data_ptr(),
         firsts=spans.firsts_B.data_ptr(),
         counts=spans.counts_B.data_ptr(),
@@ -155,4 +171,5 @@ def conv_work(
         stride=x_TM.stride(0),
         next_item=0,
         dtype=DTYPES[x_TM.dtype],
+        activates=activates,
     )

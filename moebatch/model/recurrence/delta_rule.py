@@ -1,5 +1,5 @@
-"""The gated delta rule: token by token, or by torch a chunk of a prompt at once; and how a state
-is kept in half of its bits.
+"""The gated delta rule, and the same without its correction, which is Mamba-2's recurrence: token
+by token, or by torch a chunk of a prompt at once; and how a state is kept in half of its bits.
 
 Shape letters: T tokens of the micro-batch, N tokens of a chunk, G key heads, H value heads,
 K size of a key, V size of a value, R rows of the state.
@@ -13,11 +13,11 @@ from torch import Tensor
 
 from moebatch.model.gpu.loader import delta_steps
 from moebatch.model.native import loader
-from moebatch.model.native.delta_rule import NOISE_STEPS, DeltaInput, DeltaSpans, delta_work
+from moebatch.model.native.delta_rule import NOISE_STEPS, DeltaInput, StateSpans, delta_work
 from moebatch.model.native.helpers import Helpers, torch_parallel
-from moebatch.model.recurrence.delta_plan import DeltaPlan, StateRun
+from moebatch.model.recurrence.plan import RecurrentPlan, StateRun
 from moebatch.model.scratch import Frame
-from moebatch.spec.model.recurrence import GatedDelta
+from moebatch.spec.model.recurrence import MatrixRecurrence
 
 _LEAST_SHARED_NUMBERS = 2**17
 """Numbers of matrices that one thread has changed before another one would be awake."""
@@ -34,18 +34,25 @@ _LARGEST_HALF = 65504.0
 class DeltaRule:
     """Computes it. Owns the threads of the kernel, so one thread may use it at a time."""
 
-    def __init__(self, delta: GatedDelta, device: torch.device) -> None:
+    def __init__(self, recurrence: MatrixRecurrence, device: torch.device) -> None:
+        self._corrects = recurrence.corrects
         self._kernels = loader.kernels() if device.type == "cpu" else None
-        self._on_gpu = delta_steps(delta, device)
+        self._on_gpu = delta_steps(recurrence, device)
         self._helpers = Helpers(torch_parallel())
-        self._at_once = delta.states_at_once
-        self._rounding = None if delta.state_dtype == "float32" else _Rounding(delta, device)
+        self._at_once = recurrence.states_at_once
+        is_exact = recurrence.state_dtype == "float32"
+        self._rounding = None if is_exact else _Rounding(recurrence, device)
 
     def run(
-        self, frame: Frame, plan: DeltaPlan, given: DeltaInput, matrices: Tensor, out_THV: Tensor
+        self,
+        frame: Frame,
+        plan: RecurrentPlan,
+        given: DeltaInput,
+        matrices: Tensor,
+        out_THV: Tensor,
     ) -> None:
-        """Changes matrices [R, H, K, V] of sequences, kept as `GatedDelta.state_dtype` says, in
-        place, and writes what they put out, in float32.
+        """Changes matrices [R, H, K, V] of sequences, kept as `MatrixRecurrence.state_dtype` says,
+        in place, and writes what they put out, in float32.
 
         Kernels round those in float16 behind every token, so that they do not depend on how
         prompts are cut; torch behind every chunk.
@@ -54,7 +61,7 @@ class DeltaRule:
             self._take_steps(plan.compiled, given, matrices, out_THV)
         elif plan.singles is not None:
             assert self._on_gpu is not None, "a plan for a kernel is made where there is one"
-            self._on_gpu.take(plan.singles, given, matrices, out_THV)
+            self._on_gpu.take(plan.singles, given, matrices, out_THV, corrects=self._corrects)
         else:
             for run in plan.runs:
                 for part in run.parts(self._at_once):
@@ -64,7 +71,7 @@ class DeltaRule:
                 some = DeltaInput(*(tensor[tokens] for tensor in given))
                 own, row = frame.branch(), matrices[span.row]
                 with self._in_float32(own, row, num_before) as matrix_HKV:
-                    _take_chunk(own, some, matrix_HKV, out_THV[tokens])
+                    _take_chunk(own, some, matrix_HKV, out_THV[tokens], corrects=self._corrects)
 
     def _step(
         self, frame: Frame, run: StateRun, given: DeltaInput, matrices: Tensor, out_THV: Tensor
@@ -72,7 +79,7 @@ class DeltaRule:
         one = DeltaInput(*(tensor[run.tokens_B] for tensor in given))
         befores_B = run.befores_B[:, None, None, None]
         with self._in_float32(frame, matrices[run.rows], befores_B) as some_BHKV:
-            out_THV[run.tokens_B] = _step(one, some_BHKV)
+            out_THV[run.tokens_B] = _step(one, some_BHKV, corrects=self._corrects)
 
     @contextmanager
     def _in_float32(self, frame: Frame, kept: Tensor, num_before: Tensor | int) -> Iterator[Tensor]:
@@ -87,11 +94,11 @@ class DeltaRule:
         self._rounding.keep(matrices, num_before, room.view(torch.int32), kept)
 
     def _take_steps(
-        self, spans: DeltaSpans, given: DeltaInput, matrices: Tensor, out_THV: Tensor
+        self, spans: StateSpans, given: DeltaInput, matrices: Tensor, out_THV: Tensor
     ) -> None:
         assert self._kernels is not None, "a plan for a kernel is made where there is one"
         is_shared = len(given.v_THV) * matrices[0].numel() >= _LEAST_SHARED_NUMBERS
-        work = delta_work(spans, given, matrices, out_THV)
+        work = delta_work(spans, given, matrices, out_THV, corrects=self._corrects)
         num_threads = torch.get_num_threads() if is_shared else 1
         self._helpers.run(self._kernels.delta_rule, work, num_threads)
 
@@ -99,13 +106,13 @@ class DeltaRule:
 class _Rounding:
     """Of matrices [..., H, K, V] in float32 to float16, with noise of these `NOISE_STEPS`."""
 
-    def __init__(self, delta: GatedDelta, device: torch.device) -> None:
+    def __init__(self, recurrence: MatrixRecurrence, device: torch.device) -> None:
         heads_H11, keys_K1, values_V = (
             torch.arange(num, device=device) * step
             for num, step in (
-                (delta.num_value_heads, NOISE_STEPS["head_step"]),
-                (delta.key_head_dim, NOISE_STEPS["key_step"]),
-                (delta.value_head_dim, NOISE_STEPS["value_step"]),
+                (recurrence.num_value_heads, NOISE_STEPS["head_step"]),
+                (recurrence.key_head_dim, NOISE_STEPS["key_step"]),
+                (recurrence.value_head_dim, NOISE_STEPS["value_step"]),
             )
         )
         self._noise_H11 = heads_H11[:, None, None] - _NOISE_MIDDLE
@@ -119,7 +126,7 @@ class _Rounding:
         kept.copy_(matrices.clamp_(-_LARGEST_HALF, _LARGEST_HALF))
 
 
-def _step(given: DeltaInput, matrices_BHKV: Tensor) -> Tensor:
+def _step(given: DeltaInput, matrices_BHKV: Tensor, *, corrects: bool) -> Tensor:
     """One token of each sequence, by torch: [B, H, V]."""
     num_heads = matrices_BHKV.shape[1]
     q_XK, k_XK = (_of_value_heads(x, num_heads).flatten(0, 1) for x in given[:2])
@@ -128,15 +135,17 @@ def _step(given: DeltaInput, matrices_BHKV: Tensor) -> Tensor:
     )
     matrices_XKV = matrices_BHKV.flatten(0, 1)
     matrices_XKV *= fading_X1.exp()[..., None]
-    found_XV = torch.bmm(k_XK[:, None], matrices_XKV)[:, 0]
-    update_XV = (v_XV - found_XV) * rates_X1
+    if corrects:
+        v_XV = v_XV - torch.bmm(k_XK[:, None], matrices_XKV)[:, 0]
+    update_XV = v_XV * rates_X1
     matrices_XKV.baddbmm_(k_XK[..., None], update_XV[:, None])
     return torch.bmm(q_XK[:, None], matrices_XKV).view(given.v_THV.shape)
 
 
-def _take_chunk(frame: Frame, given: DeltaInput, matrix_HKV: Tensor, out_NHV: Tensor) -> None:
-    """A chunk of one sequence (Yang et al. 2024, section 3.3): what its tokens change is found by
-    one triangular system, in which each sees the changes of those before it."""
+def _take_chunk(
+    frame: Frame, given: DeltaInput, matrix_HKV: Tensor, out_NHV: Tensor, *, corrects: bool
+) -> None:
+    """A chunk of one sequence (Yang et al. 2024, section 3.3; Dao & Gu 2024, section 6)."""
     num_tokens, num_heads, value_dim = given.v_THV.shape
     key_dim, rows = given.k_TGK.shape[2], (num_heads, num_tokens)
     q_HNK, k_HNK = (
@@ -149,19 +158,15 @@ def _take_chunk(frame: Frame, given: DeltaInput, matrix_HKV: Tensor, out_NHV: Te
     among_HNN.masked_fill_(_is_later(num_tokens, among_HNN.device), -torch.inf).exp_()
     met_HNN, since_HN1 = frame.take_float(*rows, num_tokens), fading_HN.exp()[..., None]
 
-    # What each would change by itself, and what it finds by its key in the matrix before the chunk.
-    changes_HNX = frame.take_float(*rows, value_dim + key_dim)
-    update_HNV, found_HNK = torch.split(changes_HNX, [value_dim, key_dim], dim=2)
-    update_HNV.copy_(given.v_THV.transpose(0, 1))
-    torch.mul(k_HNK, since_HN1, out=found_HNK)
-    rates_HN1 = given.rates_TH.t()[..., None]
-    changes_HNX *= rates_HN1
-    torch.bmm(k_HNK, k_HNK.mT, out=met_HNN).mul_(among_HNN).mul_(rates_HN1)
-    changes_HNX = torch.linalg.solve_triangular(
-        met_HNN, changes_HNX, upper=False, unitriangular=True
-    )
-    update_HNV, found_HNK = torch.split(changes_HNX, [value_dim, key_dim], dim=2)
-    update_HNV = torch.baddbmm(update_HNV, found_HNK, matrix_HKV, alpha=-1)
+    rates_HN1, v_HNV = given.rates_TH.t()[..., None], given.v_THV.transpose(0, 1)
+    if corrects:
+        torch.bmm(k_HNK, k_HNK.mT, out=met_HNN).mul_(among_HNN).mul_(rates_HN1)
+        changes_HNX = frame.take_float(*rows, value_dim + key_dim)
+        torch.cat([v_HNV, k_HNK * since_HN1], 2, out=changes_HNX)
+        changes_HNX *= rates_HN1
+        update_HNV = _solved(met_HNN, changes_HNX, matrix_HKV)
+    else:
+        update_HNV = v_HNV * rates_HN1
 
     torch.bmm(q_HNK, k_HNK.mT, out=met_HNN).mul_(among_HNN)
     out_HNV = torch.bmm(met_HNN, update_HNV)
@@ -171,6 +176,18 @@ def _take_chunk(frame: Frame, given: DeltaInput, matrix_HKV: Tensor, out_NHV: Te
     k_HNK *= (fading_HN[:, -1:] - fading_HN).exp_()[..., None]
     matrix_HKV *= since_HN1[:, -1:]
     matrix_HKV.baddbmm_(k_HNK.mT, update_HNV)
+
+
+def _solved(met_HNN: Tensor, changes_HNX: Tensor, matrix_HKV: Tensor) -> Tensor:
+    """What tokens add, [H, N, V]: found by one triangular system, in which each sees what those
+    before it add; given what each would by itself, with what it finds by its key in the matrix
+    before the chunk beside it."""
+    changes_HNX = torch.linalg.solve_triangular(
+        met_HNN, changes_HNX, upper=False, unitriangular=True
+    )
+    _, key_dim, value_dim = matrix_HKV.shape
+    update_HNV, found_HNK = torch.split(changes_HNX, [value_dim, key_dim], dim=2)
+    return torch.baddbmm(update_HNV, found_HNK, matrix_HKV, alpha=-1)
 
 
 def _of_value_heads(x_TGK: Tensor, num_heads: int) -> Tensor:

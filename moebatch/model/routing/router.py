@@ -100,6 +100,8 @@ def choose_experts(
         norm_T1 = torch.linalg.vector_norm(weights_TK, router.norm_order, dim=-1, keepdim=True)
         if router.least_norm:
             norm_T1.clamp_(min=router.least_norm)
+        if router.added_to_norm:
+            norm_T1 += router.added_to_norm
         weights_TK = weights_TK / norm_T1
     if router.scale != 1.0:
         weights_TK = weights_TK * router.scale

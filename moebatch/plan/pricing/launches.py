@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
+from types import MappingProxyType
 from typing import NamedTuple
 
 from moebatch.layout.footprint import Dtypes
@@ -35,7 +36,13 @@ from moebatch.schedule.task import Kind
 from moebatch.spec.model.blocks import Router
 from moebatch.spec.model.grouped_attention import GroupedAttention
 from moebatch.spec.model.latent_attention import LatentAttention
-from moebatch.spec.model.recurrence import CHUNK_TOKENS, GatedDelta
+from moebatch.spec.model.recurrence import (
+    CHUNK_TOKENS,
+    GatedDelta,
+    Recurrence,
+    ShortConvolution,
+    StateSpace,
+)
 from moebatch.spec.model.shape import ModelShape
 
 
@@ -79,15 +86,8 @@ _EXPANDED = 2
 _OUTPUT_GATE = 3
 _OUT = 2
 """Projection, and the sum with what it is added to."""
-_DELTA = 21
-"""Beside its norms, its two projections and the sum: states that begin are filled, taps laid out,
-keys and queries made unit vectors, rates and fading."""
 _CONVOLVED = 4
 """Sequences that decode, in neighbouring rows of the state, beside the taps of the convolution."""
-_DELTA_STEP = 15
-"""The same sequences, by the rule."""
-_DELTA_CHUNK = 33
-"""Some tokens of a prompt, by both."""
 _ROUNDING = 8
 """States in float16 are widened, and rounded again."""
 _TAP = 2
@@ -116,6 +116,27 @@ _TOGETHER = 2
 """Products of such, up to the gate and behind it."""
 _LOOKING = 2
 """Whether numbers of rows are such."""
+
+
+class _Recurring(NamedTuple):
+    """Launches of a kind of recurrence."""
+
+    once: int
+    """Beside its norms, its two projections and the sum: states that begin are filled, taps laid
+    out, and what the rule takes is made."""
+    step: int
+    """Sequences that decode, behind the convolution."""
+    chunk: int
+    """Some tokens of a prompt, with the convolution."""
+
+
+_RECURRING: Mapping[type[Recurrence], _Recurring] = MappingProxyType(
+    {
+        GatedDelta: _Recurring(once=21, step=15, chunk=33),
+        StateSpace: _Recurring(once=21, step=12, chunk=27),
+        ShortConvolution: _Recurring(once=5, step=0, chunk=5),
+    }
+)
 
 
 @dataclass(frozen=True)  # no slots: what follows from them is worked out once
@@ -273,18 +294,20 @@ class Launches:
         core = parts + groups * group + slices * one_slice
         return self._projection + core + _OUTPUT_GATE * attention.gates_output + self._added
 
-    def _of_recurrence(self, delta: GatedDelta, load: PassLoad) -> float:
+    def _of_recurrence(self, recurrence: Recurrence, load: PassLoad) -> float:
         """Rows of states are taken for neighbours, as they are until sequences end."""
-        sequences, taps = load.decode_sequences, _TAP * delta.conv_width
-        rounding = _ROUNDING * (delta.state_dtype != "float32")
-        chunks = ceil(load.prompt_tokens / CHUNK_TOKENS) * (_DELTA_CHUNK + taps + rounding)
-        if self.is_fused and steps_at_once(delta):
+        own, sequences = _RECURRING[type(recurrence)], load.decode_sequences
+        taps = _TAP * recurrence.conv_width + recurrence.conv_bias
+        rounding = _ROUNDING * (recurrence.state_dtype == "float16")
+        chunks = ceil(load.prompt_tokens / CHUNK_TOKENS) * (own.chunk + taps + rounding)
+        if self.is_fused and steps_at_once(recurrence):
             steps = int(sequences > 0)
         else:
-            steps = ceil(sequences / delta.states_at_once) * (_DELTA_STEP + rounding)
+            steps = ceil(sequences / recurrence.states_at_once) * (own.step + rounding)
         convolved = ceil(sequences / CHUNK_TOKENS) * (_CONVOLVED + taps)
-        norms = self._norm + self._rows.norm_gated
-        return norms + 1 + _DELTA + convolved + steps + chunks
+        gated = self._rows.norm_gated if isinstance(recurrence, GatedDelta) else 0
+        biases = 2 * recurrence.conv_bias + 2 * recurrence.bias
+        return self._norm + gated + 1 + own.once + biases + convolved + steps + chunks
 
     def _of_pre(self, load: PassLoad) -> float:
         """Queries, and what is cached, are laid out for another device."""
@@ -344,6 +367,7 @@ def _choice(router: Router) -> int:
         + _GROUPS * (router.groups is not None)
         + 2 * (router.norm_order is not None)
         + bool(router.least_norm)
+        + bool(router.added_to_norm)
         + (router.scale != 1.0)
         + _WEIGHING * router.weighs_experts
     )

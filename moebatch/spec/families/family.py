@@ -256,6 +256,17 @@ def by_mlp_types(keys: ConfigKeys, num_layers: int, num_dense: int) -> tuple[int
     return tuple(layer for layer, kind in enumerate(types) if kind == sparse)
 
 
+def recurrent_layers(
+    keys: ConfigKeys, usual: Sequence[str], *, recur: Sequence[str], attend: Sequence[str]
+) -> tuple[int, ...]:
+    """Layers that ``layer_types`` names in one of the ways of those that recur; `usual` where it
+    says nothing. All others must attend, and one has to."""
+    types = layer_types(keys, usual, known=(*attend, *recur))
+    if not set(types) & set(attend):
+        keys.wrong("layer_types", "no layer has full attention; models without it are not run")
+    return tuple(layer for layer, kind in enumerate(types) if kind in recur)
+
+
 def layer_types(
     keys: ConfigKeys, usual: Sequence[str], known: Sequence[str], key: str = "layer_types"
 ) -> Sequence[str]:

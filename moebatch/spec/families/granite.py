@@ -1,8 +1,19 @@
-"""Granite-3 MoE and PowerMoE (IBM), without a shared expert and with one."""
+"""Granite-3 MoE and PowerMoE (IBM), without a shared expert and with one; and Granite-4, most of
+whose layers are Mamba-2."""
 
-from moebatch.spec.families.family import FamilySpec, grouped_attention, usual_defaults
+from dataclasses import replace
+from math import inf
+
+from moebatch.spec.families.family import (
+    FamilySpec,
+    grouped_attention,
+    recurrent_layers,
+    usual_defaults,
+)
 from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
+from moebatch.spec.model.grouped_attention import GroupedAttention
+from moebatch.spec.model.recurrence import MOST_SEEN, StateSpace
 from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import LAYER, TensorNames, stacked_experts, usual_roles
 
@@ -25,13 +36,76 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     )
 
 
+def _hybrid(keys: ConfigKeys, num_layers: int) -> Layers:
+    layers, usual = _layers(keys, num_layers), ("mamba",) * num_layers
+    recurrent = recurrent_layers(keys, usual, recur=_RECUR, attend=_ATTEND)
+    assert isinstance(layers.attention, GroupedAttention), "that of the family"
+    has_positions = keys.value("position_embedding_type") == "rope"
+    return replace(
+        layers,
+        attention=layers.attention if has_positions else replace(layers.attention, num_rotated=0),
+        recurrence=_state_space(keys) if recurrent else None,
+        recurrent_layers=recurrent,
+    )
+
+
+def _state_space(keys: ConfigKeys) -> StateSpace:
+    """transformers activates convolutions as experts are; here all are followed by SiLU."""
+    if keys.value("hidden_act") not in _SILU:
+        keys.fault("hidden_act", " or ".join(_SILU), keys.value("hidden_act"))
+    if keys.value("time_step_limit") not in _UNLIMITED:
+        keys.fault("time_step_limit", "[0.0, Infinity]", keys.value("time_step_limit"))
+    heads, groups = keys.count("mamba_n_heads"), keys.count("mamba_n_groups")
+    width = keys.count("mamba_expand") * keys.count("hidden_size")
+    if heads % groups:
+        keys.wrong(
+            "mamba_n_heads",
+            f"mamba_n_heads ({heads}) must be a multiple of mamba_n_groups ({groups})",
+        )
+    head_dim = width // heads
+    if keys.value("mamba_d_head") != "auto":
+        head_dim = keys.count("mamba_d_head")
+    if heads * head_dim != width:
+        keys.wrong(
+            "mamba_d_head",
+            f"mamba_n_heads ({heads}) x mamba_d_head ({head_dim}) must be mamba_expand x "
+            f"hidden_size ({width})",
+        )
+    return StateSpace(
+        num_key_heads=groups,
+        num_value_heads=heads,
+        key_head_dim=keys.count("mamba_d_state"),
+        value_head_dim=head_dim,
+        conv_width=keys.count("mamba_d_conv", least=2, most=MOST_SEEN),
+        conv_bias=keys.flag("mamba_conv_bias"),
+        bias=keys.flag("mamba_proj_bias"),
+    )
+
+
+_RECUR, _ATTEND = ("mamba", "linear_attention"), ("attention", "full_attention")
+_SILU = ("silu", "swish")
+_UNLIMITED = (None, [0.0, inf], [0.0, {"__float__": "Infinity"}])
+"""The last is how transformers writes it."""
+_OF_MAMBA = {
+    "recurrent_in": "in_proj.weight",
+    "recurrent_in_bias": "in_proj.bias",
+    "recurrent_conv": "conv1d.weight",
+    "recurrent_conv_bias": "conv1d.bias",
+    "recurrent_decay": "A_log",
+    "recurrent_step": "dt_bias",
+    "recurrent_skip": "D",
+    "recurrent_norm": "norm.weight",
+    "recurrent_out": "out_proj.weight",
+    "recurrent_out_bias": "out_proj.bias",
+}
 _NAMES = TensorNames(
     roles=usual_roles()
     | {
         "router": (LAYER + _BLOCK + "router.layer.weight", LAYER + _BLOCK + "router.weight"),
         "shared_gate_up": (LAYER + "shared_mlp.input_linear.weight",),
         "shared_down": (LAYER + "shared_mlp.output_linear.weight",),
-    },
+    }
+    | {role: (f"{LAYER}mamba.{name}",) for role, name in _OF_MAMBA.items()},
     joined={"shared_gate_up": ("shared_gate", "shared_up")},
     experts=(
         stacked_experts(_BLOCK, gate_up="input_linear.weight", down="output_linear.weight"),
@@ -66,5 +140,25 @@ GRANITE_MOE_SHARED = FamilySpec(
     model_type="granitemoeshared",
     defaults=_DEFAULTS | {"shared_intermediate_size": 0},
     layers=_layers,
+    names=_NAMES,
+)
+GRANITE_MOE_HYBRID = FamilySpec(
+    architecture="GraniteMoeHybridForCausalLM",
+    model_type="granitemoehybrid",
+    defaults=_DEFAULTS
+    | {
+        "shared_intermediate_size": 1024,
+        "mamba_n_heads": 128,
+        "mamba_n_groups": 1,
+        "mamba_d_state": 256,
+        "mamba_d_head": "auto",
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+        "mamba_conv_bias": True,
+        "mamba_proj_bias": False,
+    },
+    synonyms={"layer_types": "layers_block_type"},
+    rotary_type="granitemoe",
+    layers=_hybrid,
     names=_NAMES,
 )

@@ -6,7 +6,7 @@ from dataclasses import replace
 from moebatch.spec.families.family import (
     FamilySpec,
     grouped_attention,
-    layer_types,
+    recurrent_layers,
     softmax_router,
     usual_defaults,
 )
@@ -55,10 +55,7 @@ def _recurrent_layers(keys: ConfigKeys, num_layers: int) -> tuple[int, ...]:
     """As ``layer_types`` says, or all but every ``full_attention_interval``-th."""
     interval = keys.count("full_attention_interval")
     usual = [_LINEAR if (layer + 1) % interval else _FULL for layer in range(num_layers)]
-    types = layer_types(keys, usual, known=(_FULL, _LINEAR))
-    if _FULL not in types:
-        keys.wrong("layer_types", "no layer has full attention; models without it are not run")
-    return tuple(layer for layer, kind in enumerate(types) if kind == _LINEAR)
+    return recurrent_layers(keys, usual, recur=(_LINEAR,), attend=(_FULL,))
 
 
 def _gated_delta(keys: ConfigKeys, *, is_grouped: bool) -> GatedDelta:
@@ -90,11 +87,11 @@ _ROLES = usual_roles() | {
         f"delta_{role}": (f"{LAYER}{_DELTA}in_proj_{role}.weight",)
         for role in ("qkvz", "ba", "qkv", "z", "b", "a")
     },
-    "delta_conv": (f"{LAYER}{_DELTA}conv1d.weight",),
-    "delta_decay": (f"{LAYER}{_DELTA}A_log",),
-    "delta_step": (f"{LAYER}{_DELTA}dt_bias",),
-    "delta_norm": (f"{LAYER}{_DELTA}norm.weight",),
-    "delta_o": (f"{LAYER}{_DELTA}out_proj.weight",),
+    "recurrent_conv": (f"{LAYER}{_DELTA}conv1d.weight",),
+    "recurrent_decay": (f"{LAYER}{_DELTA}A_log",),
+    "recurrent_step": (f"{LAYER}{_DELTA}dt_bias",),
+    "recurrent_norm": (f"{LAYER}{_DELTA}norm.weight",),
+    "recurrent_out": (f"{LAYER}{_DELTA}out_proj.weight",),
 }
 _DEFAULTS = usual_defaults(
     hidden_size=2048,

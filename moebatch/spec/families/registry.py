@@ -8,8 +8,13 @@ from moebatch.spec.families.ernie import ERNIE_4_5_MOE
 from moebatch.spec.families.gemma import GEMMA4, GEMMA4_TEXT
 from moebatch.spec.families.glm import DOTS1, EXAONE_MOE, GLM4_MOE, SOLAR_OPEN
 from moebatch.spec.families.gpt_oss import GPT_OSS
-from moebatch.spec.families.granite import GRANITE_MOE, GRANITE_MOE_SHARED
+from moebatch.spec.families.granite import (
+    GRANITE_MOE,
+    GRANITE_MOE_HYBRID,
+    GRANITE_MOE_SHARED,
+)
 from moebatch.spec.families.hunyuan import HUNYUAN_V1_MOE, HY_V3
+from moebatch.spec.families.lfm2 import LFM2_MOE
 from moebatch.spec.families.llama import LLAMA4, LLAMA4_TEXT
 from moebatch.spec.families.minimax import MINIMAX_M2
 from moebatch.spec.families.mistral import MISTRAL3, MISTRAL4
@@ -22,11 +27,12 @@ from moebatch.spec.families.switch import SWITCH_TRANSFORMERS
 
 _DEEPSEEK = (DEEPSEEK_MOE, DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, MISTRAL4, MISTRAL3)
 _QWEN = (QWEN2_MOE, QWEN3_MOE, QWEN3_VL_MOE, QWEN3_NEXT, QWEN3_5_MOE_TEXT, QWEN3_5_MOE)
-_GRANITE = (GRANITE_MOE, GRANITE_MOE_SHARED)
+_GRANITE = (GRANITE_MOE, GRANITE_MOE_SHARED, GRANITE_MOE_HYBRID)
 _OTHERS = (
     OLMOE,
     AFMOE,
     MELLUM,
+    LFM2_MOE,
     GLM4_MOE,
     MINIMAX_M2,
     DBRX,

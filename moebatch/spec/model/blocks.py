@@ -74,6 +74,8 @@ class Router:
     that order; 1 makes them sum to one. None leaves them alone."""
     least_norm: float = 0.0
     """What they are divided by is at least this."""
+    added_to_norm: float = 0.0
+    """It is more than their norm by this."""
     scale: float = 1.0
     """They are multiplied by this at last."""
     has_exact_logits: bool = False

@@ -3,9 +3,11 @@
 Shape letters: D hidden.
 """
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import ClassVar
 
 from moebatch.spec.model.attention import Sizes, rows_by_part
 from moebatch.spec.model.cache_layout import CacheLayout, CachePart, StateDtype
@@ -21,24 +23,143 @@ MOST_SEEN = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GatedDelta:
-    """Gated DeltaNet (Yang et al. 2024, Gated Delta Networks, equation 10). Each value head has a
-    matrix that maps keys to values. A token makes it fade, looks up what its key gives, and
-    corrects that towards its value; the query reads what it puts out.
+class Recurrence(ABC):
+    """What all of them have: a projection of the hidden states, a short causal convolution over
+    each of its channels, and a projection back. The state is what the convolution sees of the last
+    tokens, and what a kind of recurrence keeps beside it."""
 
-    Queries, keys and values have passed a short causal convolution over each channel.
-    """
+    conv_width: int
+    """Tokens that a convolution sees, the newest included."""
+    conv_bias: bool = False
+    """Convolutions add one."""
+    bias: bool = False
+    """Both projections do."""
+    state_dtype: StateDtype | None = None
+    """What numbers of matrices are kept as; None where there are none."""
+
+    @property
+    @abstractmethod
+    def conv_channels(self) -> int:
+        """Width of what is convolved."""
+
+    @property
+    @abstractmethod
+    def projected_width(self) -> int:
+        """Width of all that is projected of a token."""
+
+    @property
+    @abstractmethod
+    def output_width(self) -> int:
+        """Width of what is projected back."""
+
+    @property
+    def state(self) -> CacheLayout:
+        """What is kept of a sequence: the last part is what the next tokens' convolutions see."""
+        seen = CachePart("last inputs", self.conv_width - 1, self.conv_channels)
+        return CacheLayout((*self.own_state, seen))
+
+    @property
+    def own_state(self) -> tuple[CachePart, ...]:
+        """What is kept before that."""
+        return ()
+
+    def tensors(self, hidden_size: int) -> Sizes:
+        """Sizes of the weights of a layer, by role."""
+        D, channels = hidden_size, self.conv_channels
+        sizes = self.input_tensors(D) | {
+            "recurrent_conv": (channels, 1, self.conv_width),
+            "recurrent_out": (D, self.output_width),
+        }
+        if self.conv_bias:
+            sizes["recurrent_conv_bias"] = (channels,)
+        if self.bias:
+            sizes |= {"recurrent_in_bias": (self.projected_width,), "recurrent_out_bias": (D,)}
+        return sizes | self.own_tensors
+
+    def input_tensors(self, hidden_size: int) -> Sizes:
+        """Those of the first projection, as they are stored."""
+        return {"recurrent_in": (self.projected_width, hidden_size)}
+
+    @property
+    def own_tensors(self) -> Sizes:
+        """Those that no other kind has."""
+        return {}
+
+    def row_order(self, role: str) -> list[int] | None:
+        """In which order the rows of a stored weight are computed with; None where they lie so."""
+        return None
+
+    @property
+    def states_at_once(self) -> int:
+        """Most sequences whose next token torch takes at once."""
+        return CHUNK_TOKENS
+
+    def float_rooms(self, rows: int) -> tuple[int, ...]:
+        """Numbers in float32 that a layer takes behind its convolution, piece by piece."""
+        return ()
+
+    def step_bytes(self, compute_bytes: int, *, by_torch: bool) -> int:
+        """Bytes that go through memory as one sequence takes a step in one layer: kernels read its
+        state and write it."""
+        return 2 * self.state.token_bytes(compute_bytes)
+
+    @property
+    def conv_flops(self) -> int:
+        """FLOP of a token in one layer by its convolutions."""
+        return 2 * self.conv_width * self.conv_channels
+
+    @property
+    def decode_flops(self) -> int:
+        """FLOP of a token in one layer beside its projections, token by token."""
+        return self.conv_flops
+
+    @property
+    def prompt_flops(self) -> int:
+        """The same of a token among others of its prompt."""
+        return self.decode_flops
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShortConvolution(Recurrence):
+    """A convolution and no more (LFM2, Liquid AI 2025): of a token's three projections the first
+    multiplies the last before it is convolved, and the second what comes out."""
+
+    width: int
+    """Of hidden states."""
+
+    @property
+    def conv_channels(self) -> int:
+        """That of hidden states."""
+        return self.width
+
+    @property
+    def projected_width(self) -> int:
+        """Both factors and what is convolved."""
+        return 3 * self.width
+
+    @property
+    def output_width(self) -> int:
+        """That of hidden states."""
+        return self.width
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MatrixRecurrence(Recurrence):
+    """Each value head has a matrix that maps keys to values. A token makes it fade and adds to what
+    its key gives; the query reads what it puts out. Queries, keys and values have been convolved,
+    and what is put out is gated."""
+
+    corrects: ClassVar[bool]
+    """A token looks up what its key gives, and adds what that lacks of its value; else it adds its
+    value."""
+    head_roles: ClassVar[Sequence[str]] = ("recurrent_decay", "recurrent_step")
+    """Weights of which each value head has one number: what fading and rates are made of."""
 
     num_key_heads: int
     """Heads of queries and keys; each serves as many value heads as the next."""
     num_value_heads: int
     key_head_dim: int
     value_head_dim: int
-    conv_width: int
-    """Tokens that a convolution sees, the newest included."""
-    is_grouped: bool = False
-    """Projections are stored as two matrices in which the rows of each key head lie together with
-    those of its value heads, not as four."""
     state_dtype: StateDtype = "float32"
     """What numbers of the matrices are kept as; all are computed with in float32."""
 
@@ -58,37 +179,119 @@ class GatedDelta:
         return 2 * self.key_width + self.value_width
 
     @property
+    def output_width(self) -> int:
+        """That of values."""
+        return self.value_width
+
+    @property
+    def own_state(self) -> tuple[CachePart, ...]:
+        """The matrix of each value head, [keys, values]."""
+        matrix = self.key_head_dim * self.value_head_dim
+        return (CachePart("matrices", self.num_value_heads, matrix, self.state_dtype),)
+
+    @property
+    def own_tensors(self) -> Sizes:
+        """Those of heads, and the norm of what comes out."""
+        heads: Sizes = dict.fromkeys(self.head_roles, (self.num_value_heads,))
+        return heads | {"recurrent_norm": (self.normed_width,)}
+
+    @property
+    @abstractmethod
+    def normed_width(self) -> int:
+        """Width of the weights of that norm."""
+
+    def float_rooms(self, rows: int) -> tuple[int, ...]:
+        """Of tokens queries, keys, values and what comes out, and what a chunk takes."""
+        chunk, heads = min(rows, CHUNK_TOKENS), self.num_value_heads
+        keys, values = heads * chunk * self.key_head_dim, heads * chunk * self.value_head_dim
+        copied = min(rows, self.states_at_once) * (self.state_dtype != "float32")
+        return (
+            rows * self.key_width,  # queries
+            rows * self.key_width,  # keys
+            rows * self.value_width,  # values
+            rows * self.value_width,  # what comes out of matrices
+            keys,  # of a chunk: queries
+            keys,  # keys
+            keys + values,  # changes
+            heads * chunk * chunk,  # what is left of each when the next come
+            heads * chunk * chunk,  # each with each
+            copied * self.matrix_elements,  # states in float32
+            copied * self.matrix_elements,  # what rounds them
+        )
+
+    @property
+    def states_at_once(self) -> int:
+        """States that are kept otherwise than they are computed with are copied."""
+        return CHUNK_TOKENS if self.state_dtype == "float32" else _COPIED_STATES
+
+    def step_bytes(self, compute_bytes: int, *, by_torch: bool) -> int:
+        """Torch goes through the matrices once for each operator."""
+        if by_torch:
+            return _TORCH_BYTES[self.state_dtype] * self.matrix_elements
+        return 2 * self.state.token_bytes(compute_bytes)
+
+    @property
+    def decode_flops(self) -> int:
+        """Fading, adding and reading; and looking up and correcting."""
+        return self.conv_flops + (7 if self.corrects else 5) * self.matrix_elements
+
+    @property
+    def prompt_flops(self) -> int:
+        """In chunks (Yang et al. 2024, section 3.3; Dao & Gu 2024, section 6): queries, and where
+        tokens correct keys, meet keys; a triangular system is solved for values and keys then; and
+        keys, queries and updates meet the matrix."""
+        chunk, keys, values = CHUNK_TOKENS, self.key_head_dim, self.value_head_dim
+        among, with_matrix = 2 * chunk * (keys + values), 4 * keys * values
+        if self.corrects:
+            among += 2 * chunk * keys + chunk * (keys + values)
+            with_matrix += 2 * keys * values
+        return self.conv_flops + self.num_value_heads * (among + with_matrix)
+
+    @property
+    def matrix_elements(self) -> int:
+        """Numbers of a sequence in one layer, all heads."""
+        return prod((self.num_value_heads, self.key_head_dim, self.value_head_dim))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GatedDelta(MatrixRecurrence):
+    """Gated DeltaNet (Yang et al. 2024, Gated Delta Networks, equation 10): a token looks up what
+    its key gives, and corrects that towards its value. Keys and queries are unit vectors."""
+
+    corrects: ClassVar[bool] = True
+
+    is_grouped: bool = False
+    """Projections are stored as two matrices in which the rows of each key head lie together with
+    those of its value heads, not as four."""
+
+    @property
     def projected_width(self) -> int:
-        """Width of all that is projected of a token: queries, keys, values, gates of the output,
-        and of each value head a rate of learning and one of fading."""
+        """Queries, keys, values, gates of the output, and of each value head a rate of learning and
+        one of fading."""
         return self.conv_channels + self.value_width + 2 * self.num_value_heads
 
-    def tensors(self, hidden_size: int) -> Sizes:
-        """Sizes of the weights of a layer, by role."""
+    @property
+    def normed_width(self) -> int:
+        """Each head is normed by itself, all with the same weights."""
+        return self.value_head_dim
+
+    def input_tensors(self, hidden_size: int) -> Sizes:
+        """As `is_grouped` says."""
         D, heads = hidden_size, self.num_value_heads
         if self.is_grouped:
-            sizes: Sizes = {
+            return {
                 "delta_qkvz": (self.conv_channels + self.value_width, D),
                 "delta_ba": (2 * heads, D),
             }
-        else:
-            sizes = {
-                "delta_qkv": (self.conv_channels, D),
-                "delta_z": (self.value_width, D),
-                "delta_b": (heads, D),
-                "delta_a": (heads, D),
-            }
-        return sizes | {
-            "delta_conv": (self.conv_channels, 1, self.conv_width),
-            "delta_decay": (heads,),
-            "delta_step": (heads,),
-            "delta_norm": (self.value_head_dim,),
-            "delta_o": (D, self.value_width),
+        return {
+            "delta_qkv": (self.conv_channels, D),
+            "delta_z": (self.value_width, D),
+            "delta_b": (heads, D),
+            "delta_a": (heads, D),
         }
 
     def row_order(self, role: str) -> list[int] | None:
-        """In which order the rows of a stored weight are computed with: queries, keys, values and
-        gates, each in the order of heads. None where they lie so."""
+        """Queries, keys, values and gates, each in the order of heads."""
         shared = self.num_value_heads // self.num_key_heads
         of_values = shared * self.value_head_dim
         parts = {
@@ -97,51 +300,23 @@ class GatedDelta:
         }.get(role)
         return None if parts is None else rows_by_part(self.num_key_heads, parts)
 
-    @property
-    def state(self) -> CacheLayout:
-        """What is kept of a sequence: the matrix of each value head, [keys, values], and what the
-        next tokens' convolutions see."""
-        matrix = self.key_head_dim * self.value_head_dim
-        return CacheLayout(
-            (
-                CachePart("matrices", self.num_value_heads, matrix, self.state_dtype),
-                CachePart("last inputs", self.conv_width - 1, self.conv_channels),
-            )
-        )
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StateSpace(MatrixRecurrence):
+    """Mamba-2 (Dao & Gu 2024, Transformers are SSMs, section 7): a token adds its value, times the
+    length of its time step, where its key points; a part of the value goes past the matrix. Keys
+    are B of the paper, queries are C, and key heads its groups."""
+
+    corrects: ClassVar[bool] = False
+    head_roles: ClassVar[Sequence[str]] = (*MatrixRecurrence.head_roles, "recurrent_skip")
 
     @property
-    def states_at_once(self) -> int:
-        """Most sequences whose next token torch takes at once: states that are kept otherwise than
-        they are computed with are copied."""
-        return CHUNK_TOKENS if self.state_dtype == "float32" else _COPIED_STATES
-
-    def step_bytes(self, compute_bytes: int, *, by_torch: bool) -> int:
-        """Bytes that go through memory as one sequence takes a step in one layer: kernels read its
-        state and write it, torch goes through the matrices once for each operator."""
-        if not by_torch:
-            return 2 * self.state.token_bytes(compute_bytes)
-        return _TORCH_BYTES[self.state_dtype] * self.matrix_elements
+    def projected_width(self) -> int:
+        """Gates of the output, values, keys, queries, and of each value head the length of the time
+        step."""
+        return self.value_width + self.conv_channels + self.num_value_heads
 
     @property
-    def decode_flops(self) -> int:
-        """FLOP of a token in one layer beside its projections, token by token: fading, looking up,
-        correcting and reading."""
-        return self._conv_flops + 7 * self.matrix_elements
-
-    @property
-    def prompt_flops(self) -> int:
-        """The same of a token among others of its prompt, in chunks (Yang et al. 2024, section
-        3.3): keys and queries meet keys, a triangular system is solved for values and keys, and
-        keys, queries and updates meet the matrix."""
-        chunk, keys, values = CHUNK_TOKENS, self.key_head_dim, self.value_head_dim
-        among = 4 * chunk * keys + chunk * (keys + values) + 2 * chunk * values
-        return self._conv_flops + self.num_value_heads * (among + 6 * keys * values)
-
-    @property
-    def matrix_elements(self) -> int:
-        """Numbers of a sequence in one layer, all heads."""
-        return prod((self.num_value_heads, self.key_head_dim, self.value_head_dim))
-
-    @property
-    def _conv_flops(self) -> int:
-        return 2 * self.conv_width * self.conv_channels
+    def normed_width(self) -> int:
+        """Value heads of a key head are normed together, with weights of their own."""
+        return self.value_width

@@ -17,7 +17,7 @@ from moebatch.spec.model.blocks import ClampedGate, Mlp, Norm, Router
 from moebatch.spec.model.cache import CacheGroup
 from moebatch.spec.model.cache_layout import UNLIMITED, CacheLayout, KvCache, SinkWindow, StateCache
 from moebatch.spec.model.grouped_attention import RelativeAttention
-from moebatch.spec.model.recurrence import GatedDelta
+from moebatch.spec.model.recurrence import Recurrence
 from moebatch.spec.workload import Workload
 
 
@@ -68,7 +68,7 @@ class Layers:
     hidden states, where that is not what experts see."""
     scales_layers: bool = False
     """Hidden states are multiplied by a learnt number at the end of each layer."""
-    recurrence: GatedDelta | None = None
+    recurrence: Recurrence | None = None
     """What takes the place of attention in `recurrent_layers`."""
     recurrent_layers: tuple[int, ...] = ()
     """Ascending; all others attend."""
@@ -425,8 +425,8 @@ class ModelShape(Layers):
         shape = self._with_attention(cache_dtype=None if how == "full" else how)
         if states == "full":
             return shape
-        if self.recurrence is None:
-            message = f"{self.architecture} keeps no states; leave it out"
+        if self.recurrence is None or self.recurrence.state_dtype is None:
+            message = f"{self.architecture} keeps no states in float32; leave it out"
             raise ConfigError([Fault(file="resources.state_cache", message=message)])
         return replace(shape, recurrence=replace(self.recurrence, state_dtype=states))
 

@@ -235,11 +235,11 @@ _IN_GGUF_LAYERS = {
     "delta_ba": ("ssm_ba.weight",),
     "delta_b": ("ssm_beta.weight",),
     "delta_a": ("ssm_alpha.weight",),
-    "delta_conv": ("ssm_conv1d.weight",),
-    "delta_decay": ("ssm_a",),
-    "delta_step": ("ssm_dt.bias",),
-    "delta_norm": ("ssm_norm.weight",),
-    "delta_o": ("ssm_out.weight",),
+    "recurrent_conv": ("ssm_conv1d.weight",),
+    "recurrent_decay": ("ssm_a",),
+    "recurrent_step": ("ssm_dt.bias",),
+    "recurrent_norm": ("ssm_norm.weight",),
+    "recurrent_out": ("ssm_out.weight",),
 }
 _GGUF_ROLES = {
     "embedding": (_GGUF_EMBEDDING,),

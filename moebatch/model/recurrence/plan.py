@@ -12,8 +12,8 @@ from torch import Tensor
 
 from moebatch.model.gpu.loader import delta_steps
 from moebatch.model.native import loader
-from moebatch.model.native.delta_rule import DeltaSpans
-from moebatch.spec.model.recurrence import CHUNK_TOKENS, GatedDelta
+from moebatch.model.native.delta_rule import StateSpans
+from moebatch.spec.model.recurrence import CHUNK_TOKENS, Recurrence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,16 +55,16 @@ class StateRun(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DeltaPlan:
+class RecurrentPlan:
     """Which sequences have tokens in a micro-batch, where, and which row of the state is theirs."""
 
     num_tokens: int
     begun_B: Tensor
     """Rows of the state of sequences that begin here, on its device."""
-    compiled: DeltaSpans | None
+    compiled: StateSpans | None
     """All of them, where compiled kernels take them: token by token, since a matrix stays in the
     nearest cache meanwhile. None where torch does."""
-    singles: DeltaSpans | None = None
+    singles: StateSpans | None = None
     """Sequences that have one token, where a kernel on a GPU takes them."""
     runs: tuple[StateRun, ...] = ()
     """The same ones for torch."""
@@ -75,10 +75,10 @@ class DeltaPlan:
     def of(
         cls,
         spans: Sequence[StateSpan],
-        delta: GatedDelta,
+        recurrence: Recurrence,
         dtype: torch.dtype,
         device: torch.device,
-    ) -> "DeltaPlan":
+    ) -> "RecurrentPlan":
         """For spans that follow each other without gaps, of a state on `device`, where everything
         else is computed in `dtype`."""
         assert len({span.row for span in spans}) == len(spans), "tokens of a sequence are together"
@@ -86,7 +86,7 @@ class DeltaPlan:
         num_tokens = sum(span.num_tokens for span in spans)
         begun = [span.row for span in spans if not span.num_before]
         begun_B = torch.tensor(begun, dtype=torch.int64, device=device)
-        kept_in = getattr(torch, delta.state_dtype)
+        kept_in = getattr(torch, recurrence.state_dtype or "float32")
         if kernels is not None and kernels.attends(dtype) and kernels.attends(kept_in):
             by_length = sorted(spans, key=lambda span: -span.num_tokens)
             compiled = _as_tensors(by_length, device)
@@ -96,16 +96,16 @@ class DeltaPlan:
             num_tokens=num_tokens,
             begun_B=begun_B,
             compiled=None,
-            singles=_as_tensors(singles, device) if delta_steps(delta, device) else None,
+            singles=_as_tensors(singles, device) if delta_steps(recurrence, device) else None,
             runs=tuple(_runs(singles, device)),
             slices=tuple(span for span in spans if span.num_tokens > 1),
         )
 
 
-def _as_tensors(spans: Sequence[StateSpan], device: torch.device) -> DeltaSpans:
+def _as_tensors(spans: Sequence[StateSpan], device: torch.device) -> StateSpans:
     columns = [(span.row, span.start, span.num_tokens, span.num_before) for span in spans]
-    table = torch.tensor(columns, dtype=torch.int64).view(-1, len(DeltaSpans._fields))
-    return DeltaSpans(*table.t().contiguous().to(device))
+    table = torch.tensor(columns, dtype=torch.int64).view(-1, len(StateSpans._fields))
+    return StateSpans(*table.t().contiguous().to(device))
 
 
 def _runs(singles: Sequence[StateSpan], device: torch.device) -> Iterator[StateRun]:

@@ -1,0 +1,90 @@
+"""A layer that recurs, between the norm of its input and what it adds to the hidden states.
+
+Shape letters: T tokens of the micro-batch, N rows after bucketing, D hidden, P projected width,
+M channels of the convolution, X width of what is projected back.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from moebatch.model.elementwise import Elementwise
+from moebatch.model.products import Products
+from moebatch.model.recurrence.convolution import Convolution
+from moebatch.model.recurrence.plan import RecurrentPlan
+from moebatch.model.scratch import Frame
+from moebatch.spec.model.recurrence import Recurrence
+from moebatch.spec.model.shape import ModelShape
+
+Weights = Mapping[str, Tensor]
+State = Sequence[Tensor]
+"""Parts as `Recurrence.state` names them, of all sequences."""
+
+
+class RecurrentBlock(ABC):
+    """What kinds of recurrence share: both projections, and the convolution."""
+
+    activates = True
+    """silu follows the convolution."""
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        recurrence: Recurrence,
+        products: Products,
+        elementwise: Elementwise,
+        device: torch.device,
+    ) -> None:
+        self._recurrence = recurrence
+        self._hidden_size, self._eps = shape.hidden_size, shape.rms_eps
+        self._products, self._elementwise = products, elementwise
+        self._convolution = Convolution(device, activates=self.activates)
+
+    def run(
+        self,
+        frame: Frame,
+        normed_ND: Tensor,
+        plan: RecurrentPlan,
+        weights: Weights,
+        state: State,
+    ) -> Tensor:
+        """What it adds to the hidden states, [N, D]; rows beyond the micro-batch hold garbage.
+
+        Changes the state of all sequences of the plan.
+        """
+        recurrence, num_rows = self._recurrence, len(normed_ND)
+        for part in state:
+            part.index_fill_(0, plan.begun_B, 0)
+        room_NP = frame.take(num_rows, recurrence.projected_width)
+        bias_P = weights.get("recurrent_in_bias")
+        self._products.linear(normed_ND, weights["recurrent_in"], bias_P, room_NP)
+        out_NX = frame.take(num_rows, recurrence.output_width)
+        num_tokens = plan.num_tokens
+        self._mix(frame, room_NP[:num_tokens], plan, weights, state, out_NX[:num_tokens])
+        out_ND = frame.take(num_rows, self._hidden_size)
+        bias_D = weights.get("recurrent_out_bias")
+        return self._products.linear(out_NX, weights["recurrent_out"], bias_D, out_ND)
+
+    @abstractmethod
+    def _mix(
+        self,
+        frame: Frame,
+        projected_TP: Tensor,
+        plan: RecurrentPlan,
+        weights: Weights,
+        state: State,
+        out_TX: Tensor,
+    ) -> None:
+        """Writes what is projected back, of which tokens of a sequence have part in each other.
+        `projected_TP` may become anything."""
+
+    def _convolved(
+        self, frame: Frame, x_TM: Tensor, plan: RecurrentPlan, weights: Weights, state: State
+    ) -> Tensor:
+        """[T, M] float32, rounded as `x_TM` is."""
+        mixed_TM = frame.take_float(*x_TM.shape)
+        taps_M1W, bias_M = weights["recurrent_conv"], weights.get("recurrent_conv_bias")
+        self._convolution.run(frame, plan, x_TM, taps_M1W, bias_M, state[-1], mixed_TM)
+        return mixed_TM

@@ -1,0 +1,76 @@
+"""Layers of Mamba-2: what their rule is given, and what becomes of what its matrices put out.
+
+Shape letters: T tokens of the micro-batch, P projected width, M channels of the convolution,
+G key heads, H value heads, K size of a key, V size of a value, X several of these side by side.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from moebatch.model import layers
+from moebatch.model.elementwise import Elementwise
+from moebatch.model.native.delta_rule import DeltaInput
+from moebatch.model.products import Products
+from moebatch.model.recurrence.block import RecurrentBlock, State, Weights
+from moebatch.model.recurrence.delta_rule import DeltaRule
+from moebatch.model.recurrence.plan import RecurrentPlan
+from moebatch.model.scratch import Frame
+from moebatch.spec.model.recurrence import StateSpace
+from moebatch.spec.model.shape import ModelShape
+
+
+class StateSpaceBlock(RecurrentBlock):
+    """A state space whose matrices fade by the length of a token's time step (Dao & Gu 2024)."""
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        space: StateSpace,
+        products: Products,
+        elementwise: Elementwise,
+        device: torch.device,
+    ) -> None:
+        super().__init__(shape, space, products, elementwise, device)
+        self._space, self._rule = space, DeltaRule(space, device)
+
+    def _mix(
+        self,
+        frame: Frame,
+        projected_TP: Tensor,
+        plan: RecurrentPlan,
+        weights: Weights,
+        state: State,
+        out_TX: Tensor,
+    ) -> None:
+        space, heads = self._space, self._space.num_value_heads
+        widths = [space.value_width, space.conv_channels, heads]
+        z_TX, x_TM, steps_TH = torch.split(projected_TP, widths, dim=1)
+        mixed_TM = self._convolved(frame, x_TM, plan, weights, state)
+        given = self._given(frame, mixed_TM, steps_TH, weights)
+        made_THV = frame.take_float(*given.v_THV.shape)
+        matrices = state[0].view(-1, heads, space.key_head_dim, space.value_head_dim)
+        self._rule.run(frame, plan, given, matrices, made_THV)
+        made_THV.addcmul_(given.v_THV, weights["recurrent_skip"][:, None].float())
+        made_TX = made_THV.view(out_TX.shape)
+        made_TX.mul_(F.silu(z_TX.float()))
+        made_TGX, out_TGX = (x.view(len(x), space.num_key_heads, -1) for x in (made_TX, out_TX))
+        weight_GX = weights["recurrent_norm"].view(space.num_key_heads, -1)
+        layers.rms_norm(made_TGX, weight_GX, self._eps, made_TGX, out_TGX)
+
+    def _given(
+        self, frame: Frame, mixed_TM: Tensor, steps_TH: Tensor, weights: Weights
+    ) -> DeltaInput:
+        space = self._space
+        widths = [space.value_width, space.key_width, space.key_width]
+        v_TX, k_TX, q_TX = (
+            frame.take_float(*x.shape).copy_(x) for x in torch.split(mixed_TM, widths, dim=1)
+        )
+        lengths_TH = F.softplus(steps_TH.float() + weights["recurrent_step"])
+        return DeltaInput(
+            q_TGK=q_TX.view(len(q_TX), -1, space.key_head_dim),
+            k_TGK=k_TX.view(len(k_TX), -1, space.key_head_dim),
+            v_THV=v_TX.view(len(v_TX), -1, space.value_head_dim),
+            rates_TH=lengths_TH,
+            fading_TH=lengths_TH * -weights["recurrent_decay"].float().exp(),
+        )

@@ -1,0 +1,107 @@
+"""LFM2-MoE (Liquid AI): most layers convolve over some tokens, the others attend."""
+
+from moebatch.spec.families.family import (
+    FamilySpec,
+    grouped_attention,
+    recurrent_layers,
+    usual_defaults,
+)
+from moebatch.spec.model.blocks import Mlp, Router
+from moebatch.spec.model.config_keys import ConfigKeys
+from moebatch.spec.model.recurrence import MOST_SEEN, ShortConvolution
+from moebatch.spec.model.shape import Layers
+from moebatch.spec.model.tensor_names import (
+    LAYER,
+    TensorNames,
+    separate_experts,
+    stacked_experts,
+    usual_roles,
+)
+
+_MLP = "feed_forward."
+_MATRICES = {"gate": "w1", "up": "w3", "down": "w2"}
+
+
+def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
+    num_dense = keys.count_or_zero("num_dense_layers")
+    usual = ("conv",) * num_layers
+    recurrent = recurrent_layers(keys, usual, recur=("conv",), attend=("full_attention",))
+    return Layers(
+        attention=grouped_attention(keys, qk_norm="head"),
+        recurrence=_convolution(keys) if recurrent else None,
+        recurrent_layers=recurrent,
+        moe_layers=tuple(range(num_dense, num_layers)),
+        expert=Mlp(width=keys.count("moe_intermediate_size")),
+        dense=Mlp(width=keys.count("intermediate_size")) if num_dense else None,
+        router=Router(
+            scores="sigmoid",
+            has_correction=keys.flag("use_expert_bias"),
+            norm_order=1.0 if keys.flag("norm_topk_prob") else None,
+            added_to_norm=1e-6,
+            scale=keys.positive("routed_scaling_factor"),
+        ),
+    )
+
+
+def _convolution(keys: ConfigKeys) -> ShortConvolution:
+    has_biases = keys.flag("conv_bias")
+    return ShortConvolution(
+        width=keys.count("hidden_size"),
+        conv_width=keys.count("conv_L_cache", least=2, most=MOST_SEEN),
+        conv_bias=has_biases,
+        bias=has_biases,
+    )
+
+
+_OWN_ROLES = {
+    "input_norm": "operator_norm.weight",
+    "mlp_norm": "ffn_norm.weight",
+    "q_norm": "self_attn.q_layernorm.weight",
+    "k_norm": "self_attn.k_layernorm.weight",
+    "o": "self_attn.out_proj.weight",
+    "router": f"{_MLP}gate.weight",
+    "router_correction": f"{_MLP}expert_bias",
+    **{f"mlp_{role}": f"{_MLP}{name}.weight" for role, name in _MATRICES.items()},
+    "recurrent_in": "conv.in_proj.weight",
+    "recurrent_in_bias": "conv.in_proj.bias",
+    "recurrent_conv": "conv.conv.weight",
+    "recurrent_conv_bias": "conv.conv.bias",
+    "recurrent_out": "conv.out_proj.weight",
+    "recurrent_out_bias": "conv.out_proj.bias",
+}
+LFM2_MOE = FamilySpec(
+    architecture="Lfm2MoeForCausalLM",
+    model_type="lfm2_moe",
+    defaults=usual_defaults(
+        vocab_size=65536,
+        hidden_size=2048,
+        intermediate_size=7168,
+        moe_intermediate_size=1792,
+        num_hidden_layers=32,
+        tie_word_embeddings=True,
+        max_position_embeddings=128000,
+        rms_norm_eps=1e-5,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        conv_bias=False,
+        conv_L_cache=3,
+        num_dense_layers=2,
+        num_experts_per_tok=4,
+        num_experts=32,
+        use_expert_bias=True,
+        routed_scaling_factor=1.0,
+        norm_topk_prob=True,
+    ),
+    spelling={"rms_norm_eps": "norm_eps"},
+    synonyms={"tie_word_embeddings": "tie_embedding"},
+    layers=_layers,
+    names=TensorNames(
+        roles=usual_roles()
+        | {role: (LAYER + name,) for role, name in _OWN_ROLES.items()}
+        | {"final_norm": ("model.embedding_norm.weight",)},
+        experts=(
+            separate_experts(_MLP + "experts.{expert}", **_MATRICES),
+            stacked_experts(_MLP + "experts."),
+        ),
+    ),
+)
