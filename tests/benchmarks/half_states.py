@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from moebatch.model.native.delta_rule import DeltaInput
-from moebatch.model.recurrence.plan import RecurrentPlan, StateSpan
 from moebatch.model.recurrence.delta_rule import DeltaRule
+from moebatch.model.recurrence.plan import RecurrentPlan, StateSpan
 from moebatch.model.scratch import Scratch
 from moebatch.spec.model.cache_layout import StateDtype
 from moebatch.spec.model.recurrence import GatedDelta

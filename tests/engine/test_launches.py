@@ -190,9 +190,12 @@ def decoded(
         ("gpt_oss", False),
         ("deepseek_v3", False),
         ("qwen3_next", False),
+        ("lfm2_moe", False),
+        ("granitemoehybrid", False),
         ("qwen2_moe", True),
         pytest.param("deepseek_v3", True, marks=pytest.mark.exhaustive),
         pytest.param("qwen3_next", True, marks=pytest.mark.exhaustive),
+        pytest.param("granitemoehybrid", True, marks=pytest.mark.exhaustive),
     ],
     indirect=["counting"],
 )

@@ -27,12 +27,25 @@ from tests.engine.test_schedules import EMULATED, IN_MEMORY, emulated
 from tests.model.oracle import greedy, load
 
 RECURRENT = (0, 2, 3)
-KINDS = ["linear_attention" if layer in RECURRENT else "full_attention" for layer in range(4)]
-MODEL: dict[str, Any] = {
-    "family": "qwen3_next",
-    "num_hidden_layers": len(KINDS),
-    "layer_types": KINDS,
+
+
+def recurrent_model(family: str, recurs: str) -> dict[str, Any]:
+    kinds = [recurs if layer in RECURRENT else "full_attention" for layer in range(4)]
+    return {"family": family, "num_hidden_layers": len(kinds), "layer_types": kinds}
+
+
+MODEL = recurrent_model("qwen3_next", "linear_attention")
+MODELS = (
+    MODEL,
+    recurrent_model("lfm2_moe", "conv"),
+    recurrent_model("granitemoehybrid", "linear_attention"),
+)
+STATES = {
+    "qwen3_next": 4 * 8 * 12 + 3 * (2 * 2 * 8 + 4 * 12),
+    "lfm2_moe": 2 * 32,
+    "granitemoehybrid": 4 * 12 * 16 + 3 * (2 * 2 * 12 + 4 * 16),
 }
+"""Numbers of a sequence in a layer."""
 ROWS = requests((1, 17, 40, 3, 96, 33, 2))
 SLICE = 8
 WHERE = {
@@ -51,9 +64,14 @@ WHERE = {
 }
 
 
+@pytest.fixture(scope="module", params=MODELS, ids=lambda model: model["family"])
+def folder(request: pytest.FixtureRequest, tiny_checkpoint: Callable[..., Path]) -> Path:
+    return tiny_checkpoint(**request.param)
+
+
 @pytest.fixture(scope="module")
-def expected_tokens(tiny_checkpoint: Callable[..., Path]) -> list[tuple[int, ...]]:
-    model = load(tiny_checkpoint(**MODEL))
+def expected_tokens(folder: Path) -> list[tuple[int, ...]]:
+    model = load(folder)
     return [tuple(greedy(model, row.prompt_tokens, NEW_TOKENS)[0]) for row in ROWS]
 
 
@@ -63,10 +81,8 @@ def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "PROMPT_ROWS", SLICE)
 
 
-def built_for(
-    tiny_checkpoint: Callable[..., Path], chosen: Policy, scratch: Path | None = None
-) -> BuiltEngine:
-    files = open_model(tiny_checkpoint(**MODEL), "float32")
+def built_for(folder: Path, chosen: Policy, scratch: Path | None = None) -> BuiltEngine:
+    files = open_model(folder, "float32")
     device: dict[str, Device] = {"device": emulated()} if chosen.ffn_on_gpu else {}
     spec = EngineSpec(
         files=files,
@@ -92,30 +108,30 @@ def answered(built: BuiltEngine, rows: Sequence[Request] = ROWS) -> list[Outcome
 @pytest.mark.parametrize("title", WHERE)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_schedule_says_what_the_whole_sequence_says(
-    tiny_checkpoint: Callable[..., Path],
+    folder: Path,
     expected_tokens: list[tuple[int, ...]],
     tmp_path: Path,
     name: str,
     title: str,
 ) -> None:
-    built = built_for(tiny_checkpoint, replace(WHERE[title], schedule=name), tmp_path)
+    built = built_for(folder, replace(WHERE[title], schedule=name), tmp_path)
     assert [group.is_state for group in built.cache.groups] == [False, True]
     assert tokens_of(answered(built)) == expected_tokens
 
 
 def test_what_an_earlier_run_has_left_is_gone_on_with(
-    tiny_checkpoint: Callable[..., Path], expected_tokens: list[tuple[int, ...]]
+    folder: Path, expected_tokens: list[tuple[int, ...]]
 ) -> None:
     begun = [
         replace(row, begun=(Begun(tokens=tokens[: 1 + row.index % 4], logprobs=()),))
         for row, tokens in zip(ROWS, expected_tokens, strict=True)
     ]
-    assert tokens_of(answered(built_for(tiny_checkpoint, policy()), begun)) == expected_tokens
+    assert tokens_of(answered(built_for(folder, policy()), begun)) == expected_tokens
 
 
 @pytest.mark.parametrize("layer", [0, 1, 3])
 def test_a_pass_that_failed_in_the_middle_is_computed_again(
-    tiny_checkpoint: Callable[..., Path],
+    folder: Path,
     expected_tokens: list[tuple[int, ...]],
     monkeypatch: pytest.MonkeyPatch,
     layer: int,
@@ -129,31 +145,29 @@ def test_a_pass_that_failed_in_the_middle_is_computed_again(
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: 7 bytes")
 
     monkeypatch.setattr(Decoder, "attend", refusing)
-    built = built_for(tiny_checkpoint, policy(tokens_per_pass=80))
+    built = built_for(folder, policy(tokens_per_pass=80))
     assert tokens_of(answered(built)) == expected_tokens
     assert built.engine.statistics.num_shrunk == 1
 
 
-def test_beginnings_are_not_shared(
-    tiny_checkpoint: Callable[..., Path], expected_tokens: list[tuple[int, ...]]
-) -> None:
+def test_beginnings_are_not_shared(folder: Path, expected_tokens: list[tuple[int, ...]]) -> None:
     """What is known of a beginning has been added to since."""
     twice = [ROWS[4], replace(ROWS[4], index=1, custom_id="again")]
-    built = built_for(tiny_checkpoint, policy(batch_size=2))
+    built = built_for(folder, policy(batch_size=2))
     assert tokens_of(answered(built, twice)) == 2 * expected_tokens[4:5]
     assert built.engine.statistics.shared_tokens == 0
 
 
 @pytest.mark.parametrize("title", ["streamed", "on disk", "three levels"])
 def test_the_cache_takes_what_was_priced_and_what_the_configuration_says(
-    tiny_checkpoint: Callable[..., Path], tmp_path: Path, title: str
+    folder: Path, tmp_path: Path, title: str
 ) -> None:
     chosen = WHERE[title]
-    built = built_for(tiny_checkpoint, chosen, tmp_path)
+    built = built_for(folder, chosen, tmp_path)
     in_cache = {level: built.cache.bytes_on(level) for level in ("vram", "dram")}
     groups = built.cache.groups
     built.close()
-    files = open_model(tiny_checkpoint(**MODEL), "float32")
+    files = open_model(folder, "float32")
     hardware = emulated().hardware
     assert hardware is not None
     asked = problem_of(files, hardware if chosen.ffn_on_gpu else hardware.without("vram"))
@@ -162,7 +176,8 @@ def test_the_cache_takes_what_was_priced_and_what_the_configuration_says(
         assert in_cache.get(level, priced) == priced
     assert groups[1].num_pages(chosen) == chosen.batch_size
     if title == "streamed":
-        token, state = 2 * 2 * 16 * 4, (4 * 8 * 12 + 3 * (2 * 2 * 8 + 4 * 12)) * 4
+        family = files.config["model_type"]
+        token, state = 2 * 2 * (16 if family == "qwen3_next" else 8) * 4, STATES[family] * 4
         expected = chosen.num_kv_pages * 16 * token + len(RECURRENT) * chosen.batch_size * state
         assert in_cache["dram"] == expected
 

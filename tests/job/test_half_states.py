@@ -22,7 +22,7 @@ from tests.job.test_run import EMULATED, on_gpu, policy, run, texts, write
 from tests.native import kernels
 
 Checkpoint = Callable[..., Path]
-RECURRENT = pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_moe"])
+RECURRENT = pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_moe", "granitemoehybrid"])
 
 
 def test_it_is_said_and_part_of_what_answers_belong_to(
@@ -64,9 +64,10 @@ def test_exact_answers_and_models_without_states_forbid_it(
     path = write(tmp_path, tiny_checkpoint("qwen3_next"), state_cache="float16")
     with pytest.raises(ConfigError, match=r"forbids resources.state_cache: float16.*to full"):
         run(path, is_exact=True)
-    path = write(tmp_path, tiny_checkpoint("mixtral"), state_cache="float16")
-    with pytest.raises(ConfigError, match=r"resources.state_cache: .* keeps no states; leave it"):
-        run(path, policy=policy())
+    for family in ("mixtral", "lfm2_moe"):
+        path = write(tmp_path, tiny_checkpoint(family), state_cache="float16")
+        with pytest.raises(ConfigError, match=r"state_cache: .* keeps no states in float32; leave"):
+            run(path, policy=policy())
     path.write_text(path.read_text().replace('"float16"', '"bfloat16"'))
     with pytest.raises(ConfigError, match="must be one of full, float16, got 'bfloat16'"):
         load_job(path)

@@ -96,7 +96,9 @@ def _take_steps(kept_in: torch.dtype) -> None:
     rates, v = torch.empty(2, 32), torch.empty(2, 32, 128)
     q = v[:, :16].contiguous()
     matrices = torch.empty(2, 32, 128, 128, dtype=kept_in)
-    DeltaSteps().take(spans, DeltaInput(q, q, v, rates, rates), matrices, torch.empty_like(v))
+    given, out = DeltaInput(q, q, v, rates, rates), torch.empty_like(v)
+    for corrects in (True, False):
+        DeltaSteps().take(spans, given, matrices, out, corrects=corrects)
 
 
 def _run_experts(

@@ -1,21 +1,25 @@
-"""The gated delta rule and its convolution: by compiled kernels and by torch, what transformers
-computes; and tokens that do not depend on how prompts are cut."""
+"""The gated delta rule, Mamba-2 and their convolution: by compiled kernels and by torch, what
+transformers computes; and tokens that do not depend on how prompts are cut."""
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from transformers.models.granitemoehybrid.modeling_granitemoehybrid import (
+    mamba2_selective_state_update,
+)
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
 
 from moebatch.model.native import loader
 from moebatch.model.native.delta_rule import DeltaInput
-from moebatch.model.recurrence.plan import RecurrentPlan, StateSpan
 from moebatch.model.recurrence.delta_rule import DeltaRule
+from moebatch.model.recurrence.plan import RecurrentPlan, StateSpan
 from moebatch.model.scratch import Scratch
 from moebatch.spec.model.cache_layout import StateDtype
-from moebatch.spec.model.recurrence import GatedDelta
+from moebatch.spec.model.recurrence import GatedDelta, MatrixRecurrence, StateSpace
 from tests.model import oracle
 from tests.model.driver import Driver
 from tests.model.test_oracle import assert_same
@@ -23,16 +27,38 @@ from tests.native import kernels
 
 CPU = torch.device("cpu")
 WAYS = ["1", "0"] if kernels() else ["0"]
+Heads = tuple[int, int, int, int]
+MakeRule = Callable[..., MatrixRecurrence]
+Stepped = tuple[torch.Tensor, torch.Tensor]
+"""What comes out, [1, T, H, V], and the state, [1, H, K, V]."""
+
+
+def _rule(
+    kind: type[MatrixRecurrence], heads: Heads, state_dtype: StateDtype = "float32"
+) -> MatrixRecurrence:
+    return kind(
+        num_key_heads=heads[0],
+        num_value_heads=heads[1],
+        key_head_dim=heads[2],
+        value_head_dim=heads[3],
+        conv_width=4,
+        state_dtype=state_dtype,
+    )
+
+
+KINDS = [partial(_rule, GatedDelta), partial(_rule, StateSpace)]
 
 
 @pytest.mark.parametrize("native", WAYS)
 @pytest.mark.parametrize("heads", [(2, 2, 16, 16), (2, 4, 24, 40), (1, 3, 7, 33)])
 @pytest.mark.parametrize("lengths", [(1, 1, 1), (5, 1, 70), (130, 64, 63, 65, 2, 3, 17)])
 @pytest.mark.parametrize("forgets", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_rule_is_that_of_transformers(
     monkeypatch: pytest.MonkeyPatch,
+    kind: MakeRule,
     native: str,
-    heads: tuple[int, int, int, int],
+    heads: Heads,
     lengths: tuple[int, ...],
     forgets: bool,
 ) -> None:
@@ -59,27 +85,53 @@ def test_the_rule_is_that_of_transformers(
         start += num_tokens
     given = DeltaInput(_unit(q) * K**-0.5, _unit(k), v, rates, fading)
     before, out = matrices.clone(), torch.empty(T, H, V)
-    plan = RecurrentPlan.of(spans, delta(heads), torch.float32, CPU)
+    rule = kind(heads)
+    plan = RecurrentPlan.of(spans, rule, torch.float32, CPU)
     frame = Scratch(10**6, device=CPU, dtype=torch.float32).frame()
-    DeltaRule(delta(heads), CPU).run(frame, plan, given, matrices, out)
+    DeltaRule(rule, CPU).run(frame, plan, given, matrices, out)
     for span in spans:
         tokens = slice(span.start, span.start + span.num_tokens)
-        expected, matrix = torch_recurrent_gated_delta_rule(
-            *(x[None, tokens] for x in (q, k, v, fading, rates)),
-            initial_state=before[span.row][None],
-            output_final_state=True,
-            use_qk_l2norm_in_kernel=True,
-        )
+        if rule.corrects:
+            expected, matrix = torch_recurrent_gated_delta_rule(
+                *(x[None, tokens] for x in (q, k, v, fading, rates)),
+                initial_state=before[span.row][None],
+                output_final_state=True,
+                use_qk_l2norm_in_kernel=True,
+            )
+        else:
+            expected, matrix = of_state_space(given, tokens, before[span.row][None])
         torch.testing.assert_close(out[tokens], expected[0], rtol=1e-4, atol=2e-4)
         torch.testing.assert_close(matrices[span.row], matrix[0], rtol=1e-4, atol=2e-4)
     others = [row for row in range(len(before)) if row not in rows]
     assert torch.equal(matrices[others], before[others])
 
 
+def of_state_space(given: DeltaInput, tokens: slice, before_1HKV: torch.Tensor) -> Stepped:
+    """By the recurrence that transformers takes single tokens with."""
+    state_1HVK, outs = before_1HKV.mT.clone(), []
+    num_heads, value_dim = given.v_THV.shape[1:]
+    ones_HV = torch.ones(num_heads, value_dim)
+    for at in range(tokens.start, tokens.stop):
+        q_GK, k_GK, v_HV, lengths_H, fading_H = (x[at] for x in given)
+        # Fading is the length of a step times A there, whatever each of them is.
+        decay_H = (fading_H / lengths_H)[:, None, None].expand(*state_1HVK.shape[1:])
+        out_1HV = mamba2_selective_state_update(
+            state_1HVK,
+            v_HV[None],
+            (ones_HV * lengths_H[:, None])[None],
+            decay_H,
+            k_GK[None],
+            q_GK[None],
+        )
+        outs.append(out_1HV[0])
+    return torch.stack(outs)[None], state_1HVK.mT
+
+
 @pytest.mark.skipif(not kernels(), reason="there is no compiler")
 @pytest.mark.parametrize("heads", [(2, 4, 24, 40), (1, 3, 7, 33), (1, 1, 128, 128)])
+@pytest.mark.parametrize("kind", KINDS)
 def test_states_in_float16_are_rounded_alike_by_kernels_and_torch(
-    monkeypatch: pytest.MonkeyPatch, heads: tuple[int, int, int, int]
+    monkeypatch: pytest.MonkeyPatch, kind: MakeRule, heads: Heads
 ) -> None:
     """One step each, so that torch rounds behind it as well; too large ones become the largest."""
     spans = [StateSpan(start=i, num_tokens=1, row=i, num_before=10**i) for i in range(6)]
@@ -90,7 +142,7 @@ def test_states_in_float16_are_rounded_alike_by_kernels_and_torch(
     for native in ("1", "0"):
         monkeypatch.setenv(loader.SWITCH, native)
         state = begin.clamp(-65504, 65504).half()
-        outs.append(_run(heads, spans, given, state))
+        outs.append(_run(kind(heads, "float16"), spans, given, state))
         states.append(state.float())
     assert states[0].abs().max() <= 65504
     torch.testing.assert_close(outs[0], outs[1], rtol=1e-4, atol=1e-3)
@@ -99,7 +151,8 @@ def test_states_in_float16_are_rounded_alike_by_kernels_and_torch(
 
 
 @pytest.mark.skipif(not kernels(), reason="there is no compiler")
-def test_kernels_keep_the_same_states_however_prompts_are_cut() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_kernels_keep_the_same_states_however_prompts_are_cut(kind: MakeRule) -> None:
     heads = (2, 4, 24, 40)
     given = _given(heads, 50)
     found = []
@@ -109,7 +162,7 @@ def test_kernels_keep_the_same_states_however_prompts_are_cut() -> None:
             span = StateSpan(start=0, num_tokens=num, row=0, num_before=3 + start)
             tokens = slice(start, start + num)
             part = DeltaInput(*(each[tokens].contiguous() for each in given))
-            outs.append(_run(heads, [span], part, state))
+            outs.append(_run(kind(heads, "float16"), [span], part, state))
             start += num
         found.append((state, torch.cat(outs)))
     for state, outs_T in found[1:]:
@@ -117,8 +170,9 @@ def test_kernels_keep_the_same_states_however_prompts_are_cut() -> None:
 
 
 @pytest.mark.parametrize("native", WAYS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_fades_by_less_than_a_step_of_float16_fades_all_the_same(
-    monkeypatch: pytest.MonkeyPatch, native: str
+    monkeypatch: pytest.MonkeyPatch, kind: MakeRule, native: str
 ) -> None:
     """Rounded to the nearest, such numbers would stay as they are."""
     monkeypatch.setenv(loader.SWITCH, native)
@@ -129,20 +183,20 @@ def test_what_fades_by_less_than_a_step_of_float16_fades_all_the_same(
     expected = state.double() * math.exp(-1e-4 * num_steps)
     assert torch.equal((state.float() * math.exp(-1e-4)).half(), state)
     for step in range(num_steps):
-        _run(heads, [StateSpan(start=0, num_tokens=1, row=0, num_before=step)], given, state)
+        span = StateSpan(start=0, num_tokens=1, row=0, num_before=step)
+        _run(kind(heads, "float16"), [span], given, state)
     torch.testing.assert_close(state.double(), expected, rtol=0.01, atol=1e-5)
     left = (state.double() * expected).sum() / expected.square().sum()
     assert left == pytest.approx(1, abs=1e-3)
 
 
 def _run(
-    heads: tuple[int, int, int, int],
+    shape: MatrixRecurrence,
     spans: Sequence[StateSpan],
     given: DeltaInput,
     state: torch.Tensor,
 ) -> torch.Tensor:
     """What comes out of a state in float16."""
-    shape = delta(heads, "float16")
     plan = RecurrentPlan.of(spans, shape, torch.float32, CPU)
     out = torch.empty_like(given.v_THV)
     frame = Scratch(10**6, device=CPU, dtype=torch.float32).frame()
@@ -150,7 +204,7 @@ def _run(
     return out
 
 
-def _given(heads: tuple[int, int, int, int], num_tokens: int) -> DeltaInput:
+def _given(heads: Heads, num_tokens: int) -> DeltaInput:
     (G, H, K, V), T = heads, num_tokens
     q, k = (_unit(_noise(T, G, K, seed=seed)) for seed in (1, 2))
     rates, fading = (_noise(T, H, seed=seed).sigmoid() for seed in (3, 4))
@@ -161,32 +215,23 @@ def _noise(*size: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(size, generator=torch.Generator().manual_seed(seed))
 
 
-def delta(heads: tuple[int, int, int, int], state_dtype: StateDtype = "float32") -> GatedDelta:
-    return GatedDelta(
-        num_key_heads=heads[0],
-        num_value_heads=heads[1],
-        key_head_dim=heads[2],
-        value_head_dim=heads[3],
-        conv_width=4,
-        state_dtype=state_dtype,
-    )
-
-
 def _unit(x: torch.Tensor) -> torch.Tensor:
     return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(7, family=("qwen3_next", "granitemoehybrid"))
 @pytest.mark.parametrize("native", WAYS)
 @pytest.mark.parametrize("slice_tokens", [1, 2, 3, 63, 64, 65, 1000])
+@pytest.mark.parametrize("family", ["qwen3_next", "lfm2_moe", "granitemoehybrid"])
 def test_prompts_may_be_cut_anywhere(
     monkeypatch: pytest.MonkeyPatch,
     tiny_checkpoint: Callable[..., Path],
     native: str,
+    family: str,
     slice_tokens: int,
 ) -> None:
     monkeypatch.setenv(loader.SWITCH, native)
-    folder = tiny_checkpoint("qwen3_next")
+    folder = tiny_checkpoint(family)
     model = oracle.load(folder)
     for seq in Driver(folder).generate(
         oracle.prompts(lengths=(1, 2, 3, 100)), 5, slice_tokens=slice_tokens

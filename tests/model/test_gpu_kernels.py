@@ -34,14 +34,14 @@ from moebatch.model.native import loader
 from moebatch.model.native.attention_work import Cached, SingleQueries
 from moebatch.model.native.delta_rule import DeltaInput, StateSpans
 from moebatch.model.native.scoring import Scoring
-from moebatch.model.recurrence.plan import RecurrentPlan, StateRun
 from moebatch.model.recurrence.delta_rule import DeltaRule
+from moebatch.model.recurrence.plan import RecurrentPlan, StateRun
 from moebatch.model.routing.router import Routing, choose_experts
 from moebatch.model.routing.tokens import ExpertTokens, group_by_expert
 from moebatch.model.scratch import Frame
 from moebatch.spec.model.blocks import ClampedGate, Router
 from moebatch.spec.model.models import load_model
-from moebatch.spec.model.recurrence import GatedDelta
+from moebatch.spec.model.recurrence import GatedDelta, MatrixRecurrence, StateSpace
 from moebatch.spec.model.shape import ModelShape
 from tests.few import examples
 from tests.gpu_kernels import DEVICE, use_gpu_kernels, use_launch
@@ -415,10 +415,13 @@ def test_tokens_attend_to_rows_anywhere_in_the_cache(
 
 @pytest.mark.parametrize("kept_in", [torch.float32, torch.float16])
 @pytest.mark.parametrize("heads", [(1, 2, 16, 32), (2, 4, 24, 40), (1, 3, 7, 33), (2, 2, 128, 128)])
-def test_steps_of_a_recurrence(heads: tuple[int, int, int, int], kept_in: torch.dtype) -> None:
+@pytest.mark.parametrize("kind", [GatedDelta, StateSpace])
+def test_steps_of_a_recurrence(
+    kind: type[MatrixRecurrence], heads: tuple[int, int, int, int], kept_in: torch.dtype
+) -> None:
     """Those of torch, which rounds with the same noise; states of others are left alone."""
     (G, H, K, V), T = heads, 3
-    delta = GatedDelta(
+    recurrence = kind(
         num_key_heads=G,
         num_value_heads=H,
         key_head_dim=K,
@@ -433,7 +436,7 @@ def test_steps_of_a_recurrence(heads: tuple[int, int, int, int], kept_in: torch.
     table = torch.tensor([rows, tokens, [1] * T, befores], device=DEVICE)
     ours, theirs = (noise(6, kept_in, T + 2, H, K, V) for _ in "ot")
     out, want = (torch.full((T, H, V), 7.0, device=DEVICE) for _ in "ot")
-    DeltaSteps().take(StateSpans(*table), given, ours, out)
+    DeltaSteps().take(StateSpans(*table), given, ours, out, corrects=recurrence.corrects)
     singles = (
         StateRun(slice(row, row + 1), table[1, i : i + 1], table[3, i : i + 1])
         for i, row in enumerate(rows)
@@ -441,7 +444,7 @@ def test_steps_of_a_recurrence(heads: tuple[int, int, int, int], kept_in: torch.
     begun = torch.tensor([], dtype=torch.int64)
     plan = RecurrentPlan(num_tokens=T, begun_B=begun, compiled=None, runs=tuple(singles))
     frame = Frame(torch.empty(2**18, device=DEVICE))
-    DeltaRule(delta, DEVICE).run(frame, plan, given, theirs, want)
+    DeltaRule(recurrence, DEVICE).run(frame, plan, given, theirs, want)
     torch.testing.assert_close(out, want, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(ours, theirs, rtol=2**-9, atol=1e-6)
     assert (ours == theirs).float().mean() > 0.99 or kept_in == torch.float32

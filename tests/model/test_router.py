@@ -21,6 +21,7 @@ from tests.gpu_kernels import DEVICE
 from tests.model.driver import Driver
 
 D, E, T = 16, 24, 300
+LFM2 = {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}
 _INTERPRETED = 12
 """Rows of those: Triton's interpreter takes some 30 ms for each."""
 Reference = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -104,6 +105,24 @@ def test_a_softmax_that_is_corrected_and_divided_by_a_least_sum() -> None:
     correction_E = module.moe_statics.e_score_correction_bias.detach().flatten()
     sums = weights_TK.sum(-1)
     assert (sums < 0.99).any() and (sums > 0.99).any()
+    assert_chooses(router, logits_TE, correction_E, weights_TK, experts_TK, torch.float32)
+
+
+def test_sigmoids_are_divided_by_more_than_their_sum() -> None:
+    """By 1e-6 more, which shows where scores are small."""
+    from transformers.models.lfm2_moe import modeling_lfm2_moe as lfm2
+
+    config = lfm2.Lfm2MoeConfig(
+        hidden_size=D, num_experts=E, num_experts_per_tok=4, routed_scaling_factor=1.7
+    )
+    module, correction_E = noisy(lfm2.Lfm2MoeTopKRouter(config)), torch.randn(E)
+    hidden_TD = torch.randn(T, D)
+    with torch.no_grad():
+        module.weight.copy_(-hidden_TD[0] + 0.1 * module.weight)
+    hidden_TD[0] *= 1.5
+    router = shape_router("Lfm2MoeForCausalLM", num_experts=E, routed_scaling_factor=1.7, **LFM2)
+    logits_TE, weights_TK, experts_TK = module(hidden_TD, correction_E)
+    assert weights_TK[0].sum() < 1.7 * 0.99
     assert_chooses(router, logits_TE, correction_E, weights_TK, experts_TK, torch.float32)
 
 

@@ -1,6 +1,7 @@
 """Shapes from config.json against transformers' own reading of the same file."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,8 @@ ARCHITECTURES = {
     "mistral4": "Mistral4ForCausalLM",
     "granitemoe": "GraniteMoeForCausalLM",
     "granitemoeshared": "GraniteMoeSharedForCausalLM",
+    "granitemoehybrid": "GraniteMoeHybridForCausalLM",
+    "lfm2_moe": "Lfm2MoeForCausalLM",
     "phimoe": "PhimoeForCausalLM",
     "deepseek_v2": "DeepseekV2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
@@ -64,6 +67,9 @@ OTHERS = (
 )
 NEEDED = {"glm4_moe": {"head_dim": 128}, "deepseek_v2": {"num_experts_per_tok": 6}}
 """What is refused without: the default sizes do not divide each other."""
+BIASES = ("correction_bias", "expert_bias")
+"""Buffers that are corrections of routers."""
+HYBRID = {"layer_types": ["mamba", "attention"], "num_hidden_layers": 2, "mamba_n_heads": 4}
 
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("mixtral", {"sliding_window": 77, "num_experts": 12, "hidden_act": "gelu"}),
@@ -113,6 +119,36 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("granitemoe", {"num_key_value_heads": 8, "attention_multiplier": 0.1, "logits_scaling": 6.0}),
     ("granitemoeshared", {"shared_intermediate_size": 24, "residual_multiplier": 0.22}),
     ("qwen3_5_moe_text", {"linear_conv_kernel_dim": 3, "linear_value_head_dim": 24}),
+    ("granitemoehybrid", {**HYBRID, "shared_intermediate_size": 24}),
+    (
+        "granitemoehybrid",
+        {
+            **HYBRID,
+            "position_embedding_type": "rope",
+            "mamba_proj_bias": True,
+            "mamba_conv_bias": False,
+            "time_step_limit": [0.0, math.inf],
+        },
+    ),
+    (
+        "lfm2_moe",
+        {
+            "layer_types": ["conv", "conv", "full_attention"],
+            "num_hidden_layers": 3,
+            "num_dense_layers": 0,
+        },
+    ),
+    (
+        "lfm2_moe",
+        {
+            "layer_types": ["full_attention", "conv"],
+            "num_hidden_layers": 2,
+            "conv_bias": True,
+            "conv_L_cache": 4,
+            "use_expert_bias": False,
+            "tie_embedding": False,
+        },
+    ),
 ]
 
 
@@ -150,6 +186,8 @@ def test_names_that_transformers_takes_for_others_are_read(architecture: str) ->
     config: dict[str, Any] = {"architectures": [architecture]}
     config |= {"num_key_value_heads": 4, "n_shared_experts": 2}
     config |= {name: size for name, size in named.items() if "." not in name}
+    if "layer_types" in CONFIG_MAPPING[family.model_type].attribute_map.values():
+        config["layer_types"] = ["full_attention"] * sizes["num_hidden_layers"]
     shape = read_shape(config, "config.json")
     for synonym, name in CONFIG_MAPPING[family.model_type].attribute_map.items():
         if name not in config:
@@ -241,7 +279,7 @@ def test_every_number_is_counted(family: str, entries: dict[str, Any]) -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(transformers(family, **entries))
     experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
-    corrections = sum(b.numel() for name, b in model.named_buffers() if "correction" in name)
+    corrections = sum(b.numel() for name, b in model.named_buffers() if name.endswith(BIASES))
     assert shape.num_params == model.num_parameters() + corrections
     assert shape.resident_params == shape.num_params - experts
     assert shape.num_experts * shape.expert_params * len(shape.moe_layers) == experts
@@ -323,6 +361,17 @@ def test_all_faults_are_listed_at_once() -> None:
         ("qwen2_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step: expected a whole number"),
         # transformers activates convolutions by it as well.
         ("qwen3_next", {"hidden_act": "gelu"}, "hidden_act: expected silu or swish, got 'gelu'"),
+        ("granitemoehybrid", {"hidden_act": "gelu"}, "hidden_act: expected silu or swish, got"),
+        ("granitemoehybrid", {"layer_types": ["mamba"] * 32}, "no layer has full attention"),
+        ("granitemoehybrid", {"mamba_n_heads": 127}, "must be mamba_expand x hidden_size (8192)"),
+        ("granitemoehybrid", {"mamba_n_groups": 3}, "must be a multiple of mamba_n_groups (3)"),
+        (
+            "granitemoehybrid",
+            {"time_step_limit": [0.0, 1.0]},
+            "time_step_limit: expected [0.0, Infinity], got [0.0, 1.0]",
+        ),
+        ("lfm2_moe", {}, "no layer has full attention"),
+        ("lfm2_moe", {"conv_L_cache": 1}, "conv_L_cache: expected a whole number from 2 to 16"),
         (
             "qwen2_moe",
             {"use_sliding_window": True, "layer_types": ["full_attention"]},
@@ -485,10 +534,11 @@ def assert_agrees(shape: ModelShape, config: Any) -> None:
     types = getattr(config, "layer_types", None) or ["sliding_attention"] * len(layers)
     windows = [window if kind == "sliding_attention" else None for kind in types]
     assert list(shape.sliding_windows) == windows
-    recurrent = [layer for layer, kind in enumerate(types) if kind == "linear_attention"]
+    recurrent = [layer for layer, kind in enumerate(types) if kind in ("linear_attention", "conv")]
     assert list(shape.recurrent_layers) == recurrent
-    assert shape.rms_eps == config.rms_norm_eps
-    assert shape.activation == config.hidden_act
+    eps = "norm_eps" if family == "lfm2_moe" else "rms_norm_eps"
+    assert shape.rms_eps == getattr(config, eps)
+    assert shape.activation == getattr(config, "hidden_act", "silu")
     assert shape.max_positions == config.max_position_embeddings
     if family != "deepseek_v2":  # whatever the file says
         assert (shape.router.norm_order == 1.0) == getattr(
@@ -529,12 +579,14 @@ def assert_attention_agrees(shape: ModelShape, config: Any) -> None:
         "exaone_moe",
         "afmoe",
         "mellum",
+        "lfm2_moe",
     )
     qk_norms = dict.fromkeys(per_head, "head")
     qk_norms |= {"olmoe": "full", "minimax_m2": "full"}
     qk_norm = "head" if getattr(config, "use_qk_norm", False) else qk_norms.get(family, "none")
     assert attention.qk_norm == qk_norm
     share = config.rope_parameters.get("partial_rotary_factor", 1.0)
-    assert attention.rotary_dim == int(shape.attention.head_dim * share)
+    rotates = getattr(config, "position_embedding_type", "rope") == "rope"
+    assert attention.rotary_dim == int(shape.attention.head_dim * share) * rotates
     assert attention.clip_qkv == getattr(config, "clip_qkv", None)
     assert attention.score_scale == getattr(config, "attention_multiplier", None)

@@ -132,9 +132,9 @@ class _Recurring(NamedTuple):
 
 _RECURRING: Mapping[type[Recurrence], _Recurring] = MappingProxyType(
     {
-        GatedDelta: _Recurring(once=21, step=15, chunk=33),
-        StateSpace: _Recurring(once=21, step=12, chunk=27),
-        ShortConvolution: _Recurring(once=5, step=0, chunk=5),
+        GatedDelta: _Recurring(once=22, step=15, chunk=33),
+        StateSpace: _Recurring(once=24, step=12, chunk=26),
+        ShortConvolution: _Recurring(once=3, step=0, chunk=4),
     }
 )
 
@@ -262,7 +262,8 @@ class Launches:
     @property
     def _projection(self) -> int:
         """Up to what is cached, rotated, from the norm on."""
-        attention, rotation = self.shape.attention, self._rows.rotation
+        attention = self.shape.attention
+        rotation = self._rows.rotation * (attention.rotary_dim > 0)
         if not isinstance(attention, LatentAttention):
             return self._norm + 1 + self._norm * attention.num_norms + rotation
         compressing = 0 if attention.query_rank is None else 1 + self._norm
@@ -306,8 +307,8 @@ class Launches:
             steps = ceil(sequences / recurrence.states_at_once) * (own.step + rounding)
         convolved = ceil(sequences / CHUNK_TOKENS) * (_CONVOLVED + taps)
         gated = self._rows.norm_gated if isinstance(recurrence, GatedDelta) else 0
-        biases = 2 * recurrence.conv_bias + 2 * recurrence.bias
-        return self._norm + gated + 1 + own.once + biases + convolved + steps + chunks
+        once = own.once + recurrence.conv_bias
+        return self._norm + gated + 1 + once + convolved + steps + chunks
 
     def _of_pre(self, load: PassLoad) -> float:
         """Queries, and what is cached, are laid out for another device."""
@@ -337,15 +338,25 @@ class Launches:
     def _of_kv_up(self, load: PassLoad) -> float:
         """Pages are gathered out of pinned memory. Where they follow each other they are copied run
         by run, in which case the link takes longer than the host."""
-        return self._num_parts
+        return self._num_moved_parts
 
     def _of_kv_down(self, load: PassLoad) -> float:
         """New rows are gathered, and scattered into pinned memory."""
-        return 2 * self._num_parts
+        return 2 * self._num_moved_parts
+
+    @cached_property
+    def _num_moved_parts(self) -> float:
+        """Of what a mean layer caches of a token, or keeps as a state, which is moved part by
+        part."""
+        recurrence, num_parts = self.shape.recurrence, self._num_parts
+        if recurrence is None:
+            return num_parts
+        recurring = len(self.shape.recurrent_layers) / self.shape.num_layers
+        return recurring * len(recurrence.state.parts) + (1 - recurring) * num_parts
 
     @property
     def _num_parts(self) -> int:
-        """What is cached of a token is moved part by part; of a state there are two as well."""
+        """Of what a layer that attends caches of a token."""
         return len(self.shape.attention.cached_parts.parts)
 
 

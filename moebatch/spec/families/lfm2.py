@@ -32,7 +32,7 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
         recurrent_layers=recurrent,
         moe_layers=tuple(range(num_dense, num_layers)),
         expert=Mlp(width=keys.count("moe_intermediate_size")),
-        dense=Mlp(width=keys.count("intermediate_size")) if num_dense else None,
+        dense=Mlp(width=keys.count("intermediate_size")),
         router=Router(
             scores="sigmoid",
             has_correction=keys.flag("use_expert_bias"),

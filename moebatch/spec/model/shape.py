@@ -441,6 +441,8 @@ class ModelShape(Layers):
             does = "encodes prompts whole, without windows"
         elif self.global_attention is not None:
             does = f"attends in two ways{unturned}"
+        elif not self.attention.rotary_dim:
+            does = f"has no rotary positions{unturned}"
         elif self.attention.temperature is not None:
             does = f"multiplies queries by what their positions say{unturned}"
         elif self.attention.norms_rotated:
