@@ -182,6 +182,9 @@ INLINE void delta_head(const struct delta_work *w, int64_t sequence, int64_t hea
     int64_t column = 0, width = w->value_dim;
     for (; column + STRIP <= width; column += STRIP)
         delta_strip(w, sequence, head, column, STRIP, STRIP_LOTS, dtype, corrects);
+    /* Heads of Mamba-2 are 64 wide. Code for the delta rule would be laid out worse with it. */
+    for (; !corrects && column + STRIP / 2 <= width; column += STRIP / 2)
+        delta_strip(w, sequence, head, column, STRIP / 2, STRIP_LOTS / 2, dtype, corrects);
     for (; column < width; column += LOT) {
         int64_t left = width - column;
         delta_strip(w, sequence, head, column, left < LOT ? left : LOT, 1, dtype, corrects);
