@@ -47,6 +47,14 @@ _DELTA = {
     "linear_value_head_dim": 12,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
 }
+_INDEXED = {
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 24,
+    "index_n_heads": 3,
+    "index_head_dim": 12,
+    "n_group": 1,
+    "topk_group": 1,
+}
 _LATENT = {
     "intermediate_size": 56,
     "num_key_value_heads": 4,
@@ -152,6 +160,8 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
     | {"n_shared_experts": 2, "moe_intermediate_size": 24, "num_experts_per_tok": 3},
     "deepseek_v3": _LATENT
     | {"n_shared_experts": 1, "moe_intermediate_size": 24, "n_group": 3, "topk_group": 2},
+    "deepseek_v32": _LATENT | _INDEXED,
+    "glm_moe_dsa": _LATENT | _INDEXED,
     "ernie4_5_moe": {
         "intermediate_size": 56,
         "moe_intermediate_size": 20,

@@ -269,6 +269,18 @@ CASES: dict[str, Case] = {
     "v3-yarn": ("deepseek_v3", {"rope_parameters": _latent_yarn(1.0, 1.0)}),
     "v3-yarn-mscale": ("deepseek_v3", {"rope_parameters": _latent_yarn(0.8, 0.5)}),
     "v3-yarn-no-mscale": ("deepseek_v3", {"rope_parameters": _latent_yarn(1.0, 0.0)}),
+    "v32": ("deepseek_v32", {}),
+    "v32-groups": ("deepseek_v32", {"n_group": 3, "topk_group": 2, "fused": True}),
+    "v32-yarn": ("deepseek_v32", {"rope_parameters": _latent_yarn(1.0, 1.0)}),
+    "v32-limit": ("deepseek_v32", {"index_topk": 108, "attention_bias": True}),
+    "glm-dsa": ("glm_moe_dsa", {}),
+    "glm-dsa-shared": (
+        "glm_moe_dsa",
+        {
+            "indexer_types": ["full", "shared", "full"],
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+        },
+    ),
     "glm-lite": ("glm4_moe_lite", {}),
     "glm-lite-types": (
         "glm4_moe_lite",

@@ -29,6 +29,8 @@ BILLIONS = {
     "deepseek-moe-16b": 16.4,
     "deepseek-v2-lite": 15.7,
     "deepseek-v3": 671,
+    "deepseek-v3.2": 671,
+    "glm-5": 744,
     "glm-4.5-air": 106,
     "glm-4.5": 355,
     "minimax-m2": 230,

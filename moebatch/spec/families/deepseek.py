@@ -1,5 +1,6 @@
-"""DeepSeek-MoE, DeepSeek-V2 and DeepSeek-V3, of which Kimi-K2 is one; and GLM-4.7-Flash (Zhipu AI),
-which is built as DeepSeek-V3 is."""
+"""DeepSeek-MoE, DeepSeek-V2 and DeepSeek-V3, of which Kimi-K2 is one; GLM-4.7-Flash (Zhipu AI),
+which is built as DeepSeek-V3 is; and two with DeepSeek Sparse Attention, DeepSeek-V3.2 and GLM-5.
+"""
 
 from dataclasses import replace
 from math import log
@@ -43,6 +44,11 @@ def _glm_lite(keys: ConfigKeys, num_layers: int) -> Layers:
     num_dense = keys.count_or_zero("first_k_dense_replace")
     sparse = by_mlp_types(keys, num_layers, num_dense)
     return replace(_v3(keys, num_layers), moe_layers=sparse)
+
+
+def _sparsely(keys: ConfigKeys, num_layers: int) -> Layers:
+    """An indexer chooses ``index_topk`` tokens for each: all, of no more. It is not read."""
+    return replace(_glm_lite(keys, num_layers), most_attended=keys.count("index_topk"))
 
 
 def latent_attention(keys: ConfigKeys, *, rotates_neighbours: bool) -> LatentAttention:
@@ -233,4 +239,38 @@ GLM4_MOE_LITE = FamilySpec(
     synonyms={"num_experts": "num_local_experts", "head_dim": "head_dim"},
     layers=_glm_lite,
     names=_NAMES,
+)
+DEEPSEEK_V32 = FamilySpec(
+    architecture="DeepseekV32ForCausalLM",
+    model_type="deepseek_v32",
+    defaults=dict(DEEPSEEK_V3.defaults) | {"max_position_embeddings": 163840, "index_topk": 2048},
+    spelling=DEEPSEEK_V2.spelling,
+    synonyms=DEEPSEEK_V3.synonyms,
+    layers=_sparsely,
+    names=_NAMES,
+    rotary_type="deepseek_v3",
+)
+GLM_MOE_DSA = FamilySpec(
+    architecture="GlmMoeDsaForCausalLM",
+    model_type="glm_moe_dsa",
+    defaults=dict(GLM4_MOE_LITE.defaults)
+    | {
+        "hidden_size": 6144,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 78,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 64,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 2048,
+        "first_k_dense_replace": 3,
+        "q_lora_rank": 2048,
+        "routed_scaling_factor": 2.5,
+        "index_topk": 2048,
+    },
+    spelling=DEEPSEEK_V2.spelling,
+    synonyms=GLM4_MOE_LITE.synonyms,
+    layers=_sparsely,
+    names=_NAMES,
+    rotary_type="deepseek_v3",
 )

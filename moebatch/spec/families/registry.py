@@ -3,7 +3,14 @@
 from moebatch.registry import Registry
 from moebatch.spec.families.afmoe import AFMOE
 from moebatch.spec.families.dbrx import DBRX
-from moebatch.spec.families.deepseek import DEEPSEEK_MOE, DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE
+from moebatch.spec.families.deepseek import (
+    DEEPSEEK_MOE,
+    DEEPSEEK_V2,
+    DEEPSEEK_V3,
+    DEEPSEEK_V32,
+    GLM4_MOE_LITE,
+    GLM_MOE_DSA,
+)
 from moebatch.spec.families.ernie import ERNIE_4_5_MOE
 from moebatch.spec.families.gemma import GEMMA4, GEMMA4_TEXT
 from moebatch.spec.families.glm import DOTS1, EXAONE_MOE, GLM4_MOE, SOLAR_OPEN
@@ -25,7 +32,8 @@ from moebatch.spec.families.qwen import MELLUM, QWEN2_MOE, QWEN3_MOE, QWEN3_VL_M
 from moebatch.spec.families.qwen_delta import QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_NEXT
 from moebatch.spec.families.switch import SWITCH_TRANSFORMERS
 
-_DEEPSEEK = (DEEPSEEK_MOE, DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, MISTRAL4, MISTRAL3)
+_SPARSE = (DEEPSEEK_V32, GLM_MOE_DSA)
+_DEEPSEEK = (DEEPSEEK_MOE, DEEPSEEK_V2, DEEPSEEK_V3, *_SPARSE, GLM4_MOE_LITE, MISTRAL4, MISTRAL3)
 _QWEN = (QWEN2_MOE, QWEN3_MOE, QWEN3_VL_MOE, QWEN3_NEXT, QWEN3_5_MOE_TEXT, QWEN3_5_MOE)
 _GRANITE = (GRANITE_MOE, GRANITE_MOE_SHARED, GRANITE_MOE_HYBRID)
 _OTHERS = (

@@ -68,6 +68,9 @@ class Layers:
     hidden states, where that is not what experts see."""
     scales_layers: bool = False
     """Hidden states are multiplied by a learnt number at the end of each layer."""
+    most_attended: int | None = None
+    """Tokens of a sequence to all of which the last one attends; of longer ones it would choose so
+    many (DeepSeek Sparse Attention), which is not computed. None is any number."""
     recurrence: Recurrence | None = None
     """What takes the place of attention in `recurrent_layers`."""
     recurrent_layers: tuple[int, ...] = ()
@@ -111,11 +114,18 @@ class ModelShape(Layers):
     activation: str
     """Name of the activation as transformers' ``hidden_act`` has it."""
     max_positions: int
+    """Most tokens of a sequence, no more than `most_attended`."""
     dtype: Dtype
     """Data type that the file declares: float32, float16 or bfloat16."""
     expert_format: WeightFormat
     """In which the checkpoint stores experts, as far as ``config.json`` says; biases are not
     quantised."""
+
+    @property
+    def beyond_context(self) -> str:
+        """What longer sequences would be, where the model as published takes them; else empty."""
+        is_bound = self.max_positions == self.most_attended
+        return "beyond which its attention is sparse, which is not computed" if is_bound else ""
 
     @property
     def is_swiglu(self) -> bool:
