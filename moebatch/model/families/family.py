@@ -18,10 +18,13 @@ from moebatch.model.batch import MicroBatch
 from moebatch.model.elementwise import Elementwise
 from moebatch.model.products import Products
 from moebatch.model.recurrence.block import RecurrentBlock
+from moebatch.model.recurrence.gated_delta import GatedDeltaBlock
+from moebatch.model.recurrence.short_convolution import ShortConvolutionBlock
+from moebatch.model.recurrence.state_space import StateSpaceBlock
 from moebatch.model.routing.router import choose_experts
 from moebatch.model.scratch import Frame
 from moebatch.spec.model.attention import Attention
-from moebatch.spec.model.recurrence import Recurrence
+from moebatch.spec.model.recurrence import GatedDelta, Recurrence, StateSpace
 from moebatch.spec.model.shape import ModelShape
 
 Weights = Mapping[str, Tensor]
@@ -79,6 +82,23 @@ def described_router(
     )
 
 
+def described_recurrence(
+    shape: ModelShape,
+    recurrence: Recurrence,
+    products: Products,
+    elementwise: Elementwise,
+    device: torch.device,
+) -> RecurrentBlock:
+    """As the kind of recurrence asks for."""
+    match recurrence:
+        case GatedDelta():
+            return GatedDeltaBlock(shape, recurrence, products, elementwise, device)
+        case StateSpace():
+            return StateSpaceBlock(shape, recurrence, products, elementwise, device)
+        case _:
+            return ShortConvolutionBlock(shape, recurrence, products, elementwise, device)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
     """The blocks of a decoder. Layers are: norm, attention or recurrence, norm, and experts or an
@@ -87,5 +107,5 @@ class Family:
     attention: MakeAttention
     expert: Expert
     """Experts, shared experts, and MLPs of layers without experts."""
-    recurrence: MakeRecurrence
+    recurrence: MakeRecurrence = described_recurrence
     router: Router = described_router

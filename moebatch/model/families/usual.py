@@ -5,7 +5,6 @@ Shape letters: M rows, N rows after bucketing, D hidden, F width of an MLP.
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from moebatch.formats.weight_format import Matrix
@@ -14,14 +13,9 @@ from moebatch.model.attention.latent import LatentAttentionBlock
 from moebatch.model.elementwise import Elementwise
 from moebatch.model.families.family import AttentionBlock, Family
 from moebatch.model.products import Products
-from moebatch.model.recurrence.block import RecurrentBlock
-from moebatch.model.recurrence.gated_delta import GatedDeltaBlock
-from moebatch.model.recurrence.short_convolution import ShortConvolutionBlock
-from moebatch.model.recurrence.state_space import StateSpaceBlock
 from moebatch.model.scratch import Frame
 from moebatch.spec.model.attention import Attention
 from moebatch.spec.model.latent_attention import LatentAttention
-from moebatch.spec.model.recurrence import GatedDelta, Recurrence, StateSpace
 from moebatch.spec.model.shape import ModelShape
 
 
@@ -70,21 +64,4 @@ def attention_block(
     return kind(shape, attention, products, elementwise)
 
 
-def recurrent_block(
-    shape: ModelShape,
-    recurrence: Recurrence,
-    products: Products,
-    elementwise: Elementwise,
-    device: torch.device,
-) -> RecurrentBlock:
-    """As the kind of recurrence asks for."""
-    match recurrence:
-        case GatedDelta():
-            return GatedDeltaBlock(shape, recurrence, products, elementwise, device)
-        case StateSpace():
-            return StateSpaceBlock(shape, recurrence, products, elementwise, device)
-        case _:
-            return ShortConvolutionBlock(shape, recurrence, products, elementwise, device)
-
-
-USUAL = Family(attention=attention_block, recurrence=recurrent_block, expert=mlp)
+USUAL = Family(attention=attention_block, expert=mlp)
