@@ -13,6 +13,9 @@ from moebatch.units import format_bytes
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """A full disk, a quota or a limit."""
 _BUFFER_BYTES = 2**20
+_ROOM_BYTES = 2**28
+"""At once, of room that is taken: a signal is handled between two calls, and file systems without a
+call for it are written to, block by block."""
 _DRAFT = ".{}.moebatch-draft"
 NUM_ADDED = len(_DRAFT.format(""))
 """Bytes by which the name of a draft is longer than that of its file."""
@@ -80,6 +83,13 @@ def write_all(files: Files, descriptor: int, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[files.write(descriptor, bytes(rest)) :]
+
+
+def take_room(descriptor: int, num_bytes: int) -> None:
+    """Makes a file so long, with room on the disk for all of it: nothing is written into it later
+    that the disk has no room for. Raises OSError."""
+    for start in range(0, num_bytes, _ROOM_BYTES):
+        os.posix_fallocate(descriptor, start, min(_ROOM_BYTES, num_bytes - start))
 
 
 class NewFile:

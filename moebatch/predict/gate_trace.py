@@ -5,7 +5,6 @@ Hidden states are many bytes, so they are mapped, and written layer by layer.
 Shape letters: L MoE layers, N tokens of the text, R some of them, D hidden, K experts per token.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from math import prod
 from pathlib import Path
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from moebatch.arrays import Ints
-from moebatch.journal.files import storage_errors
+from moebatch.journal.files import storage_errors, take_room
 from moebatch.predict.predictor import Chosen, PassTokens, RoutingObserver
 
 MAX_HIDDEN_BYTES = 4 * 2**30
@@ -146,7 +145,7 @@ def _mapped(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray
             file.truncate(0)
         try:
             # A disk that is full later would end the process without a word.
-            os.posix_fallocate(file.fileno(), 0, num_bytes)
+            take_room(file.fileno(), num_bytes)
         except OSError:
             path.unlink()
             raise

@@ -15,6 +15,10 @@ from torch import Tensor
 
 from moebatch.checkpoint.direct import PAGE_BYTES, align_up
 
+_TOUCHED_BYTES = 2**26
+"""At once: a signal is handled between two calls, and the system may take a minute to find all
+memory of a large arena."""
+
 
 class Arena:
     """Page-aligned private memory, backed by huge pages where the kernel has them.
@@ -33,7 +37,8 @@ class Arena:
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._memory.madvise(mmap.MADV_HUGEPAGE)
         self.bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
-        self.bytes.zero_()
+        for piece in torch.split(self.bytes, _TOUCHED_BYTES):
+            piece.zero_()
         self.is_pinned = pinned and _pins(self.bytes)
 
     def unpin(self) -> None:

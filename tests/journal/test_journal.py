@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.errors import StorageError
-from moebatch.journal import writer
-from moebatch.journal.files import _DRAFT, Files, replacing, storage_errors
+from moebatch.journal import files, writer
+from moebatch.journal.files import _DRAFT, Files, replacing, storage_errors, take_room
 from moebatch.journal.finished import Finished, journals
 from moebatch.journal.record import Record, State, encode
 from moebatch.journal.writer import JournalWriter
@@ -337,3 +337,29 @@ def test_whatever_operation_fails_what_was_taken_is_there_and_nothing_else(
         assert found(folder, 6) == lines
         _write_rows(folder, Files())
         assert len(found(folder, 6)) == 6
+
+
+def test_a_stop_is_heard_while_a_file_system_takes_its_time_to_take_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken: list[int] = []
+
+    def take_and_stop(descriptor: int, start: int, num_bytes: int) -> None:
+        taken.append(num_bytes)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "posix_fallocate", take_and_stop)
+    with pytest.raises(KeyboardInterrupt):
+        take_room(0, 2**40)
+    assert sum(taken) < 2**30
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 2**20, 2**20 + 1])
+def test_all_of_the_room_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_bytes: int
+) -> None:
+    monkeypatch.setattr(files, "_ROOM_BYTES", 2**18)
+    with (tmp_path / "file").open("wb") as file:
+        take_room(file.fileno(), num_bytes)
+        status = os.fstat(file.fileno())
+    assert status.st_size == num_bytes <= 512 * status.st_blocks

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 from moebatch.errors import DoesNotFit
 from moebatch.store.device_memory import DeviceMemory
+from moebatch.store.memory import Arena
 
 CPU = torch.device("cpu")
 
@@ -42,3 +44,17 @@ def test_all_of_the_capacity_can_be_used() -> None:
 def test_a_level_has_its_own_name_in_the_refusal() -> None:
     with pytest.raises(DoesNotFit, match=r"^dram: .*raise resources\.dram"):
         DeviceMemory(CPU, 0, level="dram").allocate(1)
+
+
+def test_a_stop_is_heard_while_the_system_finds_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which may take minutes, of a large arena."""
+    touched: list[int] = []
+
+    def touch_and_stop(part: Tensor) -> None:
+        touched.append(part.nbytes)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Tensor, "zero_", touch_and_stop)
+    with pytest.raises(KeyboardInterrupt):
+        Arena(2**30)
+    assert sum(touched) < 2**28

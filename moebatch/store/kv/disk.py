@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from moebatch.checkpoint.direct import PAGE_BYTES
 from moebatch.errors import StorageError, transfer_error
+from moebatch.journal.files import take_room
 from moebatch.units import format_bytes
 
 _MAX_BUFFERS = 1024
@@ -120,7 +121,7 @@ def _reserve(fd: int, folder: Path, num_bytes: int) -> None:
     """Takes the room now, so that the disk cannot become full in the middle of the night."""
     if num_bytes > _free_bytes(folder):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    os.posix_fallocate(fd, 0, num_bytes)
+    take_room(fd, num_bytes)
 
 
 def _made_direct(fd: int) -> bool:
