@@ -180,7 +180,8 @@ def test_what_a_slice_sees_is_in_places_of_its_own(
         assert sink_window.most_cached == sinks + window + largest - 1
         group = CacheGroup(layers=(0,), layout=CacheLayout.of_heads(1, 1), sink_window=sink_window)
         rows = torch.arange(group.most_rows)
-        for size in data.draw(st.lists(st.integers(1, largest), max_size=30)):
+        sizes = data.draw(st.lists(st.integers(1, largest), max_size=30))
+        for size in [*sizes, *[largest] * (2 * len(rows) // largest)]:  # all the way round
             seen = seen_rows(rows, position + size, position, group).tolist()
             assert len(set(seen)) == len(seen)
             written |= dict(zip(seen[-size:], range(position, position + size), strict=True))
