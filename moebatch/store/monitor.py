@@ -6,6 +6,9 @@ from types import TracebackType
 from typing import Generic, TypeVar
 
 Found = TypeVar("Found")
+_STRETCH_S = 0.5
+"""Longest wait in one go. Signals are handled in the main thread alone, and one that comes just
+before a wait, or to another thread, when that is over."""
 
 
 class End:
@@ -37,13 +40,11 @@ class Monitor:
     ) -> None:
         self._lock.release()
 
-    def wait_for(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Sleeps until `condition` holds, and returns whether it does. Called with the lock held,
-        as `condition` is, by any thread."""
-        while not (holds := condition()):
-            if not self._sleep(_Sleeper(lambda: condition() or None, self._lock), timeout_s):
-                break
-        return holds
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Sleeps until `condition` holds. Called with the lock held, as `condition` is, by any
+        thread."""
+        while not condition():
+            self._sleep(_Sleeper(lambda: condition() or None, self._lock))
 
     def take(self, find: Callable[[], Found | None], *, alike: object = None) -> Found:
         """Sleeps until `find` finds something, and returns it. Called with the lock held, as `find`
@@ -55,7 +56,7 @@ class Monitor:
         if found is not None:
             return found
         sleeper = _Sleeper(find, self._lock, alike)
-        self._sleep(sleeper, None)
+        self._sleep(sleeper)
         assert sleeper.found is not None, "nothing else ends its sleep"
         return sleeper.found
 
@@ -68,16 +69,16 @@ class Monitor:
                 if sleeper.alike is not None and not sleeper.is_over():
                     in_vain.append(sleeper.alike)
 
-    def _sleep(self, sleeper: "_Sleeper[Found]", timeout_s: float | None) -> bool:
-        """Whether it was woken. Raises what looking for it has raised."""
+    def _sleep(self, sleeper: "_Sleeper[Found]") -> None:
+        """Until it is woken. Raises what looking for it has raised."""
         self._sleepers.append(sleeper)  # type: ignore[arg-type]
         try:
-            woken = sleeper.woken.wait_for(sleeper.is_over, timeout_s)
+            while not sleeper.woken.wait_for(sleeper.is_over, _STRETCH_S):
+                pass
         finally:
             self._sleepers.remove(sleeper)  # type: ignore[arg-type]
         if sleeper.error is not None:
             raise sleeper.error
-        return woken
 
 
 class _Sleeper(Generic[Found]):

@@ -38,7 +38,7 @@ from tests.engine.fake_gpu import FakeEvent, FakeGpu
 from tests.engine.test_engine import TokenText, requests, tokens_of
 from tests.engine.test_schedules import EMULATED, emulated, run
 from tests.model.oracle import greedy, load
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 
 Kernel = Callable[[], object]
 
@@ -87,8 +87,11 @@ class Machine(Board):
                 self.lanes[name].launch(task)
 
     def wait(self, condition: Callable[[], object]) -> None:
-        with self.monitor:
-            assert self.monitor.wait_for(lambda: bool(condition()), PATIENCE_S), "nothing happens"
+        def holds() -> object:
+            with self.monitor:
+                return condition()
+
+        until(holds)
 
     def finish(self) -> None:
         self.wait(lambda: not self._pending or self._failure)

@@ -14,7 +14,7 @@ from moebatch.schedule.slots.slots import SlotQueue
 from moebatch.schedule.task import Kind, Task
 from moebatch.store.monitor import Monitor
 from moebatch.store.statistics import BusyClock, MoveStatistics, ReadStatistics
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 
 KEYS = [ExpertKey(0, expert) for expert in range(4)]
 
@@ -32,8 +32,11 @@ class Kept(Board):
         self.ends.append((task, lane))
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
-        with self.monitor:
-            assert self.monitor.wait_for(condition, PATIENCE_S), "nothing happens"
+        def holds() -> bool:
+            with self.monitor:
+                return condition()
+
+        until(holds)
 
 
 def launched(*steps: int) -> list[Task]:

@@ -1,5 +1,6 @@
 """Threads that wait for different things on one lock."""
 
+import signal
 import threading
 from collections.abc import Callable
 
@@ -32,7 +33,7 @@ def test_whoever_changes_something_wakes_only_those_that_can_go_on() -> None:
             return name in things
 
         with monitor:
-            assert monitor.wait_for(is_there)
+            monitor.wait_for(is_there)
             things.append(f"{name} seen")
 
     threads = [started(lambda name=name: wait(name)) for name in ("a", "b", "c")]
@@ -76,14 +77,39 @@ def test_what_is_there_already_is_not_waited_for() -> None:
     monitor = Monitor()
     with monitor:
         assert monitor.take(lambda: 0) == 0  # false, but not nothing
-        assert monitor.wait_for(lambda: True)
+        monitor.wait_for(lambda: True)
+    assert not monitor._sleepers
 
 
-def test_patience_may_end() -> None:
-    monitor = Monitor()
-    with monitor:
-        assert not monitor.wait_for(lambda: False, timeout_s=0.01)
-        assert not monitor._sleepers
+class Heard(Exception):
+    """A signal."""
+
+
+def test_a_signal_is_handled_while_the_main_thread_sleeps_whichever_thread_gets_it() -> None:
+    monitor, is_handled, things = Monitor(), threading.Event(), list[int]()
+
+    def handle(number: int, frame: object) -> None:
+        assert not things, "it was handled when the wait was over"
+        raise Heard
+
+    def get_it() -> None:
+        sleeping(monitor, 1)
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        is_handled.wait(PATIENCE_S)
+        with monitor:
+            things.append(1)
+            monitor.changed()
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    thread = started(get_it)
+    try:
+        with pytest.raises(Heard), monitor:
+            monitor.wait_for(lambda: bool(things))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        is_handled.set()
+        thread.join(PATIENCE_S)
+    assert not monitor._sleepers
 
 
 def test_what_goes_wrong_is_raised_where_it_is_waited_for() -> None:
@@ -118,7 +144,7 @@ def test_a_lock_that_is_held_twice_is_given_up_while_sleeping() -> None:
 
     with monitor, monitor:
         thread = started(give)
-        assert monitor.wait_for(lambda: bool(things), PATIENCE_S)
+        monitor.wait_for(lambda: bool(things))
     thread.join(PATIENCE_S)
 
 
