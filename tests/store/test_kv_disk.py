@@ -1,14 +1,18 @@
 """The scratch file of keys and values: what is written comes back, and a full disk is said."""
 
+import errno
+import fcntl
 import os
 import re
 import resource
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from moebatch.checkpoint.direct import DirectFile
 from moebatch.errors import StorageError
 from moebatch.store.kv.disk import KvFile, LayerPages
 from moebatch.store.memory import Arena
@@ -18,6 +22,13 @@ BLOCK, ODD = 4096, 96
 
 def num_open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def allows_direct(folder: Path) -> bool:
+    """Whether files of a folder may be read past the page cache."""
+    (folder / "some").write_bytes(b"")
+    with closing(DirectFile(folder / "some")) as file:
+        return file.is_direct
 
 
 def halves(arena: Arena, half_bytes: int, num_pages: int) -> list[memoryview]:
@@ -43,6 +54,26 @@ def test_more_pages_than_one_call_takes_come_back(tmp_path: Path, half_bytes: in
     wanted = 2 * num_pages * half_bytes
     assert read.bytes[:wanted].equal(written.bytes[:wanted])
     file.close()
+
+
+@pytest.mark.parametrize("half_bytes", [BLOCK, ODD])
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_blocks_go_past_the_page_cache_where_the_system_allows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half_bytes: int, is_refused: bool
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    if is_refused:  # as some file systems do
+        monkeypatch.setattr(fcntl, "fcntl", refuse)
+    written, read = Arena(2 * half_bytes), Arena(2 * half_bytes)
+    written.bytes.fill_(7)
+    with closing(KvFile(tmp_path, [LayerPages(3, [half_bytes] * 2)])) as file:
+        allows = not is_refused and allows_direct(tmp_path)
+        assert file.is_direct == (allows and half_bytes == BLOCK)
+        file.write(0, 1, halves(written, half_bytes, 1))
+        file.read(0, 1, halves(read, half_bytes, 1))
+    assert read.bytes[: 2 * half_bytes].eq(7).all()
 
 
 @pytest.mark.parametrize("half_bytes", [BLOCK, ODD])
