@@ -1,8 +1,8 @@
 """One lock for many threads, of which only those are woken that can go on."""
 
 import threading
+from _thread import RLock
 from collections.abc import Callable
-from types import TracebackType
 from typing import Generic, TypeVar
 
 Found = TypeVar("Found")
@@ -15,36 +15,27 @@ class End:
     """Found by who need not wait for anything any more."""
 
 
-class Monitor:
+class Monitor(RLock):  # type: ignore[misc]
     """A lock, and threads that sleep until what they wait for has come about.
 
     A thread that changes something, with the lock held, says so; what sleepers wait for is looked
     at there and then, by the same thread. With a dozen threads of which each waits for something
     else, waking all of them to look for themselves costs more than most changes: one can run at a
     time.
+
+    The methods of the lock are those of C: what the handler of a signal raises comes before them or
+    after them, and the lock is given back in either case. Else the threads that are to end by that
+    would wait for it.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
         self._sleepers: list[_Sleeper[object]] = []
-
-    def __enter__(self) -> "Monitor":
-        self._lock.acquire()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._lock.release()
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         """Sleeps until `condition` holds. Called with the lock held, as `condition` is, by any
         thread."""
         while not condition():
-            self._sleep(_Sleeper(lambda: condition() or None, self._lock))
+            self._sleep(_Sleeper(lambda: condition() or None, self))
 
     def take(self, find: Callable[[], Found | None], *, alike: object = None) -> Found:
         """Sleeps until `find` finds something, and returns it. Called with the lock held, as `find`
@@ -55,7 +46,7 @@ class Monitor:
         found = find()
         if found is not None:
             return found
-        sleeper = _Sleeper(find, self._lock, alike)
+        sleeper = _Sleeper(find, self, alike)
         self._sleep(sleeper)
         assert sleeper.found is not None, "nothing else ends its sleep"
         return sleeper.found
@@ -84,9 +75,7 @@ class Monitor:
 class _Sleeper(Generic[Found]):
     """A thread that waits for something."""
 
-    def __init__(
-        self, find: Callable[[], Found | None], lock: threading.RLock, alike: object = None
-    ) -> None:
+    def __init__(self, find: Callable[[], Found | None], lock: RLock, alike: object = None) -> None:
         self.alike = alike
         self.woken = threading.Condition(lock)
         self.found: Found | None = None

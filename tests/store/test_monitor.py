@@ -1,8 +1,10 @@
 """Threads that wait for different things on one lock."""
 
 import signal
+import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
 
 import pytest
 
@@ -179,3 +181,22 @@ def test_of_sleepers_that_look_for_the_same_one_is_asked_where_it_finds_nothing(
     for thread in threads:
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
+
+
+def test_no_handler_comes_between_the_lock_and_its_block() -> None:
+    """What it raises would leave the lock to a thread that waits for others then. Handlers run
+    between steps of Python: there are none."""
+    monitor, called = Monitor(), list[str]()
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call":
+            called.append(frame.f_code.co_name)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        with monitor:
+            pass
+    finally:
+        sys.setprofile(before)
+    assert called == []

@@ -171,8 +171,8 @@ class ThreadLane:
 
     def _take(self, row: str) -> Item | None:
         """The next task, or a chunk where that one cannot start yet; None at the end."""
-        with self._board.monitor as monitor:
-            item = monitor.take(lambda: self._find(row), alike=self)
+        with self._board.monitor:
+            item = self._board.monitor.take(lambda: self._find(row), alike=self)
         return item if isinstance(item, Item) else None
 
     def _find(self, row: str) -> Item | End | None:
