@@ -32,6 +32,9 @@ Done = TypeVar("Done", covariant=True)
 _NAMES = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
 _NO_THREAD = "can't start new thread"
 """Python has no type of its own for it."""
+_SOON_S = 0.01
+"""After so long a signal comes again that came where an object is finalised: what is raised there
+gets no further."""
 _NO_SEGMENT = "failed to map segment"
 """What the loader of libraries says where it is refused memory."""
 
@@ -168,8 +171,18 @@ def carried_out(
     """
     from moebatch.report.progress import progress_bar
 
+    tell = sys.unraisablehook
+
     def handle(number: int, frame: FrameType | None) -> None:
         raise _SignalledEnd
+
+    def tell_others(unraisable: "sys.UnraisableHookArgs") -> None:
+        error = unraisable.exc_value
+        if not isinstance(error, KeyboardInterrupt):
+            tell(unraisable)
+            return
+        number = signal.SIGTERM if isinstance(error, _SignalledEnd) else signal.SIGINT
+        threading.Timer(_SOON_S, signal.raise_signal, (number,)).start()
 
     def left() -> str:
         continues = f"{kept} and kept: the same command continues after them"
@@ -179,6 +192,7 @@ def carried_out(
     with progress_bar(doing, console, quiet=quiet) as advance:
         work = begin(logger(console, quiet=quiet), advance)
         before = signal.signal(signal.SIGTERM, handle)
+        sys.unraisablehook = tell_others
         try:
             return work.execute()
         except _SignalledEnd:
@@ -187,6 +201,7 @@ def carried_out(
             raise Interrupted(f"stopped by Ctrl-C; {left()}") from None
         finally:
             signal.signal(signal.SIGTERM, before)
+            sys.unraisablehook = tell
 
 
 def let_threads_sleep() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -46,6 +47,7 @@ from moebatch.spec.policy.policy import PAGE_TOKENS, PredictorName
 from tests.command import moebatch
 from tests.gguf_models import write_gguf
 from tests.model.pregated import moe_layers_of, router_of
+from tests.patience import until
 from tests.tiny import CACHED_APART, write_checkpoint
 
 Checkpoint = Callable[..., Path]
@@ -675,6 +677,17 @@ def test_two_at_a_time_do_not_write_the_same_table(order: CalibrationOrder) -> N
     assert not list(order.table.parent.iterdir())
 
 
+class Finalised:
+    """Sends a signal to its process: what the handler raises gets no further."""
+
+    def __init__(self, name: str) -> None:
+        self._number = getattr(signal, name)
+
+    def __del__(self) -> None:
+        signal.raise_signal(self._number)
+
+
+@pytest.mark.parametrize("is_held_back", [False, True])
 @pytest.mark.parametrize(
     ("name", "error", "said"),
     [("SIGTERM", Terminated, "ended by SIGTERM"), ("SIGINT", Interrupted, "stopped by Ctrl-C")],
@@ -682,12 +695,20 @@ def test_two_at_a_time_do_not_write_the_same_table(order: CalibrationOrder) -> N
 def test_a_signal_ends_it_with_what_is_kept(
     order: CalibrationOrder,
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
     name: str,
     error: type[MoebatchError],
     said: str,
+    is_held_back: bool,
 ) -> None:
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
+
     def stop(calibration: Calibration) -> CalibrationSummary:
-        signal.raise_signal(getattr(signal, name))
+        if is_held_back:
+            Finalised(name)
+        else:
+            signal.raise_signal(getattr(signal, name))
+        until(lambda: False)
         raise AssertionError("goes on")
 
     monkeypatch.setattr(Calibration, "execute", stop)
@@ -701,3 +722,5 @@ def test_a_signal_ends_it_with_what_is_kept(
         )
     signal.signal(signal.SIGINT, usual)
     assert signal.getsignal(signal.SIGTERM) == before
+    assert sys.unraisablehook is sys.__unraisablehook__
+    assert capsys.readouterr().err == ""
