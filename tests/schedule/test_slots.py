@@ -68,6 +68,23 @@ def test_prefetched_experts_that_nobody_wants_are_dropped_and_their_slots_free()
     assert [slots.holds(key) for key in KEYS[:3]] == [False, True, False]
 
 
+def test_no_more_experts_are_prefetched_than_there_are_slots() -> None:
+    slots = queue(2)
+    slots.prefetch(KEYS[:4])
+    assert [slots.holds(key) for key in KEYS[:4]] == [True, True, False, False]
+
+
+def test_experts_that_came_for_nothing_give_their_slots_back_when_their_step_is_over() -> None:
+    slots = queue(2)
+    slots.prefetch(KEYS[:2])
+    bring(slots, KEYS[1])
+    slots.release(0)
+    assert not any(map(slots.holds, KEYS[:2]))
+    slots.prefetch(KEYS[4:6])
+    for key in KEYS[4:6]:
+        bring(slots, key)
+
+
 def test_a_lost_chunk_makes_its_expert_come_anew() -> None:
     slots = queue(1)
     slots.require(KEYS[0])
