@@ -54,7 +54,8 @@ class Batcher:
     the oldest one always goes on, so a job cannot stand still.
 
     What the cache holds of the beginning of a prompt is not computed again. A sequence whose
-    beginning another one is about to compute waits for that if it saves enough.
+    beginning another one is about to compute waits for that if it saves enough, unless batches are
+    static.
     """
 
     def __init__(
@@ -184,12 +185,13 @@ class Batcher:
             return
         later: deque[Sequence] = deque()
         num_pending_tokens = 0
+        may_wait = self._policy.batching != "static"  # it would be until all of a batch have ended
         while len(later) < self._policy.batch_size and admission.has_place:
             sequence = self._next_waiting()
             if sequence is None:
                 break
             prefix = self._cache.find(sequence.request.prompt_tokens)
-            if prefix.num_pending_tokens:
+            if prefix.num_pending_tokens and may_wait:
                 sequence.num_awaited = prefix.num_tokens + prefix.num_pending_tokens
                 later.append(sequence)
                 num_pending_tokens += prefix.num_pending_tokens

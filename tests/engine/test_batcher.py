@@ -307,6 +307,14 @@ def test_static_batches_are_those_of_the_file_and_end_together() -> None:
     assert run_pass(batcher, work) == [(2, 4)]
 
 
+def test_static_batches_are_full_although_rows_begin_alike() -> None:
+    """Who waited for a beginning would wait until all of the batch have ended."""
+    work = [Work(70, 3, 3)] * 6
+    batcher = make(work, 100, tokens_per_pass=300, batch_size=3, batching="static", shares=True)
+    passes = list(iter(lambda: [index for index, _ in run_pass(batcher, work)], []))
+    assert [{*rows} for rows in (passes[0], passes[-1])] == [{0, 1, 2}, {3, 4, 5}]
+
+
 def test_short_answers_let_more_sequences_in_and_a_full_cache_sends_the_youngest_back() -> None:
     # Many may become long, all are short at first: the batcher learns that and admits more.
     work = [Work(4, 300, 4)] * 40 + [Work(4, 300, 200)] * 8
