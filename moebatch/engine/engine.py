@@ -2,9 +2,10 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from moebatch.engine.batcher import Batcher, Slice
-from moebatch.engine.passes.passes import Passes
+from moebatch.engine.passes.passes import LogitsBlock, Passes
 from moebatch.engine.progress.course import Course
 from moebatch.engine.sampling.sampler import Sampled, Sampler
 from moebatch.engine.sequence import Sequence
@@ -63,7 +64,8 @@ class Engine:
         self.course.begin()
         while True:
             self._raise_interruption()
-            slices = self._next_pass(batcher)
+            with _between_passes():
+                slices = batcher.next_pass()
             if slices and self._run_or_shrink(slices, batcher):
                 if self._tail is not None:
                     self._tail.after_pass(batcher)
@@ -98,14 +100,6 @@ class Engine:
             if outcome.error is None:
                 yield outcome.request, tuple(map(_all_of, outcome.choices))
 
-    def _next_pass(self, batcher: Batcher) -> list[Slice]:
-        try:
-            return batcher.next_pass()
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            raise _out_of_memory("between passes", error) from error
-
     def _run_or_shrink(self, slices: list[Slice], batcher: Batcher) -> bool:
         """Runs a pass; if the system refuses memory, prepares for smaller ones and says False."""
         try:
@@ -117,12 +111,8 @@ class Engine:
             if self.statistics.num_shrunk == MOST_SHRINKS or not batcher.shrink():
                 halved = f"even for passes that were halved {self.statistics.num_shrunk} times"
                 raise _out_of_memory(halved, error) from error
-        try:
-            self._sweep.give_up()
-        except Exception as error:  # the schedule begins anew, and looks ahead
-            if not is_out_of_memory(error):
-                raise
-            raise _out_of_memory("between passes", error) from error
+        with _between_passes():
+            self._sweep.give_up()  # the schedule begins anew, and looks ahead
         batcher.repeat(slices)
         self.statistics.num_shrunk += 1
         return False
@@ -131,13 +121,17 @@ class Engine:
         for block in self._sweep.run(slices, self._count_layer):
             with self._sweep.computing():
                 tokens = self._sampler.sample(block.logits_RV, block.sequences)
-            for sequence, row, sampled in zip(block.sequences, block.rows, tokens, strict=True):
-                if sequence.request.index not in self._in_work:
-                    continue  # another choice of the request has failed
-                if sampled.finite:
-                    self._take_in(sequence, sampled, batcher)
-                else:
-                    self._fail(sequence.request, block.broken.place_of(row), batcher)
+            with _between_passes():
+                self._take_in(block, tokens, batcher)
+
+    def _take_in(self, block: LogitsBlock, tokens: list[Sampled], batcher: Batcher) -> None:
+        for sequence, row, sampled in zip(block.sequences, block.rows, tokens, strict=True):
+            if sequence.request.index not in self._in_work:
+                continue  # another choice of the request has failed
+            if sampled.finite:
+                self._append(sequence, sampled, batcher)
+            else:
+                self._fail(sequence.request, block.broken.place_of(row), batcher)
 
     def _sequences(self, requests: Iterable[Request]) -> Iterator[Sequence]:
         for request in requests:
@@ -164,7 +158,7 @@ class Engine:
                 sequence.result = self._choice(sequence, end)
         return sequence
 
-    def _take_in(self, sequence: Sequence, sampled: Sampled, batcher: Batcher) -> None:
+    def _append(self, sequence: Sequence, sampled: Sampled, batcher: Batcher) -> None:
         """Appends the new token, and retires the sequence if that is its last."""
         sequence.output_tokens.append(sampled.token)
         if sampled.logprob is not None:
@@ -246,6 +240,18 @@ class Engine:
         counts.num_preempted = batcher.num_preempted
         counts.num_grown = self._tail.num_grown if self._tail else 0
         self.course.after_pass(slices, batcher, num_grown=counts.num_grown)
+
+
+@contextmanager
+def _between_passes() -> Iterator[None]:
+    """What is done there cannot be done again: where the system refuses memory for it, a smaller
+    plan has to go on from what there is."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise _out_of_memory("between passes", error) from error
 
 
 def _out_of_memory(where: str, error: Exception) -> OutOfMemory:

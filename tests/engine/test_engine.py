@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count, pairwise
 from pathlib import Path
 
@@ -374,6 +375,29 @@ def test_when_memory_is_refused_as_the_next_pass_is_made_up_a_smaller_plan_may_h
         monkeypatch.setattr(Batcher, "next_pass", refuse)
         with pytest.raises(OutOfMemory, match="refuses memory between passes: 7 bytes"):
             list(built.engine.run(requests()))
+
+
+@pytest.mark.parametrize("refused", [1, 7, 9])
+def test_when_memory_is_refused_for_a_text_its_row_goes_on_as_if_it_had_not_been(
+    tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, refused: int
+) -> None:
+    """Each of four tokens is decoded twice as it comes, and the whole text at the end."""
+    folder, rows = tiny_checkpoint("mixtral"), requests([12], max_tokens=4, stop=("none such",))
+    whole = run(folder, policy(), rows)
+    calls, real = count(1), TokenText.decode
+
+    def refusing(self: TokenText, tokens: Sequence[int]) -> str:
+        if next(calls) == refused:
+            raise MemoryError("7 bytes")
+        return real(self, tokens)
+
+    monkeypatch.setattr(TokenText, "decode", refusing)
+    with engine(folder, policy()) as built:
+        with pytest.raises(OutOfMemory, match="refuses memory between passes: 7 bytes"):
+            list(built.engine.run(rows))
+        ((request, begun),) = built.engine.unfinished()
+    (outcome,) = run(folder, policy(), [replace(request, begun=begun)])
+    assert outcome.choices == whole[0].choices
 
 
 def test_what_has_ended_in_a_pass_that_is_given_up_is_not_lost(
