@@ -194,7 +194,7 @@ class TestAgainstTransformers:
 
     def test_repetition_penalty(self) -> None:
         logits_RV = random_logits(1, 50)
-        prompt, output = (4, 5, 5), (5, 6)
+        prompt, output = (*range(4, 40), 5), (5, 46)
         theirs_RV = RepetitionPenaltyLogitsProcessor(1.7)(
             torch.tensor([[*prompt, *output]]), logits_RV.clone()
         )
@@ -280,6 +280,10 @@ class TestTopP:
         logits_RV = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
         kept_RV = kept_mass(logits_RV, Sampling(top_k=2, top_p=0.5))
         assert kept_RV.tolist() == [[1, 0, 0, 0]]
+
+    def test_keeps_all_where_the_last_one_is_needed(self) -> None:
+        kept_RV = kept_mass(torch.tensor([[0.5, 0.3, 0.2]]).log(), Sampling(top_p=0.9))
+        assert (kept_RV > 0).all()
 
     def test_equals_share_their_fate(self) -> None:
         kept_RV = kept_mass(torch.zeros(1, 1000), Sampling(top_p=0.3))
