@@ -261,7 +261,7 @@ class TestPenalties:
         assert tokens(torch.tensor([[0.0, 1.0, 9.0]]), [which]) == [1]
 
     def test_a_stop_token_beyond_the_vocabulary_is_harmless(self) -> None:
-        which = row(replace(GREEDY, min_tokens=1, stop_token_ids=frozenset({999})))
+        which = row(replace(GREEDY, min_tokens=1, stop_token_ids=frozenset({3})))
         assert tokens(torch.tensor([[0.0, 1.0, 9.0]]), [which]) == [1]
 
     def test_the_logits_of_the_caller_stay_as_they_are(self) -> None:

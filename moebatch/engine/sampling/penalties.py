@@ -37,7 +37,7 @@ def adjust(
     if sampling.repetition_penalty != 1.0:
         seen = (*request.prompt_tokens, *output_tokens)
         _penalise_repetition(logits_V, seen, sampling.repetition_penalty)
-    if (sampling.presence_penalty or sampling.frequency_penalty) and output_tokens:
+    if sampling.presence_penalty or sampling.frequency_penalty:
         ids_U, counts_U = torch.unique(_ids(output_tokens, logits_V), return_counts=True)
         penalty_U = sampling.frequency_penalty * counts_U + sampling.presence_penalty
         logits_V[ids_U] -= penalty_U.to(logits_V.dtype)

@@ -52,8 +52,6 @@ class Sampler:
         """Next tokens from float32 or bfloat16 logits, one row each; the logits stay untouched."""
         expected = (len(rows), self._vocab_size)
         assert logits_RV.shape == expected, f"logits of {expected}, not {tuple(logits_RV.shape)}"
-        if not rows:
-            return []
         sampled = _checked(*first_max(logits_RV))
         special = [
             place for place, row in enumerate(rows) if sampled[place].finite and not _is_plain(row)
