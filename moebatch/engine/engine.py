@@ -67,9 +67,8 @@ class Engine:
             with _between_passes():
                 slices = batcher.next_pass()
             if slices and self._run_or_shrink(slices, batcher):
-                if self._tail is not None:
-                    self._tail.after_pass(batcher)
-                self._count_pass(slices, batcher)
+                with _between_passes():
+                    self._after_pass(slices, batcher)
             return_freed_memory()
             while self._done:
                 yield self._done.popleft()
@@ -230,7 +229,9 @@ class Engine:
         self._raise_interruption()
         self.statistics.layer = layer
 
-    def _count_pass(self, slices: list[Slice], batcher: Batcher) -> None:
+    def _after_pass(self, slices: list[Slice], batcher: Batcher) -> None:
+        if self._tail is not None:
+            self._tail.after_pass(batcher)
         counts = self.statistics
         counts.num_passes += 1
         counts.layer = 0

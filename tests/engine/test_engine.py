@@ -12,8 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from moebatch.checkpoint.model_files import open_model
+from moebatch.engine.batcher import Batcher
 from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.spec import EngineSpec
+from moebatch.engine.tail import Tail
 from moebatch.errors import CheckpointError, OutOfMemory
 from moebatch.schedule.task import Kind
 from moebatch.spec.policy.policy import Placement, Policy, pages_of
@@ -363,16 +365,18 @@ def test_when_memory_is_refused_where_the_schedule_begins_anew_a_smaller_plan_ma
             list(built.engine.run(requests()))
 
 
-def test_when_memory_is_refused_as_the_next_pass_is_made_up_a_smaller_plan_may_help(
-    tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("owner", "step"), [(Batcher, "next_pass"), (Tail, "after_pass")])
+def test_when_memory_is_refused_between_passes_a_smaller_plan_may_help(
+    tiny_checkpoint: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    owner: type[object],
+    step: str,
 ) -> None:
-    from moebatch.engine.batcher import Batcher
-
-    def refuse(self: Batcher) -> None:
+    def refuse(*arguments: object) -> None:
         raise MemoryError("7 bytes")
 
     with engine(tiny_checkpoint("mixtral"), policy()) as built:
-        monkeypatch.setattr(Batcher, "next_pass", refuse)
+        monkeypatch.setattr(owner, step, refuse)
         with pytest.raises(OutOfMemory, match="refuses memory between passes: 7 bytes"):
             list(built.engine.run(requests()))
 
