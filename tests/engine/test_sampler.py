@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 import torch
@@ -126,6 +127,16 @@ class TestBrokenLogits:
         assert [s.finite for s in broken] == [True, False, True]
         assert broken[1] == Sampled(token=-1)
         assert (broken[0], broken[2]) == (healthy[0], healthy[2])
+
+    @pytest.mark.parametrize("bad", [math.nan, math.inf])
+    @pytest.mark.parametrize("change", [{"min_tokens": 1}, {"repetition_penalty": 2.0}])
+    def test_nothing_that_is_done_to_logits_hides_a_bad_one(
+        self, bad: float, change: dict[str, Any]
+    ) -> None:
+        logits_RV = torch.zeros(1, 10)
+        logits_RV[0, END] = bad
+        asked = row(replace(GREEDY, **change), prompt=(END,))
+        assert sample(logits_RV, [asked]) == [Sampled(token=-1)]
 
     @pytest.mark.parametrize("sampling", [GREEDY, Sampling()])
     def test_a_row_without_any_likely_token_is_broken(self, sampling: Sampling) -> None:
@@ -391,12 +402,14 @@ class TestLogprobs:
         assert logprob is not None
         assert list(logprob.top) == [1, 3, 0, 2]
 
-    def test_a_certain_token(self) -> None:
-        logits_RV = torch.tensor([[-math.inf, 0.0, -math.inf]])
+    @pytest.mark.parametrize(("certain", "next_one"), [(0, 1), (1, 0)])
+    def test_a_certain_token(self, certain: int, next_one: int) -> None:
+        logits_RV = torch.full((1, 3), -math.inf)
+        logits_RV[0, certain] = 0.0
         logprob = sample(logits_RV, [row(Sampling(logprobs=2))])[0].logprob
         assert logprob is not None
         assert logprob.logprob == 0.0
-        assert logprob.top == {1: 0.0, 0: -math.inf}
+        assert logprob.top == {certain: 0.0, next_one: -math.inf}
 
 
 SAMPLINGS = st.builds(
