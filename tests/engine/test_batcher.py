@@ -348,6 +348,14 @@ def test_those_that_wait_for_a_beginning_are_told_to_share_it() -> None:
     assert [(one.pending, one.shared) for one in waiting] == [(70, 64)] * 7
 
 
+def test_pages_that_several_hold_take_room_once() -> None:
+    work = [Work(70, 8, 8)] * 8
+    batcher = make(work, 4 + 8, tokens_per_pass=100, batch_size=8, shares=True)
+    assert run_pass(batcher, work) == [(0, 70)]
+    assert [len(run_pass(batcher, work)) for _ in range(7)] == [8] * 7
+    assert batcher.num_preempted == 0
+
+
 def test_a_sequence_that_was_sent_back_keeps_what_it_has_generated() -> None:
     sequence = Work(3, 10, 5).sequence(0)
     sequence.output_tokens += [7, 8]
