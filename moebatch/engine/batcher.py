@@ -157,8 +157,8 @@ class Batcher:
         """Takes a sequence that has ended, or failed, out of work."""
         if sequence in self.running:
             self.running.remove(sequence)
-            self._answer_lengths.append(len(sequence.output_tokens))
         if not sequence.is_dropped:
+            self._answer_lengths.append(len(sequence.output_tokens))
             self._cache.publish(sequence, sequence.num_cached)
         self._cache.release(sequence)
 

@@ -326,6 +326,22 @@ def test_short_answers_let_more_sequences_in_and_a_full_cache_sends_the_youngest
     assert batcher.num_preempted > 0
 
 
+def test_rows_that_failed_are_no_short_answers() -> None:
+    """Else more would be taken in behind them than can stay."""
+    work = [Work(4, 60, 60)] * 24
+    batcher = make(work, 12, tokens_per_pass=64, batch_size=16)
+    failing = 16
+    while slices := batcher.next_pass():
+        for piece in slices:
+            piece.sequence.num_cached += piece.num_tokens
+            piece.sequence.is_dropped = failing > 0
+            failing -= 1
+            piece.sequence.output_tokens.append(1000)
+            if piece.sequence.is_dropped or len(piece.sequence.output_tokens) == 60:
+                batcher.retire(piece.sequence)
+    assert batcher.num_preempted == 0
+
+
 def test_where_the_job_stands_can_be_told_while_some_share_pages_and_others_wait() -> None:
     work = [Work(40, 300, 4)] * 40 + [Work(40, 300, 200)] * 8
     batcher = make(work, 40, tokens_per_pass=64, batch_size=16, shares=True)
