@@ -372,6 +372,18 @@ def test_pages_that_several_hold_take_room_once() -> None:
     assert batcher.num_preempted == 0
 
 
+@pytest.mark.parametrize(("tokens_per_pass", "begin"), [(150, 1), (200, 2)])
+def test_who_does_not_wait_for_a_short_beginning_waits_for_room_and_is_not_lost(
+    tokens_per_pass: int, begin: int
+) -> None:
+    """To wait saves five times a page of 16 tokens, which is worth half of a pass or not."""
+    work = [Work(20, 4, 4)] * 6
+    batcher = make(work, 5, tokens_per_pass, batch_size=6, shares=True)
+    passes = list(iter(lambda: run_pass(batcher, work), []))
+    assert len(passes[0]) == begin
+    assert {index for rows in passes for index, _ in rows} == {*range(6)}
+
+
 def test_a_sequence_that_was_sent_back_keeps_what_it_has_generated() -> None:
     sequence = Work(3, 10, 5).sequence(0)
     sequence.output_tokens += [7, 8]
