@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from moebatch.engine.engine import Engine
 from moebatch.engine.passes import layout
+from moebatch.engine.progress.course import Course
 from moebatch.errors import (
     ConfigError,
     InputError,
@@ -521,13 +521,13 @@ def test_after_every_pass_a_run_knows_how_long_it_has_left(
 ) -> None:
     job_run = JobRun(load_job(write(tmp_path, model, rows(30), **GREEDY)), lambda line: None)
     told: list[float | None] = []
-    count_pass = Engine._count_pass
+    after_pass = Course.after_pass
 
-    def counted(self: Engine, *args: Any) -> None:
-        count_pass(self, *args)
+    def asked(self: Course, *args: Any, **more: Any) -> None:
+        after_pass(self, *args, **more)
         told.append(job_run.status().eta_s)
 
-    monkeypatch.setattr(Engine, "_count_pass", counted)
+    monkeypatch.setattr(Course, "after_pass", asked)
     assert job_run.status().eta_s is None, "nothing is planned yet"
     job_run.execute()
     assert len(told) > 2 and all(eta_s is not None for eta_s in told)
