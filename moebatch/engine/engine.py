@@ -63,7 +63,6 @@ class Engine:
         batcher = Batcher(self._sequences(requests), self._cache, self._policy, encodes=encodes)
         self.course.begin()
         while True:
-            self._raise_interruption()
             with _between_passes():
                 slices = batcher.next_pass()
             if slices and self._run_or_shrink(slices, batcher):
@@ -76,7 +75,8 @@ class Engine:
                 return
 
     def interrupt(self, error: BaseException) -> None:
-        """Ends the run within a task or so: `run` raises `error`. Any thread may say so."""
+        """Ends the run within a task or so: `run` raises `error`, unless all requests have ended by
+        then. Any thread may say so."""
         self._interruption = error
         self._sweep.interrupt(error)
 
@@ -221,12 +221,9 @@ class Engine:
             param="max_tokens",
         )
 
-    def _raise_interruption(self) -> None:
+    def _count_layer(self, layer: int) -> None:
         if self._interruption is not None:
             raise self._interruption
-
-    def _count_layer(self, layer: int) -> None:
-        self._raise_interruption()
         self.statistics.layer = layer
 
     def _after_pass(self, slices: list[Slice], batcher: Batcher) -> None:

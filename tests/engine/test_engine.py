@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import count, pairwise
 from pathlib import Path
@@ -16,7 +16,7 @@ from moebatch.engine.batcher import Batcher
 from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.spec import EngineSpec
 from moebatch.engine.tail import Tail
-from moebatch.errors import CheckpointError, OutOfMemory
+from moebatch.errors import CheckpointError, OutOfMemory, Stopped
 from moebatch.schedule.task import Kind
 from moebatch.spec.policy.policy import Placement, Policy, pages_of
 from moebatch.spec.request import Outcome, Request
@@ -432,6 +432,28 @@ def test_what_has_ended_in_a_pass_that_is_given_up_is_not_lost(
     assert request == rows[0]
     assert begun.tokens == choice.tokens
     assert [each.token for each in begun.logprobs] == list(choice.tokens)
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_stop_in_the_pass_in_which_the_last_row_ends_stops_nothing(
+    tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, is_last: bool
+) -> None:
+    """Its text is decoded once: before, there is another row to compute."""
+    folder, rows = tiny_checkpoint("mixtral"), requests([12, 3], max_tokens=2)
+    whole, real = run(folder, policy(batch_size=1), rows), TokenText.decode
+    with engine(folder, policy(batch_size=1)) as built:
+        is_asked = iter([not is_last, is_last])
+
+        def asking(self: TokenText, tokens: Sequence[int]) -> str:
+            if next(is_asked):
+                built.engine.interrupt(Stopped("SIGTERM"))
+            return real(self, tokens)
+
+        monkeypatch.setattr(TokenText, "decode", asking)
+        found: list[Outcome] = []
+        with nullcontext() if is_last else pytest.raises(Stopped):
+            found.extend(built.engine.run(rows))
+    assert tokens_of(found) == tokens_of(whole[: 1 + is_last])
 
 
 def test_a_broken_expert_is_named(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
