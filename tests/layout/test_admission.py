@@ -1,9 +1,10 @@
 """Passes are within their caps, and every token of every sequence is computed."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from moebatch.layout.admission import (
@@ -115,6 +116,35 @@ def test_as_many_are_taken_in_as_the_cache_holds_until_they_end(
     is_alone = not in_work and count == 1
     assert count == 0 or fits(count) or is_alone
     assert count == len(waiting) or not fits(count + 1)
+
+
+@given(
+    in_work=st.lists(st.tuples(st.integers(1, 60), st.integers(2, 50)), min_size=1, max_size=8),
+    next_one=st.tuples(st.integers(1, 60), st.integers(1, 50)),
+    share=st.floats(0.5, 1.0),
+    most_cached=st.sampled_from([UNLIMITED, 40, 70]),
+)
+def test_passes_are_alike_until_one_ends_or_is_sent_back_or_comes(
+    in_work: list[tuple[int, int]], next_one: tuple[int, int], share: float, most_cached: int
+) -> None:
+    """Of pages there are at least those that are held, and fewer than all will need."""
+
+    def after(num_passes: int) -> Admission:
+        rows = [(0, cached + num_passes, 0, left - num_passes) for cached, left in in_work]
+        return Admission(caps, fields_of(rows))
+
+    caps = Caps(sequences=99, tokens=999, pages=0, is_static=False, most_cached=most_cached)
+    in_the_end = sum(pages_of(min(most_cached, sum(each))) for each in (*in_work, next_one))
+    pages = max(after(0).pages_held(), int(share * in_the_end))
+    caps = replace(caps, pages=pages)
+    waiting_F1 = fields_of([(next_one[0], 0, 0, next_one[1])])
+    assume(not after(0).take_in(waiting_F1))
+    count = after(0).passes_alike(waiting_F1)
+    for num_passes in range(1, count + 1):
+        later = after(num_passes)
+        one_ends = num_passes == min(left for _, left in in_work)
+        changes = one_ends or later.lacks_pages or later.take_in(waiting_F1) > 0
+        assert changes == (num_passes == count)
 
 
 def test_the_youngest_sequence_is_sent_back_with_all_that_is_known_of_it() -> None:
