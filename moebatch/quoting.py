@@ -24,7 +24,10 @@ _JSON_WORDS = {"None": "null", "True": "true", "False": "false"}
 
 def shown(value: object) -> str:
     """A value for an error message: as JSON-like text, cut where it would flood the screen."""
-    text = repr(_trimmed(value, _MOST_LEVELS))
+    try:
+        text = repr(_trimmed(value, _MOST_LEVELS))
+    except Exception:  # an object of someone's own
+        text = f"a {type(value).__name__}"
     is_cut = isinstance(value, str | list) and len(value) > _LONGEST_SHOWN
     text = _JSON_WORDS.get(text, text)
     return text[:_LONGEST_SHOWN] + "…" if is_cut or len(text) > _LONGEST_SHOWN else text
@@ -37,8 +40,12 @@ def not_one_of(allowed: Iterable[object], value: object) -> str:
 
 def reason(error: BaseException) -> str:
     """What a library says was wrong, in one line that is not too long."""
-    said = " ".join(str(error).split()) or type(error).__name__
-    return harmless(_without_middle(said, _LONGEST_REASON))
+    return _said(error) or type(error).__name__
+
+
+def named_reason(error: BaseException) -> str:
+    """The same behind the name of the error."""
+    return ": ".join(filter(None, (type(error).__name__, _said(error))))
 
 
 def presentable(text: str) -> str:
@@ -69,6 +76,14 @@ def is_text(text: str) -> bool:
 def _code(match: re.Match[str]) -> str:
     number = ord(match[0])
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
+
+
+def _said(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception:  # an error of someone's own need not be able to say anything
+        return ""
+    return harmless(_without_middle(" ".join(text.split()), _LONGEST_REASON))
 
 
 def _without_middle(text: str, longest: int) -> str:

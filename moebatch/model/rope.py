@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from moebatch.errors import CheckpointError
-from moebatch.quoting import reason
+from moebatch.quoting import named_reason
 from moebatch.spec.families.registry import FAMILIES
 from moebatch.spec.model.attention import Attention
 from moebatch.spec.model.shape import ModelShape
@@ -59,9 +59,7 @@ class Rope:
             self._parameters.require_numbers(shape.max_positions)
         except Exception as error:
             # transformers checks little: a bad entry shows as almost any exception.
-            raise CheckpointError(
-                f"config.json: rope parameters: {type(error).__name__}: {reason(error)}"
-            ) from error
+            raise CheckpointError(f"config.json: rope parameters: {named_reason(error)}") from error
         rotary_dim = attention.rotary_dim
         if frequencies.shape != (rotary_dim // 2,):
             raise CheckpointError(

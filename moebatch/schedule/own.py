@@ -37,6 +37,9 @@ _OF_MICRO_BATCH = frozenset(Kind) - {
 }
 _UP, _DOWN = (Kind.KV_READ, Kind.KV_UP), (Kind.KV_DOWN, Kind.KV_WRITE)
 _ASK_OF_EXPERTS = (Prefetch, PrefetchToDram, Select, Free, Whole, Arrivals, InOrder)
+_MOST_BETWEEN = 10
+"""What may come in a row for each layer and micro-batch of which nothing attends or computes
+experts: more than there are requests and transfers."""
 _ALL_OF_LAYER = "each micro-batch needs its attention and gate once, its experts, and then combine"
 
 
@@ -93,15 +96,28 @@ class _Watch:
         self._steps: dict[int, _Step] = {}
         self._through: set[tuple[int, int]] = set()
         """Layers with the micro-batches that have been through them."""
+        self._num_idle = 0
+        """Tasks and requests in a row of which none attends or computes experts."""
 
     def look(self, item: object) -> None:
         """Raises OutOfOrder if it cannot be done now; notes it otherwise."""
+        self._num_idle += 1
         if isinstance(item, Task):
             self._look_at_task(item)
         elif isinstance(item, Request):
             self._look_at_request(item)
         else:
             raise OutOfOrder(f"yielded {shown(item)}, which is neither a task nor a request")
+        if self._num_idle > self._most_idle:
+            raise OutOfOrder(
+                f"yielded {self._num_idle} tasks and requests in a row, of which none attends or "
+                "computes experts; does its loop never end?"
+            )
+
+    @property
+    def _most_idle(self) -> int:
+        num_micro_batches = self._sweep.num_micro_batches if self._sweep else 0
+        return _MOST_BETWEEN * (self._setup.num_layers + 1) * (num_micro_batches + 1) + 1000
 
     def answer(self, item: Task | Request, answer: object) -> None:
         """Notes what the schedule is told."""
@@ -180,6 +196,8 @@ class _Watch:
         if task in self._launched:
             raise OutOfOrder(f"{task} is launched twice")
         for other in task.after:
+            if not isinstance(other, Task):
+                raise OutOfOrder(f"{task} waits for {shown(other)}, which is no task")
             if other not in self._launched and other.step >= self._first_step:
                 raise OutOfOrder(f"{task} waits for {other}, which has not been launched")
         self._look_at_kind(task, i, -1 if k is None else k)
@@ -244,6 +262,7 @@ class _Watch:
         if any(k in self._steps[step].attended for step in others):
             raise OutOfOrder(f"{task}: micro-batch {k} has attended in layer {layer} already")
         self._steps.setdefault(i, _Step()).attended.add(k)
+        self._num_idle = 0
 
     def _has_cache(self, task: Task, i: int, k: int) -> None:
         """Keys and values are where attention is computed when it begins."""
@@ -294,6 +313,7 @@ class _Watch:
             if any(e == other and _clash(k, of) for other, of in step.computed):
                 raise OutOfOrder(f"{task}: expert {e} has been launched already")
             step.computed.add((e, k))
+            self._num_idle = 0
 
     def _combine(self, task: Task, i: int) -> None:
         step = self._steps.get(i, _Step())

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
@@ -10,8 +11,8 @@ from traceback import walk_tb
 from types import GeneratorType
 from typing import Any
 
-from moebatch.errors import ConfigError, Fault, MoebatchError
-from moebatch.quoting import reason, shown
+from moebatch.errors import ConfigError, Fault, Interrupted, MoebatchError
+from moebatch.quoting import named_reason, shown
 from moebatch.schedule.cgopipe import cgopipe, fastdecode
 from moebatch.schedule.definition import NamedSchedule, Traits
 from moebatch.schedule.drivers import driver
@@ -55,14 +56,16 @@ def find_schedule(name: str) -> NamedSchedule:
             name,
             f"no schedule is named {shown(name)}; there are {there}, and your own as file.py:name",
         )
-    found = getattr(_module(Path(path), name), function, None)
+    module = _module(Path(path), name)
+    with _blaming_file(Path(path), name):
+        found = getattr(module, function, None)
     if not isinstance(found, NamedSchedule):
         raise _fault(
             name,
             f"{shown(path)} has no schedule {shown(function)}; it takes a function with the "
             "decorator moebatch.schedule.definition.schedule",
         )
-    return replace(found, begin=lambda setup: _blaming(found, setup, Path(path), name))
+    return replace(found, begin=lambda setup: _begin(found, setup, Path(path), name))
 
 
 def unknown_schedule(name: str) -> tuple[str, ...]:
@@ -119,35 +122,49 @@ def _module(path: Path, name: str) -> Any:
         raise _fault(name, f"there is no file {shown(str(path))}")
     module = module_from_spec(found)
     sys.modules[known_as] = module  # dataclasses and type hints look up names there
-    try:
+    with _blaming_file(path, name):
         found.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # whatever it raises is a fault of that file
-        raise _blamed(name, path, _line_of(error, path), error) from error
     return module
 
 
-def _blaming(own: NamedSchedule, setup: Setup, path: Path, name: str) -> Schedule:
+def _begin(own: NamedSchedule, setup: Setup, path: Path, name: str) -> Schedule:
     """The same schedule; what it yields out of order, and what a line of the user's file raises, is
-    a fault of that file. What comes through it from lanes and the driver stays what it is."""
-    begun: Schedule | None = None
-    try:
+    a fault of that file."""
+    with _blaming_file(path, name):
         begun = own(setup)
-        yield from checked(begun, setup, own.traits)
-    except (OutOfOrder, CannotGoOn) as error:
-        line = _line_now(begun, path) or _line_of(error, path)
-        raise _fault(name, f"{shown(str(path))}{line}: {error}") from error
-    except (Exception, SystemExit) as error:
-        if _comes_from_driver(error):
+        try:
+            yield from checked(begun, setup, own.traits)
+        except (OutOfOrder, CannotGoOn) as error:
+            line = _line_now(begun, path) or _line_of(error, path)
+            raise _fault(name, f"{shown(str(path))}{line}: {error}") from error
+        finally:
+            with suppress(Exception):  # it has been of use already, or something else is wrong
+                begun.close()
+
+
+@contextmanager
+def _blaming_file(path: Path, name: str) -> Iterator[None]:
+    """While the block runs, whatever a user's file raises is a fault of that file, and Ctrl-C names
+    the line that it has found at work. What comes through the file from lanes and the driver stays
+    what it is."""
+    try:
+        yield
+    except BaseException as error:
+        line, is_ctrl_c = _line_of(error, path), type(error) is KeyboardInterrupt
+        said = f"{shown(str(path))}{line}: {named_reason(error)}"
+        if is_ctrl_c and line:
+            raise Interrupted(f"schedule: {shown(name)}: {said}, as by Ctrl-C") from None
+        if _comes_from_elsewhere(error, line):
             raise
-        raise _blamed(name, path, _line_of(error, path), error) from error
-    finally:
-        if begun is not None:
-            begun.close()
+        raise _fault(name, said) from error
 
 
-def _comes_from_driver(error: BaseException) -> bool:
-    """Whether a schedule only waited for something when it was raised."""
-    if isinstance(error, MoebatchError):
+def _comes_from_elsewhere(error: BaseException, line: str) -> bool:
+    """Whether no line of a user's file has raised it: the schedule is closed, a run is asked to
+    stop, or the schedule only waited for something."""
+    if isinstance(error, MoebatchError | KeyboardInterrupt):
+        return True
+    if isinstance(error, GeneratorExit) and not line:
         return True
     frames = walk_tb(error.__traceback__)
     return any(frame.f_code.co_filename == driver.__file__ for frame, _ in frames)
@@ -168,14 +185,12 @@ def _line_of(error: BaseException, path: Path) -> str:
     """Where in the user's file an error was raised, or which line cannot be read."""
     if isinstance(error, SyntaxError):
         return f", line {error.lineno}" if error.lineno else ""
+    if isinstance(error.__cause__, StopIteration):  # Python makes a RuntimeError of it
+        error = error.__cause__
     frames = walk_tb(error.__traceback__)
     own = str(path.absolute())
     lines = [line for frame, line in frames if frame.f_code.co_filename == own]
     return f", line {lines[-1]}" if lines else ""
-
-
-def _blamed(name: str, path: Path, line: str, error: BaseException) -> ConfigError:
-    return _fault(name, f"{shown(str(path))}{line}: {type(error).__name__}: {reason(error)}")
 
 
 def _fault(name: str, message: str) -> ConfigError:

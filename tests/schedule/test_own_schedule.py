@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from moebatch.errors import ConfigError
+from moebatch.errors import ConfigError, Interrupted
 from moebatch.schedule.drivers.emission import launched
 from moebatch.schedule.registry import find_schedule, unknown_schedule
 from tests.test_cli_plan import T4, moebatch
@@ -35,6 +35,7 @@ def test_its_decorator_says_what_it_is_like() -> None:
         ("mine = 3", "has no schedule 'mine'"),
         ("def mine(layer", "line 1"),
         ("\nimport no_such_module\n", "line 2.*no_such_module"),
+        ("def __getattr__(name):\n    raise ValueError(name)", "line 2: ValueError: mine"),
     ],
 )
 def test_a_file_without_it_says_why(tmp_path: Path, content: str | None, message: str) -> None:
@@ -119,7 +120,41 @@ NOT_TO_BE_DONE = {
         "moves",
     ),
     "half an expert": ("yield CancelPrefetch(i)", "yield Prefetch(i, 0.5)", "0.5 experts"),
+    "a wait for a list": (
+        "combine(i)",
+        "combine(i, [gate(i, 0)])",
+        r"combine\(0\) waits for \[.*no task",
+    ),
+    "what cannot be shown": (
+        "yield combine(i)",
+        "yield type('Mute', (), {'__repr__': lambda self: 1 / 0})()",
+        "yielded a Mute",
+    ),
+    "requests without end": (
+        "yield combine(i)",
+        "while True: yield CancelPrefetch(i)",
+        r"yielded \d+ tasks and requests in a row",
+    ),
+    "transfers without end": (
+        "yield combine(i)",
+        "from moebatch.schedule.task import Kind, Task\n"
+        "    for p in range(10**9): yield Task(Kind.KV_UP, i, 0, page=p)",
+        r"yielded \d+ tasks and requests in a row",
+    ),
     "an exit": ("yield combine(i)", "raise SystemExit(0)", "SystemExit"),
+    "the end of generators": ("yield combine(i)", "raise GeneratorExit", "GeneratorExit$"),
+    "the end of iterators": ("yield combine(i)", "next(iter(()))", "raised StopIteration"),
+    "an error of any kind": ("yield combine(i)", "raise BaseException", "BaseException$"),
+    "an error that says nothing": (
+        "yield combine(i)",
+        "raise type('Mute', (Exception,), {'__str__': lambda self: 1 / 0})",
+        "Mute$",
+    ),
+    "an end that goes wrong": (
+        "yield combine(i)",
+        "try: yield 3\n    finally: 1 / 0",
+        "neither a task nor a request",
+    ),
     "what a library raises": (
         "yield combine(i)",
         "import json; json.loads('{')",
@@ -138,6 +173,16 @@ def test_what_cannot_be_done_is_refused_with_its_line(tmp_path: Path, name: str)
     path.write_text(whole.replace(what, instead).replace("import Arr", "import Prefetch, Arr"))
     with pytest.raises(ConfigError, match=rf", line \d+: .*{message}"):
         launched(f"{path}:mine", "dram", "dram", attends_on_cpu=False)
+
+
+def test_ctrl_c_names_the_line_at_work(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(FILE.read_text().replace("yield combine(i)", "raise KeyboardInterrupt"))
+    with pytest.raises(Interrupted, match=r", line \d+: KeyboardInterrupt"):
+        launched(f"{path}:mine", "dram", "dram", attends_on_cpu=False)
+    path.write_text("raise KeyboardInterrupt")
+    with pytest.raises(Interrupted, match=", line 1: KeyboardInterrupt"):
+        find_schedule(f"{path}:other")
 
 
 def test_attention_above_keys_and_values_has_to_bring_and_store_them(tmp_path: Path) -> None:

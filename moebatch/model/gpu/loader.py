@@ -11,7 +11,7 @@ from moebatch.model.gpu.delta_steps import DeltaSteps
 from moebatch.model.gpu.experts import GroupedExperts
 from moebatch.model.gpu.gates import GpuGates
 from moebatch.model.gpu.rows import GpuRows
-from moebatch.quoting import reason
+from moebatch.quoting import named_reason
 from moebatch.spec.model.recurrence import Recurrence
 from moebatch.spec.model.shape import ModelShape
 
@@ -68,4 +68,4 @@ def _checked() -> str | None:
         return differences(torch.device("cuda"))
     except Exception as error:
         # A compiler and a driver of other makers fail in ways that nobody can list.
-        return f"Triton: {type(error).__name__}: {reason(error)}"
+        return f"Triton: {named_reason(error)}"
