@@ -2,6 +2,7 @@
 were learnt: written whole, refused when damaged, stale or of another model."""
 
 import json
+import shlex
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -105,7 +106,7 @@ class FileKind:
         return _size_fault(arrays, sizes) or (self.holds_amounts and _number_fault(arrays)) or None
 
     def _advice(self, owner: ModelOwner | None) -> str:
-        return self.remedy.format(folder=owner.folder if owner else "")
+        return self.remedy.format(folder=shlex.quote(str(owner.folder)) if owner else "")
 
 
 def _read(path: Path) -> tuple[Arrays, Description]:

@@ -3,6 +3,7 @@
 import gzip
 import io
 import os
+import shlex
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -99,7 +100,7 @@ def _first_line(path: Path, content: bytes | RowError) -> bytes | RowError:
 def _other_json(path: Path, what: str, of_each: str) -> InputError:
     message = (
         f"{what}; JSON lines are needed, one object per line "
-        f"(jq -c {of_each} {path.name} > rows.jsonl makes them)"
+        f"(jq -c {of_each} {shlex.quote(str(path))} > rows.jsonl makes them)"
     )
     return refusal(path, message, line=1, code=NOT_JSON)
 

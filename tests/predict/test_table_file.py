@@ -16,7 +16,7 @@ from moebatch.predict.path_table import PathTable
 from tests.predict.test_path_table import pencil_table
 
 OWNER = ModelOwner(
-    folder=Path("/models/mixtral"),
+    folder=Path("/my models/mixtral"),
     fingerprint="abc",
     moe_layers=(0, 1),
     num_experts=3,
@@ -44,7 +44,7 @@ def refused(path: Path, owner: ModelOwner = OWNER) -> str:
         load_table(path, owner)
     message = str(caught.value)
     assert message.startswith(f"{path}: ")
-    assert message.endswith("; run `moebatch calibrate /models/mixtral --text FILE`")
+    assert message.endswith("; run `moebatch calibrate '/my models/mixtral' --text FILE`")
     return message
 
 

@@ -159,7 +159,7 @@ class TestRefused:
             ("a.json", b'[{"prompt": 1}]', "is a JSON array; JSON lines are needed"),
             ("a.jsonl", b"\xef\xbb\xbf [\n", "is a JSON array"),
             ("a.jsonl", b'{\n  "prompt": 1\n}\n', "has a JSON object over several lines"),
-            ("a.jsonl", b"\xef\xbb\xbf{ \r\n", "(jq -c . a.jsonl > rows.jsonl makes them)"),
+            ("a b.jsonl", b"\xef\xbb\xbf{ \r\n", "a b.jsonl' > rows.jsonl makes them)"),
             ("a.parquet", b"PAR1garbage", "the data cannot be read behind row 0: "),
         ],
     )
