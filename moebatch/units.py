@@ -143,7 +143,7 @@ def format_bytes(num_bytes: float, *, more_figures: int = 0) -> str:
     value, unit = _in_unit(num_bytes, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
     if unit == "B":
         return f"{value:.0f} {unit}"
-    return f"{_three_figures(value, more_figures)} {unit}"
+    return f"{three_figures(value, more=more_figures)} {unit}"
 
 
 def format_unlike(one_bytes: int, other_bytes: int) -> tuple[str, str]:
@@ -159,32 +159,34 @@ def format_unlike(one_bytes: int, other_bytes: int) -> tuple[str, str]:
 def format_rate(num_bytes_per_s: float) -> str:
     """``1.62 GB/s``: bandwidths are decimal, as vendors write them."""
     value, unit = _in_unit(num_bytes_per_s, 1000, ("B/s", "kB/s", "MB/s", "GB/s", "TB/s"))
-    return f"{_three_figures(value)} {unit}"
+    return f"{three_figures(value)} {unit}"
 
 
 def format_flops(num_flop_per_s: float) -> str:
     """``2.30 TFLOP/s``."""
     units = "MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s"
     value, unit = _in_unit(num_flop_per_s / 1e6, 1000, units)
-    return f"{_three_figures(value)} {unit}"
+    return f"{three_figures(value)} {unit}"
 
 
 def _in_unit(value: float, step: int, units: Sequence[str]) -> tuple[float, str]:
     """In the first unit, each `step` of the one before, in which three digits write it."""
     for unit in units[:-1]:
-        if abs(value) < 1000:
+        if abs(value) < 999.5:
             return value, unit
         value /= step
     return value, units[-1]
 
 
 def format_duration(seconds: float) -> str:
-    """``3h55m``, ``4m07s``, ``12.3s``, ``0.4ms``: the two units that matter."""
+    """``3h55m``, ``4m07s``, ``12.3s``, ``0.4ms``, ``40us``: the two units that matter."""
     if not math.isfinite(seconds):
         return "?"
+    if 0 < seconds < 95e-6:
+        return f"{seconds * 1e6:.0f}us"
     if 0 < seconds < 0.00995:
         return f"{seconds * 1e3:.1f}ms"
-    if seconds < 60:
+    if seconds < 59.95:
         return f"{seconds:.1f}s" if seconds >= 0.95 else f"{seconds * 1e3:.0f}ms"
     total = round(seconds)
     hours, minutes, rest = total // 3600, total // 60 % 60, total % 60
@@ -193,6 +195,8 @@ def format_duration(seconds: float) -> str:
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s"
 
 
-def _three_figures(value: float, more: int = 0) -> str:
-    magnitude = abs(value)
+def three_figures(value: float, *, more: int = 0) -> str:
+    """``2.41``, ``24.1``, ``241``, or with more figures: how many stand behind the point, a number
+    shows when it has been rounded, so that 9.996 is ``10.0``."""
+    magnitude = abs(float(f"{value:.{3 + more}g}"))
     return f"{value:.{more + (2 if magnitude < 10 else 1 if magnitude < 100 else 0)}f}"

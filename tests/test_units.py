@@ -65,9 +65,11 @@ def test_sizes_that_differ_enough_are_shown_as_ever() -> None:
 @pytest.mark.parametrize(
     "seconds, expected",
     [
+        (4e-5, "40us"),
         (0.0032, "3.2ms"),
         (0.032, "32ms"),
         (12.34, "12.3s"),
+        (59.96, "1m00s"),
         (247, "4m07s"),
         (3 * 3600 + 55 * 60, "3h55m"),
         (90000, "1d01h"),
@@ -153,6 +155,9 @@ def test_nonsense_is_no_duration(text: object) -> None:
         (2.3e12, "2.30 TFLOP/s"),
         (65e12, "65.0 TFLOP/s"),
         (5e9, "5.00 GFLOP/s"),
+        (9.996e9, "10.0 GFLOP/s"),
+        (99.96e9, "100 GFLOP/s"),
+        (999.6e9, "1.00 TFLOP/s"),
         (1.2e19, "12000 PFLOP/s"),
         (1e4, "0.01 MFLOP/s"),
     ],

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from moebatch.schedule.task import Kind, Task, reason_kind, task_named
 from moebatch.schedule.timeline.timeline import LAUNCH, Bubble
+from moebatch.units import three_figures
 
 _NAMES: Mapping[str, tuple[str, str]] = {
     Kind.ATTEND: ("attention", "attention"),
@@ -60,9 +61,8 @@ def task_label(task: Task, num_layers: int) -> str:
 def seconds_text(seconds: float) -> str:
     """``1.04 s``, ``79.6 ms``, ``12 µs``: to three figures, so that schedules can be compared."""
     for size, unit in ((1.0, "s"), (1e-3, "ms")):
-        if seconds >= size:
-            number = seconds / size
-            return f"{number:.{2 if number < 10 else 1 if number < 100 else 0}f} {unit}"
+        if seconds >= 0.9995 * size:
+            return f"{three_figures(seconds / size)} {unit}"
     return f"{seconds * 1e6:.0f} µs" if seconds else "0 s"
 
 
