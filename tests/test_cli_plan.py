@@ -220,6 +220,14 @@ def test_what_does_not_fit_names_level_need_have_and_knob() -> None:
     assert moebatch("plan", *T4, "--what-if", smallest[1]).returncode == ExitCode.OK
 
 
+def test_a_level_that_is_filled_on_purpose_is_none_that_is_too_small() -> None:
+    asked = ("--hw", "l4", "--model", "deepseek-v3", "--prompt-len", "17", "--gen-len", "2000")
+    done = moebatch("plan", *asked, "--requests", "10")
+    assert done.returncode == ExitCode.DOES_NOT_FIT
+    assert "vram: needs" in done.stderr
+    assert done.stderr.count("at the least") == 1
+
+
 def test_an_output_that_cannot_be_written_is_a_message(tmp_path: Path) -> None:
     done = moebatch("plan", *PLANNED, "-o", str(tmp_path / "no" / "such" / "folder.yaml"))
     assert done.returncode == ExitCode.STORAGE

@@ -25,7 +25,7 @@ def refusal(problem: Problem) -> DoesNotFit:
     lines = [
         line
         for level, footprint in least.items()
-        if footprint.total_bytes > problem.capacity_bytes(level)
+        if _excess_bytes(problem, level, footprint)
         for line in _lines(problem, level, footprint)
     ]
     lines = lines or ["no policy keeps within the budgets of all levels"]
@@ -86,10 +86,14 @@ def _least_needs(problem: Problem) -> list[_Needs]:
 
 
 def _missing(problem: Problem, needs: _Needs) -> int:
-    return sum(
-        max(0, footprint.total_bytes - problem.capacity_bytes(level))
-        for level, footprint in needs.items()
-    )
+    return sum(_excess_bytes(problem, *one) for one in needs.items())
+
+
+def _excess_bytes(problem: Problem, level: LevelName, footprint: Footprint) -> int:
+    """How much too small a level is. Where shares have been moved to fill it, all that is too much
+    is what its terms have been rounded up by."""
+    rounded = footprint.total_bytes - len(footprint.terms)
+    return max(0, rounded - problem.capacity_bytes(level))
 
 
 def _lines(problem: Problem, level: LevelName, needed: Footprint) -> list[str]:
