@@ -36,12 +36,16 @@ ARCHITECTURES = {
     "granitemoeshared": gguf.MODEL_ARCH.GRANITE_MOE,
     "hunyuan_v1_moe": gguf.MODEL_ARCH.HUNYUAN_MOE,
     "gemma4_text": gguf.MODEL_ARCH.GEMMA4,
+    "granitemoehybrid": gguf.MODEL_ARCH.GRANITE_HYBRID,
+    "lfm2_moe": gguf.MODEL_ARCH.LFM2MOE,
 }
 LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 RECURRENT = ("qwen3_next", "qwen3_5_moe_text")
+HYBRID = ("granitemoehybrid", "lfm2_moe")
+"""Those whose files say by heads of keys which layers recur."""
 _SHARED = ("glm4_moe", "dots1", "deepseek", *LATENT)
-_WITH_SIGMOIDS = ("glm4_moe", "minimax_m2", "dots1", "deepseek_v3", "glm4_moe_lite")
-_GRANITE = ("granitemoe", "granitemoeshared")
+_WITH_SIGMOIDS = ("glm4_moe", "minimax_m2", "dots1", "deepseek_v3", "glm4_moe_lite", "lfm2_moe")
+_GRANITE = ("granitemoe", "granitemoeshared", "granitemoehybrid")
 _INTERLEAVED = ("mixtral", "deepseek", *_GRANITE)
 _HALVES = {
     "Q2_K": (80, 82),
@@ -74,6 +78,7 @@ def write_gguf(
     left_out: Sequence[str] = (),
     factors: bool = False,
     cuts: str | None = None,
+    trimmed: bool = False,
 ) -> Path:
     """Makes the folder `target` of the plain one, which holds ``model.gguf`` and a tokenizer, and
     beside it ``TARGET-decoded``, a plain one of the weights that it stands for.
@@ -84,7 +89,8 @@ def write_gguf(
     whole. `metadata` are numbers and texts beside the usual ones, or in their place, and those
     that begin with one of `left_out` are not written. With `factors` positions are scaled by a
     tensor, as Gemma 4's always are. With the name of a way to cut text the file has the tokenizer
-    of the source, and none lies beside it.
+    of the source, and none lies beside it. With `trimmed` no tensor begins with a dimension of one,
+    as none does once llama.cpp has quantised a file.
     """
     config = json.loads((source / "config.json").read_text())
     config = {**config.get("text_config", {}), **config}
@@ -108,7 +114,8 @@ def write_gguf(
                 for number, each in enumerate(data)
             }
         else:
-            stored[name] = kind, data.squeeze(0) if "inp_shexp" in name else data
+            is_row = "inp_shexp" in name or (trimmed and len(data) == 1)
+            stored[name] = kind, data.squeeze(0) if is_row else data
     sizes = [each.numel() for each in tensors.values()]
     decoded = {
         name: numbers.view(each.shape)
@@ -165,7 +172,8 @@ def _stored(weight: Tensor, kind: str) -> tuple[Any, Tensor]:
 
 
 def _is_plain(name: str) -> bool:
-    return any(part in name for part in ("ffn_gate_inp", "conv1d", ".bias"))
+    numbers = ("ffn_gate_inp", "conv1d", "shortconv.conv", "norm")
+    return not name.endswith(".weight") or any(part in name for part in numbers)
 
 
 def _counted(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -216,8 +224,9 @@ def _gguf_name(name: str, names: Any) -> str:
     if "experts" in words and words[words.index("experts") + 1].isdigit():
         del words[words.index("experts") + 1]
     merged = ".".join(words).replace("block_sparse_moe.experts", "feed_forward.experts")
-    merged = merged.removeprefix("model.") if "feed_forward" in merged else merged
+    merged = merged.removeprefix("model.") if "feed_forward.experts" in merged else merged
     merged = merged.replace("e_score_correction_bias", "e_score_correction.bias")
+    merged = merged.replace("expert_bias", "expert_bias.bias")
     merged = merged.replace("dt_bias", "dt_proj.bias").replace("sinks", "sinks.weight")
     theirs = names.get_name(merged, try_suffixes=(".weight", ".bias"))
     assert isinstance(theirs, str), name
@@ -262,7 +271,18 @@ def _parts(name: str, weight: Tensor, config: Mapping[str, Any]) -> list[tuple[s
             (name.replace("kv_b", "k_b"), by_head[:, :key].transpose(1, 2)),
             (name.replace("kv_b", "v_b"), by_head[:, key:]),
         ]
+    if family in HYBRID:
+        return [(name, _as_matrix(name, weight, config))]
     return _of_recurrence(name, weight, config) if "linear_attn" in name else [(name, weight)]
+
+
+def _as_matrix(name: str, weight: Tensor, config: Mapping[str, Any]) -> Tensor:
+    """Numbers of convolutions, of heads and of groups of heads."""
+    if "conv1d.weight" in name or "conv.conv.weight" in name:
+        return weight.squeeze(1)
+    if name.endswith((".A_log", ".D")):
+        return weight.unsqueeze(1)
+    return weight.view(config["mamba_n_groups"], -1) if "mamba.norm" in name else weight
 
 
 def _of_gemma(name: str) -> str:
@@ -338,7 +358,7 @@ def _metadata(config: Mapping[str, Any], *, older: bool) -> dict[str, Any]:
         "attention.head_count_kv": config["num_key_value_heads"],
         "attention.key_length": config.get("head_dim"),
         "attention.value_length": config.get("head_dim"),
-        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps"),
         "rope.freq_base": config["rope_parameters"].get("rope_theta"),
         "expert_count": next(config[key] for key in _NUM_EXPERTS if key in config),
         "expert_used_count": next(config[key] for key in _NUM_CHOSEN if key in config),
@@ -402,6 +422,27 @@ def _metadata(config: Mapping[str, Any], *, older: bool) -> dict[str, Any]:
             "residual_scale": config["residual_multiplier"],
             "attention.scale": config["attention_multiplier"],
             "logit_scale": config["logits_scaling"],
+        }
+    by_layer = [
+        0 if kind in ("mamba", "linear_attention", "conv") else config["num_key_value_heads"]
+        for kind in config.get("layer_types") or ()
+    ]
+    if family == "granitemoehybrid":
+        found |= {
+            "attention.head_count_kv": by_layer,
+            "ssm.conv_kernel": config["mamba_d_conv"],
+            "ssm.state_size": config["mamba_d_state"],
+            "ssm.group_count": config["mamba_n_groups"],
+            "ssm.time_step_rank": config["mamba_n_heads"],
+            "ssm.inner_size": config["mamba_expand"] * config["hidden_size"],
+            "rope.scaling.finetuned": config["position_embedding_type"] == "rope",
+        }
+    if family == "lfm2_moe":
+        found |= {
+            "attention.head_count_kv": by_layer,
+            "attention.layer_norm_rms_epsilon": config["norm_eps"],
+            "leading_dense_block_count": config["num_dense_layers"],
+            "shortconv.l_cache": config["conv_L_cache"],
         }
     if family == "qwen3_vl_moe":
         sections = config["rope_parameters"]["mrope_section"]

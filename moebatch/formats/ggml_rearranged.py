@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Protocol
 
 from moebatch.formats.ggml import GgmlRows
@@ -148,6 +149,38 @@ class ByKeyHead:
             start += of_head.shape[1]
 
 
+@dataclass(frozen=True)
+class AsRows:
+    """Numbers in the model's order, as a matrix of so many columns, or a vector where that has one
+    row."""
+
+    num_columns: int
+
+    def stored_shapes(self, shape: Shape) -> tuple[Shape, ...]:
+        """Of that matrix."""
+        rows = prod(shape) // self.num_columns
+        return ((rows, self.num_columns) if rows > 1 else (self.num_columns,),)
+
+    def restore(self, stored: Sequence[Tensor], out: Tensor) -> None:
+        """One after the other."""
+        out.copy_(stored[0].view(out.shape))
+
+
+@dataclass(frozen=True)
+class Fading:
+    """What a state fades by, -exp(weight), in place of the weight; arranged as others are."""
+
+    arrangement: Arrangement
+
+    def stored_shapes(self, shape: Shape) -> tuple[Shape, ...]:
+        """As arranged."""
+        return self.arrangement.stored_shapes(shape)
+
+    def restore(self, stored: Sequence[Tensor], out: Tensor) -> None:
+        """Takes the logarithm again."""
+        self.arrangement.restore([numbers.neg().log() for numbers in stored], out)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ByTurns:
     """Heads of values in turns: the first of each head of keys, then the second of each, in place
@@ -160,8 +193,6 @@ class ByTurns:
     """Of others, which stay."""
     has_columns: bool = False
     """Columns are of heads, not rows."""
-    is_decay: bool = False
-    """The file has what a state fades by, -exp(weight)."""
 
     def stored_shapes(self, shape: Shape) -> tuple[Shape, ...]:
         """Without dimensions of one in the middle."""
@@ -170,7 +201,7 @@ class ByTurns:
 
     def restore(self, stored: Sequence[Tensor], out: Tensor) -> None:
         """[V, K] become [K, V]."""
-        numbers = stored[0].neg().log() if self.is_decay else stored[0]
+        (numbers,) = stored
         outer = len(out) if self.has_columns else 1
         before = self.num_rows_before
         out[:before].copy_(numbers[:before].view(out[:before].shape))

@@ -12,7 +12,7 @@ from moebatch.errors import CheckpointError
 from moebatch.layout.footprint import slot_bytes
 from moebatch.layout.scratch import needs_matrix
 from tests.engine.test_engine import policy, requests, run, tokens_of
-from tests.gguf_models import LATENT, RECURRENT, Types, write_gguf
+from tests.gguf_models import HYBRID, LATENT, RECURRENT, Types, write_gguf
 from tests.model.oracle import greedy, load
 from tests.packing.test_pack import packed
 from tests.quantised import decoded_beside
@@ -43,6 +43,16 @@ WIDTHS: dict[str, dict[str, Any]] = {
     "gemma4_text": {
         "moe_intermediate_size": 256,
         "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "granitemoehybrid": {
+        "intermediate_size": 256,
+        "mamba_n_heads": 8,
+        "layer_types": ["mamba", "attention"],
+    },
+    "lfm2_moe": {
+        "moe_intermediate_size": 256,
+        "routed_scaling_factor": 1.0,
+        "layer_types": ["conv", "full_attention"],
     },
     "qwen3_next": {"moe_intermediate_size": 256, "linear_value_head_dim": 64},
     "qwen3_5_moe_text": {"moe_intermediate_size": 256, "linear_value_head_dim": 64},
@@ -193,6 +203,8 @@ def test_queries_with_a_temperature_are_refused(written: Callable[..., Path]) ->
         ("ernie4_5_moe", "use_bias"),
         ("deepseek_v3", "attention_bias"),
         ("qwen3_next", "attention_bias"),
+        ("lfm2_moe", "conv_bias"),
+        ("granitemoehybrid", "mamba_proj_bias"),
     ],
 )
 def test_biases_that_are_not_read_are_refused(
@@ -200,6 +212,45 @@ def test_biases_that_are_not_read_are_refused(
 ) -> None:
     folder = written("F32", family, {flag: True})
     with pytest.raises(CheckpointError, match=r"tensor 'blk\.\d.*\.bias' is a bias that is not"):
+        open_model(folder, "auto")
+
+
+@pytest.mark.parametrize("left_out", [(), ("rope.scaling.finetuned",)])
+def test_granite_hybrids_rotate_unless_a_file_says_that_they_do_not(
+    left_out: tuple[str, ...], written: Callable[..., Path]
+) -> None:
+    config = {"position_embedding_type": "rope"}
+    folder = written("F32", "granitemoehybrid", config, left_out=left_out)
+    require_tokens_of_transformers(folder, folder, 0.0)
+
+
+@pytest.mark.parametrize("trimmed", [False, True])
+def test_norms_of_one_group_may_be_matrices(trimmed: bool, written: Callable[..., Path]) -> None:
+    config = {"mamba_n_groups": 1, "mamba_conv_bias": False}
+    folder = written("Q8_0", "granitemoehybrid", config, trimmed=trimmed)
+    require_tokens_of_transformers(folder, folder, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("heads", "why"),
+    [
+        (2, "is 2, expected a number for each layer, 0 where it recurs"),
+        ([0, 0], r"is \[0, 0\], expected one number of at least 1 wherever a layer attends"),
+        ([2, 1], r"is \[2, 1\], expected one number of at least 1 wherever a layer attends"),
+    ],
+)
+@pytest.mark.parametrize("family", HYBRID)
+def test_which_layers_recur_must_be_clear(
+    family: str, heads: int | list[int], why: str, written: Callable[..., Path]
+) -> None:
+    folder = written("F32", family, metadata={"attention.head_count_kv": heads})
+    with pytest.raises(CheckpointError, match=why):
+        open_model(folder, "auto")
+
+
+def test_states_are_a_multiple_of_hidden_states(written: Callable[..., Path]) -> None:
+    folder = written("F32", "granitemoehybrid", metadata={"ssm.inner_size": 511})
+    with pytest.raises(CheckpointError, match=r"is 511, expected a multiple of embedding_length"):
         open_model(folder, "auto")
 
 

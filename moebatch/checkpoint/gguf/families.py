@@ -1,27 +1,69 @@
 """Families that llama.cpp knows, by the names that it gives their architectures."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from moebatch.checkpoint.gguf.family import Arranged, GgufFamily, GgufMetadata
 from moebatch.formats.ggml_rearranged import (
+    Arrangement,
+    AsRows,
     ByKeyHead,
     ByTurns,
     CountedFromZero,
+    Fading,
     Interleaved,
     LatentHalves,
 )
 from moebatch.quoting import shown
 
+_KEY_HEADS = "attention.head_count_kv"
+
+
+def _each_alone(arrangements: Mapping[str, Arrangement]) -> Arranged:
+    """Weights that each are one tensor, of the same name."""
+    return {name: ((name,), each) for name, each in arrangements.items()}
+
+
+def _key_heads(said: GgufMetadata, usual: int | None = None) -> int:
+    """As many in all layers that attend; the others have none."""
+    by_layer = said.get(_KEY_HEADS)
+    if not isinstance(by_layer, list):
+        return said.count(_KEY_HEADS, usual)
+    attending = [count for count in by_layer if count != 0]
+    count = attending[0] if attending else None
+    if type(count) is not int or set(attending) != {count}:
+        raise said.fault(
+            f"{said.architecture}.{_KEY_HEADS} is {shown(by_layer)}, expected one number of at "
+            "least 1 wherever a layer attends, and else 0"
+        )
+    return count
+
+
+def _kinds_by_heads(said: GgufMetadata, *, recurs: str, attends: str) -> dict[str, Any]:
+    """Layers without heads of keys recur."""
+    by_layer = said.get(_KEY_HEADS)
+    if not isinstance(by_layer, list):
+        raise said.fault(
+            f"{said.architecture}.{_KEY_HEADS} is {shown(by_layer)}, expected a number for each "
+            "layer, 0 where it recurs"
+        )
+    return {
+        "num_key_value_heads": _key_heads(said),
+        "layer_types": [attends if count else recurs for count in by_layer],
+    }
+
 
 def _interleaved(said: GgufMetadata) -> Arranged:
     heads = said.count("attention.head_count")
-    key_heads = said.count("attention.head_count_kv", heads)
-    return {
-        f"attn_{role}.{kind}": ((f"attn_{role}.{kind}",), Interleaved(count))
-        for role, count in (("q", heads), ("k", key_heads))
-        for kind in ("weight", "bias")
-    }
+    by_role = {"q": Interleaved(heads), "k": Interleaved(_key_heads(said, heads))}
+    return _each_alone(
+        {
+            f"attn_{role}.{kind}": each
+            for role, each in by_role.items()
+            for kind in ("weight", "bias")
+        }
+    )
 
 
 def _latent(said: GgufMetadata) -> dict[str, Any]:
@@ -90,7 +132,7 @@ def _recurrent(said: GgufMetadata) -> dict[str, Any]:
 def _from_zero(said: GgufMetadata) -> Arranged:
     """Norms count from one, but that behind a recurrence."""
     norms = ("attn_norm", "post_attention_norm", "attn_q_norm", "attn_k_norm", "output_norm")
-    return {f"{norm}.weight": ((f"{norm}.weight",), CountedFromZero()) for norm in norms}
+    return _each_alone({f"{norm}.weight": CountedFromZero() for norm in norms})
 
 
 def _recurrence(said: GgufMetadata, *, by_turns: bool) -> Arranged:
@@ -104,17 +146,17 @@ def _recurrence(said: GgufMetadata, *, by_turns: bool) -> Arranged:
     def turns(**others: Any) -> ByTurns:
         return ByTurns(num_key_heads=num_heads, num_shared=shared, **others)
 
-    arrangements = {
+    arrangements: dict[str, Arrangement] = {
         "attn_qkv.weight": turns(num_rows_before=before),
         "attn_gate.weight": turns(),
         "ssm_alpha.weight": turns(),
         "ssm_beta.weight": turns(),
         "ssm_conv1d.weight": turns(num_rows_before=before),
-        "ssm_a": turns(is_decay=True),
+        "ssm_a": Fading(turns()),
         "ssm_dt.bias": turns(),
         "ssm_out.weight": turns(has_columns=True),
     }
-    return {name: ((name,), each) for name, each in arrangements.items()}
+    return _each_alone(arrangements)
 
 
 def _qwen3_next(said: GgufMetadata) -> Arranged:
@@ -126,6 +168,46 @@ def _qwen3_next(said: GgufMetadata) -> Arranged:
 
 def _qwen3_5(said: GgufMetadata) -> Arranged:
     return {**_from_zero(said), **_recurrence(said, by_turns=True)}
+
+
+def _lfm2(said: GgufMetadata) -> dict[str, Any]:
+    return {
+        "num_dense_layers": said.get("leading_dense_block_count") or 0,
+        **_kinds_by_heads(said, recurs="conv", attends="full_attention"),
+    }
+
+
+def _short_convolution(said: GgufMetadata) -> Arranged:
+    return _each_alone({"shortconv.conv.weight": AsRows(said.count("shortconv.l_cache"))})
+
+
+def _granite_hybrid(said: GgufMetadata) -> dict[str, Any]:
+    """Whether layers that attend have rotary positions, files say under another name."""
+    has_positions = said.get("rope.scaling.finetuned") is not False
+    width, hidden_size = said.count("ssm.inner_size"), said.count("embedding_length")
+    if width % hidden_size:
+        raise said.fault(
+            f"{said.architecture}.ssm.inner_size is {width}, expected a multiple of "
+            f"embedding_length ({hidden_size})"
+        )
+    return {
+        "shared_intermediate_size": said.get("expert_shared_feed_forward_length") or 0,
+        "mamba_expand": width // hidden_size,
+        "position_embedding_type": "rope" if has_positions else "nope",
+        **_kinds_by_heads(said, recurs="mamba", attends="attention"),
+    }
+
+
+def _state_space(said: GgufMetadata) -> Arranged:
+    by_head = AsRows(1)
+    by_group = AsRows(said.count("ssm.inner_size") // said.count("ssm.group_count"))
+    arrangements: dict[str, Arrangement] = {
+        "ssm_conv1d.weight": AsRows(said.count("ssm.conv_kernel")),
+        "ssm_a": Fading(by_head),
+        "ssm_d": by_head,
+        "ssm_norm.weight": by_group,
+    }
+    return {**_interleaved(said), **_each_alone(arrangements)}
 
 
 def _gemma(said: GgufMetadata) -> dict[str, Any]:
@@ -167,6 +249,12 @@ _GROUP_SIZES = {
     "norm_topk_prob": "expert_weights_norm",
     "n_group": "expert_group_count",
     "topk_group": "expert_group_used_count",
+}
+_GRANITE_SCALES = {
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "attention_multiplier": "attention.scale",
+    "logits_scaling": "logit_scale",
 }
 _QWEN3 = GgufFamily(
     architecture="Qwen3MoeForCausalLM",
@@ -234,14 +322,29 @@ FAMILIES = {
     "granitemoe": GgufFamily(
         architecture="GraniteMoeSharedForCausalLM",
         width="intermediate_size",
-        sizes={
-            "shared_intermediate_size": "expert_shared_feed_forward_length",
-            "embedding_multiplier": "embedding_scale",
-            "residual_multiplier": "residual_scale",
-            "attention_multiplier": "attention.scale",
-            "logits_scaling": "logit_scale",
-        },
+        sizes=_GRANITE_SCALES | {"shared_intermediate_size": "expert_shared_feed_forward_length"},
         arranged=_interleaved,
+    ),
+    "granitehybrid": GgufFamily(
+        architecture="GraniteMoeHybridForCausalLM",
+        width="intermediate_size",
+        sizes=_GRANITE_SCALES
+        | {
+            "mamba_d_conv": "ssm.conv_kernel",
+            "mamba_d_state": "ssm.state_size",
+            "mamba_n_groups": "ssm.group_count",
+            "mamba_n_heads": "ssm.time_step_rank",
+        },
+        flags={"mamba_conv_bias": "ssm_conv1d.bias"},
+        keys=_granite_hybrid,
+        arranged=_state_space,
+    ),
+    "lfm2moe": GgufFamily(
+        architecture="Lfm2MoeForCausalLM",
+        sizes={"conv_L_cache": "shortconv.l_cache"},
+        entries={"norm_topk_prob": True, "use_expert_bias": True, "routed_scaling_factor": 1.0},
+        keys=_lfm2,
+        arranged=_short_convolution,
     ),
     "hunyuan-moe": GgufFamily(
         architecture="HunYuanMoEV1ForCausalLM",

@@ -86,11 +86,11 @@ def _with_shards(folder: Path, name: str) -> tuple[str, ...]:
 
 
 def _with_rows(name: str, entry: TensorEntry) -> TensorEntry:
-    """The gate of a shared expert is a matrix of one row, which GGUF keeps as a vector, and what
-    corrects a router a vector, which it may keep as a matrix."""
+    """The gate of a shared expert is a matrix of one row, which GGUF keeps as a vector; what
+    corrects a router and the norm behind a recurrence are vectors, which it may keep as one."""
     if name.endswith("ffn_gate_inp_shexp.weight") and len(entry.shape) == 1:
         return replace(entry, shape=(1, *entry.shape))
-    if name.endswith("exp_probs_b.bias") and entry.shape[0] == 1:
+    if name.endswith(("exp_probs_b.bias", "ssm_norm.weight")) and entry.shape[0] == 1:
         return replace(entry, shape=entry.shape[1:] or entry.shape)
     return entry
 

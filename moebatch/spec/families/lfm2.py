@@ -103,5 +103,10 @@ LFM2_MOE = FamilySpec(
             separate_experts(_MLP + "experts.{expert}", **_MATRICES),
             stacked_experts(_MLP + "experts."),
         ),
+        in_gguf={
+            "recurrent_in": "shortconv.in_proj.weight",
+            "recurrent_conv": "shortconv.conv.weight",
+            "recurrent_out": "shortconv.out_proj.weight",
+        },
     ),
 )

@@ -235,15 +235,18 @@ _IN_GGUF_LAYERS = {
     "delta_ba": ("ssm_ba.weight",),
     "delta_b": ("ssm_beta.weight",),
     "delta_a": ("ssm_alpha.weight",),
+    "recurrent_in": ("ssm_in.weight",),
     "recurrent_conv": ("ssm_conv1d.weight",),
+    "recurrent_conv_bias": ("ssm_conv1d.bias",),
     "recurrent_decay": ("ssm_a",),
     "recurrent_step": ("ssm_dt.bias",),
+    "recurrent_skip": ("ssm_d",),
     "recurrent_norm": ("ssm_norm.weight",),
     "recurrent_out": ("ssm_out.weight",),
 }
 _GGUF_ROLES = {
     "embedding": (_GGUF_EMBEDDING,),
-    "final_norm": ("output_norm.weight",),
+    "final_norm": ("output_norm.weight", "token_embd_norm.weight"),
     "head": ("output.weight",),
     **{
         role: tuple(_GGUF_LAYER + name for name in names) for role, names in _IN_GGUF_LAYERS.items()
