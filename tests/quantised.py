@@ -90,9 +90,12 @@ def is_quantised(name: str, tensor: Tensor, *, dense: bool) -> bool:
         or "shared_expert_gate" in name
     ):
         return False
-    if "linear_attn" in name:
-        return dense and name.endswith(("in_proj_qkvz.weight", "out_proj.weight"))
-    return "experts." in name or (dense and ("self_attn" in name or ".mlp." in name))
+    if any(recurs in name for recurs in ("linear_attn", ".mamba.", ".conv.")):
+        ends = ("in_proj_qkvz.weight", "in_proj.weight", "out_proj.weight")
+        return dense and name.endswith(ends)
+    own = ("self_attn", ".mlp.", ".shared_mlp.", ".feed_forward.")
+    of_experts = ("experts.", "block_sparse_moe.input", "block_sparse_moe.output")
+    return any(each in name for each in of_experts) or (dense and any(e in name for e in own))
 
 
 def _named(name: str, suffix: str) -> str:

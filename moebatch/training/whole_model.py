@@ -34,7 +34,7 @@ ExpertsWay = Literal["eager", "grouped_mm"]
 """How transformers computes experts. One by one (eager) is the only way in which choices that are
 left out are passed over; all in one product (grouped_mm) is about three times as fast with
 gradients (16 experts, 4 of which are chosen, 1,024 tokens, float32)."""
-_BLOCKS = ("block_sparse_moe", "mlp", "ffn")
+_BLOCKS = ("block_sparse_moe", "mlp", "ffn", "feed_forward")
 """What families call gate and experts of a layer; some have an MLP beside them."""
 
 

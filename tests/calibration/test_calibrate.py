@@ -46,7 +46,7 @@ from moebatch.spec.model import cache_layout
 from moebatch.spec.policy.policy import PAGE_TOKENS, PredictorName
 from tests.command import moebatch
 from tests.gguf_models import write_gguf
-from tests.model.pregated import moe_layers_of, router_of
+from tests.model.pregated import block_of, moe_layers_of, router_of
 from tests.patience import until
 from tests.tiny import CACHED_APART, write_checkpoint
 
@@ -109,7 +109,10 @@ def routing_of_transformers(model: Path, num_tokens: int) -> list[np.ndarray[Any
 
 @pytest.mark.parametrize(
     ("family", "path_length"),
-    [("mixtral", 2), ("gpt_oss", 1), ("deepseek_v3", 2), ("qwen3_next", 1)],
+    [
+        *(("mixtral", 2), ("gpt_oss", 1), ("deepseek_v3", 2), ("qwen3_next", 1)),
+        *(("granitemoehybrid", 1), ("lfm2_moe", 1)),
+    ],
 )
 def test_the_table_has_what_transformers_chooses(
     tmp_path: Path, text: Path, tiny_checkpoint: Checkpoint, family: str, path_length: int
@@ -430,7 +433,7 @@ def test_predictors_learn_and_are_examined_on_what_was_held_out(tmp_path: Path, 
 
 
 @pytest.mark.few(family=("mixtral", "deepseek_v3"))
-@pytest.mark.parametrize("family", CACHED_APART)
+@pytest.mark.parametrize("family", [*CACHED_APART, "granitemoehybrid", "lfm2_moe"])
 def test_the_gate_of_the_next_layer_is_asked_with_what_this_one_saw(
     tmp_path: Path, text: Path, family: str
 ) -> None:
@@ -444,13 +447,14 @@ def test_the_gate_of_the_next_layer_is_asked_with_what_this_one_saw(
     tokens = AutoTokenizer.from_pretrained(model)(TEXT)["input_ids"][540:600]
     seen: list[torch.Tensor] = []
     *_, before, last = moe_layers_of(loaded)
-    blocks = [loaded.model.layers[layer].mlp for layer in (before, last)]
-    for block in blocks:
+    for layer in (before, last):
+        block = block_of(loaded, layer)
         block.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0][0]))
-    router = router_of(loaded, last)
+    router, beside = router_of(loaded, last), []
+    router.register_forward_pre_hook(lambda module, inputs: beside.append(inputs[1:]))
     with torch.inference_mode():
         loaded(torch.tensor([tokens]))
-        (_, _, guessed), (_, _, chosen) = map(router, seen)
+        (_, _, guessed), (_, _, chosen) = (router(each, *beside[0]) for each in seen)
     right = (guessed[:, :, None] == chosen[:, None, :]).any(dim=2).float().mean()
     assert lesson.accuracy[last] == pytest.approx(float(right), abs=1e-6)
 

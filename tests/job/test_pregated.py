@@ -27,7 +27,7 @@ from moebatch.rows.tokenizer_files import load_tokenizer
 from moebatch.spec.job import Job, load_job
 from moebatch.training.learning_gates import LearningGates, Recipe, learn
 from moebatch.training.reading import Reading
-from moebatch.training.whole_model import WholeModel, load_whole
+from moebatch.training.whole_model import WholeModel, gate_matrix, load_whole
 from tests.calibration.test_calibrate import TEXT, owner_of
 from tests.model.oracle import greedy, load
 from tests.model.pregated import random_pregates, router_of, with_pregates
@@ -120,12 +120,13 @@ def test_gates_learn_what_is_wanted_of_them(tiny_checkpoint: Checkpoint) -> None
 
 
 @pytest.mark.few(family=("deepseek_v3",))
-@pytest.mark.parametrize("family", ["qwen2_moe", "deepseek_v3", "qwen3_next"])
+@pytest.mark.parametrize("family", ["qwen2_moe", "deepseek_v3", "qwen3_next", "granitemoehybrid"])
 def test_calibration_teaches_and_keeps_pregates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
     monkeypatch.setattr(gate_lessons, "USUAL", Recipe(num_steps=3, batch_tokens=200))
-    folder = write_checkpoint(tmp_path / "model", family, num_hidden_layers=4, layer_types=None)
+    recur = ["mamba", "mamba", "attention", "mamba"] if family == "granitemoehybrid" else None
+    folder = write_checkpoint(tmp_path / "model", family, num_hidden_layers=4, layer_types=recur)
     rows = [{"messages": [{"role": "user", "content": f"Count {i}"}]} for i in range(30)]
     for i, row in enumerate(rows):
         row["messages"].append({"role": "assistant", "content": f"{i} and {i + 1}"})
@@ -141,7 +142,7 @@ def test_calibration_teaches_and_keeps_pregates(
     found = load_pregates(lesson.file, owner_of(folder), hidden_size=32)
     assert found.activation_level == 2
     model = load(folder)
-    own = [router_of(model, layer).weight for layer in found.moe_layers]
+    own = [gate_matrix(router_of(model, layer)) for layer in found.moe_layers]
     for gate_ED, before_ED in zip(found.gates_ED, own, strict=True):
         assert 0 < (gate_ED - before_ED).abs().max() < 0.1
 
@@ -156,6 +157,9 @@ def test_what_cannot_learn_is_refused_before_anything_is_read(
         Calibration(replace(order, dram="400MiB"), lambda line: None).execute()
     with pytest.raises(ConfigError, match="--level: must be less than 3, the layers that have"):
         Calibration(replace(order, level=3), lambda line: None).execute()
+    corrected = replace(order, model=tiny_checkpoint("lfm2_moe"))
+    with pytest.raises(CheckpointError, match="gates of this model are corrected from outside"):
+        Calibration(corrected, lambda line: None).execute()
     short = tmp_path / "short.txt"
     short.write_text(TEXT[:100])
     with pytest.raises(InputError, match="too few to hold a tenth out"):

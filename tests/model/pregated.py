@@ -6,25 +6,33 @@ from typing import Any
 import torch
 
 from moebatch.model.routing.pregates import PreGates
+from moebatch.training.whole_model import gate_matrix
 
 
 def moe_layers_of(model: Any) -> tuple[int, ...]:
     """Layers that have experts."""
-    layers = enumerate(model.model.layers)
-    return tuple(number for number, layer in layers if hasattr(layer.mlp, "experts"))
+    layers = range(len(model.model.layers))
+    return tuple(layer for layer in layers if hasattr(block_of(model, layer), "experts"))
+
+
+def block_of(model: Any, layer: int) -> Any:
+    """Gate and experts of a layer, or its MLP."""
+    names = ("block_sparse_moe", "mlp", "feed_forward")
+    found = model.model.layers[layer]
+    return next(getattr(found, name) for name in names if hasattr(found, name))
 
 
 def router_of(model: Any, layer: int) -> Any:
     """The gate of a layer that has experts."""
-    mlp = model.model.layers[layer].mlp
-    return mlp.gate if hasattr(mlp, "gate") else mlp.router
+    block = block_of(model, layer)
+    return block.gate if hasattr(block, "gate") else block.router
 
 
 def random_pregates(model: Any, level: int, *, seed: int = 0) -> PreGates:
     """Gates unlike any of the model's, of about their size."""
     moe_layers = moe_layers_of(model)
     generator = torch.Generator().manual_seed(seed)
-    size = router_of(model, moe_layers[0]).weight.shape
+    size = gate_matrix(router_of(model, moe_layers[0])).shape
     gates = [0.6 * torch.randn(size, generator=generator) for _ in moe_layers]
     return PreGates(moe_layers=moe_layers, activation_level=level, gates_ED=gates)
 
@@ -34,7 +42,7 @@ def with_pregates(model: Any, pregates: PreGates) -> Any:
     routers = [router_of(model, layer) for layer in pregates.moe_layers]
     gates = [deepcopy(router) for router in routers]
     for gate, weight_ED in zip(gates, pregates.gates_ED, strict=True):
-        gate.weight.data = weight_ED
+        gate_matrix(gate).data = weight_ED
     chosen: dict[int, Any] = {}
     for number, router in enumerate(routers):
         router.forward = _forward(gates, pregates.activation_level, number, chosen)

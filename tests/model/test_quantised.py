@@ -1,6 +1,6 @@
 """Quantised checkpoints answer as transformers does with the weights that they stand for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,24 @@ UNTIDY: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 40,
         "layer_types": ["linear_attention", "full_attention"],
     },
+    "lfm2_moe": {
+        "hidden_size": 48,
+        "moe_intermediate_size": 40,
+        "intermediate_size": 72,
+        "layer_types": ["conv", "full_attention"],
+    },
 }
 """Sizes that are no multiples of blocks and groups."""
+STACKED: dict[str, dict[str, Any]] = {
+    "mixtral": UNTIDY["mixtral"] | {"fused": True},
+    "granitemoehybrid": {
+        "hidden_size": 48,
+        "intermediate_size": 40,
+        "shared_intermediate_size": 72,
+        "layer_types": ["mamba", "attention"],
+    },
+}
+"""The same, of experts whose gate and up share a tensor."""
 _FP8 = {"activation_scheme": "dynamic", "fmt": "e4m3"}
 PUBLISHED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "DeepSeek-V3, Kimi-K2": ("deepseek_v3", "fp8", _FP8),
@@ -63,8 +79,10 @@ PUBLISHED: dict[str, tuple[str, str, dict[str, Any]]] = {
 def quantised(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
     """Writes a tiny checkpoint of a family as one of a kind."""
 
-    def write(family: str, kind: str, *, fused: bool = False, **options: Any) -> Path:
-        plain = tiny_checkpoint(family, fused=fused, num_hidden_layers=2, **UNTIDY[family])
+    def write(
+        family: str, kind: str, sizes: Mapping[str, Any] | None = None, **options: Any
+    ) -> Path:
+        plain = tiny_checkpoint(family, num_hidden_layers=2, **(sizes or UNTIDY[family]))
         return write_quantised(plain, kind, tmp_path / kind, **options)
 
     return write
@@ -109,12 +127,13 @@ def test_models_as_they_are_published(name: str, quantised: Callable[..., Path])
 
 
 @pytest.mark.few
+@pytest.mark.parametrize("family", STACKED)
 @pytest.mark.parametrize("kind", ROWS_APART)
 def test_stacked_experts_whose_gate_and_up_share_a_tensor(
-    kind: str, quantised: Callable[..., Path]
+    kind: str, family: str, quantised: Callable[..., Path]
 ) -> None:
     """Forty rows each: blocks of sixteen and words of eight are cut through or not."""
-    folder = quantised("mixtral", kind, fused=True)
+    folder = quantised(family, kind, STACKED[family], dense=True)
     assert answers(folder) == expected(folder)
 
 

@@ -40,6 +40,11 @@ _WIDTHS = {
     "qwen3_moe": {"hidden_size": 64, "moe_intermediate_size": 96},
     "phimoe": {"hidden_size": 64, "intermediate_size": 96},
     "hy_v3": {"hidden_size": 64, "moe_intermediate_size": 96},
+    "lfm2_moe": {
+        "hidden_size": 64,
+        "moe_intermediate_size": 96,
+        "layer_types": ["conv", "full_attention"],
+    },
     "dbrx": {
         "hidden_size": 64,
         "d_model": 64,
@@ -154,7 +159,10 @@ def test_other_weights_that_are_quantised_are_refused(
         packed(model, tmp_path / "out")
 
 
-@pytest.mark.parametrize(("family", "said"), [("gemma4_text", "several"), ("gpt_oss", "biases")])
+@pytest.mark.parametrize(
+    ("family", "said"),
+    [("gemma4_text", "several"), ("granitemoehybrid", "several"), ("gpt_oss", "biases")],
+)
 def test_no_width_is_blamed_where_nothing_can_be_written(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, family: str, said: str
 ) -> None:
@@ -189,7 +197,7 @@ def test_widths_of_whole_pages_begin_with_a_page(
         assert checkpoint.extent(name).offset % PAGE_BYTES == 0
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "phimoe", "hy_v3"])
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "phimoe", "hy_v3", "lfm2_moe"])
 @pytest.mark.parametrize("to", ["int4", "int8", "fp8"])
 def test_transformers_loads_it_and_says_the_same(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, family: str, to: Precision

@@ -42,7 +42,12 @@ def opened(folder: Path) -> tuple[Any, WholeModel]:
 
 @pytest.mark.few(family=CACHED_APART)
 @pytest.mark.parametrize(
-    "family", [*FAMILIES, "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "dbrx", "phimoe"]
+    "family",
+    [
+        *FAMILIES,
+        *("granitemoeshared", "granitemoehybrid", "lfm2_moe"),
+        *("ernie4_5_moe", "hunyuan_v1_moe", "dbrx", "phimoe"),
+    ],
 )
 def test_gates_leave_out_what_those_of_a_decoder_do(
     tiny_checkpoint: Checkpoint, family: str
@@ -79,7 +84,7 @@ def test_gates_leave_out_what_those_of_a_decoder_do(
 
 
 @pytest.mark.few(family=CACHED_APART)
-@pytest.mark.parametrize("family", [*FAMILIES, "dbrx", "phimoe"])
+@pytest.mark.parametrize("family", [*FAMILIES, "dbrx", "phimoe", "granitemoehybrid", "lfm2_moe"])
 def test_squared_gradients_are_those_of_plain_autograd(
     tiny_checkpoint: Checkpoint, family: str
 ) -> None:
