@@ -16,8 +16,9 @@ _PIECES = ("gemma4",)
 has one, put a space in front; files do not say whether behind special tokens as well."""
 _COMPOSED = ("qwen2", "qwen35")
 """Ways to cut text before which the models' own tokenizers compose characters (NFC)."""
-_LLAMA_3 = ("llama-bpe", "llama3", "llama-v3")
-"""The same of Llama 3, which puts a begin token before a text. Older files do not say so."""
+_LLAMA_3 = ("llama-bpe", "llama3", "llama-v3", "lfm2")
+"""The same of Llama 3 and LFM2, which begin a text with a token of its own. Older files do not say
+so."""
 _WHOLE = ("gpt-4o", *_LLAMA_3)
 """The same of those which look a piece up whole before they put it together, as tiktoken does."""
 _ADDED = (3, 4)

@@ -32,7 +32,7 @@ CHAT = Chat(messages=({"role": "user", "content": "Say 1234567, please"},))
 
 
 def cutting(folder: Path, cuts: str) -> Path:
-    """Gives a byte-level tokenizer the way to cut text of Qwen2 or of gpt-oss."""
+    """Gives a byte-level tokenizer one of the ways to cut text that files name."""
     file = folder / "tokenizer.json"
     content = json.loads(file.read_text())
     regex = GGUF_PRE_TOKENIZER_SPLITS[cuts]
@@ -41,7 +41,7 @@ def cutting(folder: Path, cuts: str) -> Path:
     content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [cut, by_bytes]}
     content["normalizer"] = {"type": "NFC"} if cuts == "qwen2" else None
     content["post_processor"] = None
-    content["model"]["ignore_merges"] = cuts in ("gpt-4o", "llama-bpe")
+    content["model"]["ignore_merges"] = cuts != "qwen2"
     content["model"]["vocab"]["zebra"] = len(content["model"]["vocab"])  # which no merges make
     file.write_text(json.dumps(content))
     return folder
@@ -86,7 +86,7 @@ def load(path: Path) -> Tokenizer:
     return load_tokenizer(folder, vocab_size=400, gguf=gguf)
 
 
-@pytest.mark.parametrize("cuts", ["qwen2", "gpt-4o", "llama-bpe"])
+@pytest.mark.parametrize("cuts", ["qwen2", "gpt-4o", "llama-bpe", "lfm2"])
 def test_tokens_are_those_of_the_tokenizer_that_it_was_made_of(
     cuts: str, original: Path, file: Callable[..., Path]
 ) -> None:
@@ -124,13 +124,14 @@ def test_added_tokens_are_whole_whatever_their_letters(
         assert [*map(ours.token_bytes, tokens)] == [*map(theirs.token_bytes, tokens)]
 
 
-def test_texts_of_llama_3_begin_with_a_token_of_their_own_unless_the_file_says_no(
-    original: Path, file: Callable[..., Path]
+@pytest.mark.parametrize("cuts", ["llama-bpe", "lfm2"])
+def test_texts_of_llama_3_and_lfm2_begin_with_a_token_of_their_own_unless_the_file_says_no(
+    cuts: str, original: Path, file: Callable[..., Path]
 ) -> None:
     def says_nothing(writer: Any) -> None:
         del writer.kv_data[0]["tokenizer.ggml.add_bos_token"]
 
-    path = file("llama-bpe", says_nothing)
+    path = file(cuts, says_nothing)
     theirs, ours = load(original), load(path)
     assert ours.encode("a zebra") == (1, *theirs.encode("a zebra"))
     assert ours.encode_chat(CHAT, {}) == theirs.encode_chat(CHAT, {})
