@@ -38,8 +38,8 @@ _OF_MICRO_BATCH = frozenset(Kind) - {
 _UP, _DOWN = (Kind.KV_READ, Kind.KV_UP), (Kind.KV_DOWN, Kind.KV_WRITE)
 _ASK_OF_EXPERTS = (Prefetch, PrefetchToDram, Select, Free, Whole, Arrivals, InOrder)
 _MOST_BETWEEN = 10
-"""What may come in a row for each layer and micro-batch of which nothing attends or computes
-experts: more than there are requests and transfers."""
+"""What may come in a row for each layer and each of its experts and micro-batches, of which nothing
+attends or computes experts: more than there are requests and transfers."""
 _ALL_OF_LAYER = "each micro-batch needs its attention and gate once, its experts, and then combine"
 
 
@@ -117,7 +117,8 @@ class _Watch:
     @property
     def _most_idle(self) -> int:
         num_micro_batches = self._sweep.num_micro_batches if self._sweep else 0
-        return _MOST_BETWEEN * (self._setup.num_layers + 1) * (num_micro_batches + 1) + 1000
+        of_layer = num_micro_batches + self._setup.num_experts + 1
+        return _MOST_BETWEEN * (self._setup.num_layers + 1) * of_layer
 
     def answer(self, item: Task | Request, answer: object) -> None:
         """Notes what the schedule is told."""
