@@ -1,10 +1,13 @@
 """What a whole model takes of main memory with gradients, term by term."""
 
+from math import ceil
+
 import torch
 
 from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.layout.buffers import LIBRARY_BYTES
 from moebatch.layout.footprint import FLOAT_BYTES, Footprint
+from moebatch.spec.model.recurrence import CHUNK_TOKENS, MatrixRecurrence
 from moebatch.spec.model.shape import ModelShape
 from moebatch.training.reading import BATCH_TOKENS
 
@@ -14,6 +17,8 @@ _MODULE_BYTES = 96 * 2**20
 """What transformers' models bring into the process."""
 _STATES = 4
 """A gate, its gradient, and two of the optimiser."""
+_SCAN_TOKENS = 256
+"""A chunk of Mamba-2 as transformers has it; sequences are filled up to whole ones."""
 
 
 def whole_footprint(
@@ -32,10 +37,12 @@ def whole_footprint(
         learns: whether gates do.
     """
     shape, entries = files.shape, [entry for _, entry in files.checkpoint.tensors.values()]
-    per_token = _activations(shape) * dtype.itemsize + _LOGITS * shape.vocab_size * FLOAT_BYTES
+    num_tokens, logits = max(BATCH_TOKENS, longest), _LOGITS * shape.vocab_size * FLOAT_BYTES
+    activations = num_tokens * (_activations(shape) * dtype.itemsize + logits)
+    activations += _padded(shape, num_tokens, longest) * _matrices(shape) * FLOAT_BYTES
     passing = {
         "files while they are loaded": sum(entry.num_bytes for entry in entries),
-        "activations and their gradients": max(BATCH_TOKENS, longest) * per_token,
+        "activations and their gradients": activations,
     }
     largest = max(passing, key=lambda name: passing[name])
     terms = {
@@ -52,6 +59,32 @@ def whole_footprint(
 def _activations(shape: ModelShape) -> int:
     """Numbers that stay from the way forward, for one token."""
     D, K, F = shape.hidden_size, shape.experts_per_token, shape.expert_width
-    attention = 10 * D + 4 * (shape.attention.query_width + shape.attention.kv_width)
+    attention = 4 * (shape.attention.query_width + shape.attention.kv_width)
     experts = K * (4 * D + 6 * F) + 6 * shape.shared_expert_width + 4 * shape.num_experts
-    return shape.num_layers * (attention + max(experts, 6 * shape.dense_width))
+    of_all = shape.num_layers * (10 * D + max(experts, 6 * shape.dense_width))
+    recurrence = shape.recurrence
+    convolved = 4 * (recurrence.conv_channels + recurrence.output_width) if recurrence else 0
+    of_mixers = shape.num_attention_layers * attention + len(shape.recurrent_layers) * convolved
+    return of_all + of_mixers
+
+
+def _matrices(shape: ModelShape) -> int:
+    """The same of what changes matrices of recurrent layers, in float32: counted by what autograd
+    keeps of transformers' modules, of 5 sizes of Mamba-2 and 4 of Gated DeltaNet."""
+    recurrence = shape.recurrence
+    if not isinstance(recurrence, MatrixRecurrence):
+        return 0
+    keys, values = recurrence.key_head_dim, recurrence.value_head_dim
+    if recurrence.corrects:
+        of_head = 3 * CHUNK_TOKENS + 12 * keys + 9 * values
+    else:
+        of_head = 3 * _SCAN_TOKENS + 6 * keys + 8 * values
+    return len(shape.recurrent_layers) * recurrence.num_value_heads * of_head
+
+
+def _padded(shape: ModelShape, num_tokens: int, longest: int) -> int:
+    """Tokens of a batch of the longest sequences, filled up to whole chunks."""
+    recurrence = shape.recurrence
+    corrects = isinstance(recurrence, MatrixRecurrence) and recurrence.corrects
+    chunk = CHUNK_TOKENS if corrects else _SCAN_TOKENS
+    return max(1, num_tokens // longest) * ceil(longest / chunk) * chunk

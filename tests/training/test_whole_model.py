@@ -31,6 +31,10 @@ QUANTISABLE: dict[str, Any] = {
     "moe_intermediate_size": 32,
     "intermediate_size": 64,
 }
+RECURRENT_SIZES: dict[str, dict[str, Any]] = {
+    "qwen3_next": {"linear_key_head_dim": 64, "linear_value_head_dim": 48},
+    "granitemoehybrid": {"mamba_d_state": 64, "hidden_size": 64, "num_hidden_layers": 3},
+}
 THREE_CHOICES = {"dbrx": CASES["dbrx-top-3"][1], "phimoe": {}}
 
 
@@ -38,6 +42,32 @@ def opened(folder: Path) -> tuple[Any, WholeModel]:
     module = load(folder)
     module.set_experts_implementation("eager")
     return module, WholeModel(module, Driver(folder).shape)
+
+
+@pytest.mark.parametrize("lengths", [(1024,), (64,) * 16, (300, 300, 300)])
+@pytest.mark.parametrize("family", RECURRENT_SIZES)
+def test_what_recurrent_layers_keep_for_gradients_is_counted(
+    tiny_checkpoint: Checkpoint, family: str, lengths: tuple[int, ...]
+) -> None:
+    """More than what autograd keeps, and not much more."""
+    folder = tiny_checkpoint(family, max_position_embeddings=1024, **RECURRENT_SIZES[family])
+    _, whole = opened(folder)
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        alive.append(tensor)
+        return tensor
+
+    alive: list[torch.Tensor] = []
+    tokens = torch.randint(3, 300, (sum(lengths),)).split(lengths)
+    (batch,) = reading_batches([Reading(tuple(each.tolist())) for each in tokens])
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        whole.squared_gradients(batch)
+    files = open_model(folder, "float32")
+    counted = whole_footprint(files, dtype=torch.float32, longest=max(lengths), learns=False)
+    assert 0.3 < sum(kept.values()) / counted.terms["activations and their gradients"] < 1
 
 
 @pytest.mark.few(family=CACHED_APART)
