@@ -75,6 +75,36 @@ SHAPES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "shared_expert_intermediate_size": 512,
         },
     ),
+    "granite-4": (
+        "granitemoehybrid",
+        {
+            "hidden_size": 4096,
+            "intermediate_size": 768,
+            "shared_intermediate_size": 1536,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "num_local_experts": 72,
+            "num_experts_per_tok": 10,
+            "attention_multiplier": 2**-7,
+            "mamba_d_state": 128,
+            "layer_types": ["mamba", "mamba", "attention", "mamba"],
+        },
+    ),
+    "lfm2": (
+        "lfm2_moe",
+        {
+            "intermediate_size": 7168,
+            "moe_intermediate_size": 1792,
+            "num_hidden_layers": 9,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "num_experts": 32,
+            "num_experts_per_tok": 4,
+            "num_dense_layers": 1,
+            "layer_types": [*2 * ["conv", "conv", "full_attention", "conv"], "conv"],
+        },
+    ),
     "gpt-oss": (
         "gpt_oss",
         {
@@ -88,8 +118,8 @@ SHAPES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
 }
 """By name: transformers' model type and what its configuration has besides. Experts and heads are
-those of Mixtral, narrower; Qwen3-30B-A3B; DeepSeek-V2-Lite; Qwen3.5-35B-A3B; gpt-oss-20b, whose
-experts are in MXFP4, as it is published."""
+those of Mixtral, narrower; Qwen3-30B-A3B; DeepSeek-V2-Lite; Qwen3.5-35B-A3B; Granite-4.0-H-Small;
+LFM2-8B-A1B; gpt-oss-20b, whose experts are in MXFP4, as it is published."""
 _MXFP4_SCALE = 120
 """A power of two, biased by 127, that gives random codes the variance of other weights."""
 
