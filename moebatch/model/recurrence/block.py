@@ -1,7 +1,7 @@
 """A layer that recurs, between the norm of its input and what it adds to the hidden states.
 
 Shape letters: T tokens of the micro-batch, N rows after bucketing, D hidden, P projected width,
-M channels of the convolution, X width of what is projected back.
+M channels of the convolution, X width of what is projected back, H value heads, V size of a value.
 """
 
 from abc import ABC, abstractmethod
@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from moebatch.model.elementwise import Elementwise
+from moebatch.model.native.delta_rule import DeltaInput
 from moebatch.model.products import Products
 from moebatch.model.recurrence.convolution import Convolution
+from moebatch.model.recurrence.delta_rule import DeltaRule
 from moebatch.model.recurrence.plan import RecurrentPlan
 from moebatch.model.scratch import Frame
-from moebatch.spec.model.recurrence import Recurrence
+from moebatch.spec.model.recurrence import MatrixRecurrence, Recurrence
 from moebatch.spec.model.shape import ModelShape
 
 Weights = Mapping[str, Tensor]
@@ -88,3 +90,27 @@ class RecurrentBlock(ABC):
         taps_M1W, bias_M = weights["recurrent_conv"], weights.get("recurrent_conv_bias")
         self._convolution.run(frame, plan, x_TM, taps_M1W, bias_M, state[-1], mixed_TM)
         return mixed_TM
+
+
+class MatrixBlock(RecurrentBlock):
+    """What kinds share whose states hold matrices."""
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        recurrence: MatrixRecurrence,
+        products: Products,
+        elementwise: Elementwise,
+        device: torch.device,
+    ) -> None:
+        super().__init__(shape, recurrence, products, elementwise, device)
+        self._matrix, self._rule = recurrence, DeltaRule(recurrence, device)
+
+    def _put_out(
+        self, frame: Frame, plan: RecurrentPlan, given: DeltaInput, state: State
+    ) -> Tensor:
+        """[T, H, V] float32, which matrices put out as they change."""
+        sizes = self._matrix.num_value_heads, self._matrix.key_head_dim, self._matrix.value_head_dim
+        made_THV = frame.take_float(*given.v_THV.shape)
+        self._rule.run(frame, plan, given, state[0].view(-1, *sizes), made_THV)
+        return made_THV

@@ -9,33 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moebatch.model.elementwise import Elementwise
 from moebatch.model.native.delta_rule import DeltaInput
-from moebatch.model.products import Products
-from moebatch.model.recurrence.block import RecurrentBlock, State, Weights
-from moebatch.model.recurrence.delta_rule import DeltaRule
+from moebatch.model.recurrence.block import MatrixBlock, State, Weights
 from moebatch.model.recurrence.plan import RecurrentPlan
 from moebatch.model.scratch import Frame
-from moebatch.spec.model.recurrence import GatedDelta
-from moebatch.spec.model.shape import ModelShape
 
 _NORM_EPS = 1e-6
 """Of queries and keys, whatever other norms add."""
 
 
-class GatedDeltaBlock(RecurrentBlock):
+class GatedDeltaBlock(MatrixBlock):
     """Matrices whose keys and queries are unit vectors (Yang et al. 2024)."""
-
-    def __init__(
-        self,
-        shape: ModelShape,
-        delta: GatedDelta,
-        products: Products,
-        elementwise: Elementwise,
-        device: torch.device,
-    ) -> None:
-        super().__init__(shape, delta, products, elementwise, device)
-        self._delta, self._rule = delta, DeltaRule(delta, device)
 
     def _mix(
         self,
@@ -46,14 +30,12 @@ class GatedDeltaBlock(RecurrentBlock):
         state: State,
         out_TX: Tensor,
     ) -> None:
-        delta, heads = self._delta, self._delta.num_value_heads
+        delta, heads = self._matrix, self._matrix.num_value_heads
         widths = [delta.conv_channels, delta.value_width, heads, heads]
         x_TM, z_TX, b_TH, a_TH = torch.split(projected_TP, widths, dim=1)
         mixed_TM = self._convolved(frame, x_TM, plan, weights, state)
-        matrices = state[0].view(-1, heads, delta.key_head_dim, delta.value_head_dim)
-        made_THV = frame.take_float(plan.num_tokens, heads, delta.value_head_dim)
         given = self._given(frame, mixed_TM, b_TH, a_TH, weights)
-        self._rule.run(frame, plan, given, matrices, made_THV)
+        made_THV = self._put_out(frame, plan, given, state)
         z_THV, out_THV = (x.view(made_THV.shape) for x in (z_TX, out_TX))
         self._elementwise.norm_gated(made_THV, weights["recurrent_norm"], self._eps, z_THV, out_THV)
 
@@ -66,7 +48,7 @@ class GatedDeltaBlock(RecurrentBlock):
         weights: Weights,
     ) -> DeltaInput:
         """Queries and keys as unit vectors, the former over the root of their size."""
-        delta = self._delta
+        delta = self._matrix
         q_TX, k_TX, v_TX = torch.split(
             mixed_TM, [delta.key_width, delta.key_width, delta.value_width], 1
         )

@@ -9,30 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moebatch.model import layers
-from moebatch.model.elementwise import Elementwise
 from moebatch.model.native.delta_rule import DeltaInput
-from moebatch.model.products import Products
-from moebatch.model.recurrence.block import RecurrentBlock, State, Weights
-from moebatch.model.recurrence.delta_rule import DeltaRule
+from moebatch.model.recurrence.block import MatrixBlock, State, Weights
 from moebatch.model.recurrence.plan import RecurrentPlan
 from moebatch.model.scratch import Frame
-from moebatch.spec.model.recurrence import StateSpace
-from moebatch.spec.model.shape import ModelShape
 
 
-class StateSpaceBlock(RecurrentBlock):
+class StateSpaceBlock(MatrixBlock):
     """A state space whose matrices fade by the length of a token's time step (Dao & Gu 2024)."""
-
-    def __init__(
-        self,
-        shape: ModelShape,
-        space: StateSpace,
-        products: Products,
-        elementwise: Elementwise,
-        device: torch.device,
-    ) -> None:
-        super().__init__(shape, space, products, elementwise, device)
-        self._space, self._rule = space, DeltaRule(space, device)
 
     def _mix(
         self,
@@ -43,14 +27,12 @@ class StateSpaceBlock(RecurrentBlock):
         state: State,
         out_TX: Tensor,
     ) -> None:
-        space, heads = self._space, self._space.num_value_heads
-        widths = [space.value_width, space.conv_channels, heads]
+        space = self._matrix
+        widths = [space.value_width, space.conv_channels, space.num_value_heads]
         z_TX, x_TM, steps_TH = torch.split(projected_TP, widths, dim=1)
         mixed_TM = self._convolved(frame, x_TM, plan, weights, state)
         given = self._given(frame, mixed_TM, steps_TH, weights)
-        made_THV = frame.take_float(*given.v_THV.shape)
-        matrices = state[0].view(-1, heads, space.key_head_dim, space.value_head_dim)
-        self._rule.run(frame, plan, given, matrices, made_THV)
+        made_THV = self._put_out(frame, plan, given, state)
         made_THV.addcmul_(given.v_THV, weights["recurrent_skip"][:, None].float())
         made_TX = made_THV.view(out_TX.shape)
         made_TX.mul_(F.silu(z_TX.float()))
@@ -61,7 +43,7 @@ class StateSpaceBlock(RecurrentBlock):
     def _given(
         self, frame: Frame, mixed_TM: Tensor, steps_TH: Tensor, weights: Weights
     ) -> DeltaInput:
-        space = self._space
+        space = self._matrix
         widths = [space.value_width, space.key_width, space.key_width]
         v_TX, k_TX, q_TX = (
             frame.take_float(*x.shape).copy_(x) for x in torch.split(mixed_TM, widths, dim=1)

@@ -20,6 +20,7 @@ from moebatch.spec.model.tensor_names import TensorNames
 
 Windows = tuple[int | None, ...]
 _TEXT = "text_config."
+_SILU = ("silu", "swish")
 _READABLE = (
     "FP8, MXFP4, NVFP4, GPTQ, AWQ, compressed-tensors' integers of 4 or 8 bits or bitsandbytes' NF4"
 )
@@ -256,6 +257,13 @@ def by_mlp_types(keys: ConfigKeys, num_layers: int, num_dense: int) -> tuple[int
     usual = [dense if layer < num_dense else sparse for layer in range(num_layers)]
     types = layer_types(keys, usual, known, key="mlp_layer_types")
     return tuple(layer for layer, kind in enumerate(types) if kind == sparse)
+
+
+def require_silu(keys: ConfigKeys) -> None:
+    """transformers activates convolutions of layers that recur as experts are; here SiLU follows
+    all of them."""
+    if keys.value("hidden_act") not in _SILU:
+        keys.fault("hidden_act", " or ".join(_SILU), keys.value("hidden_act"))
 
 
 def recurrent_layers(

@@ -8,6 +8,7 @@ from moebatch.spec.families.family import (
     FamilySpec,
     grouped_attention,
     recurrent_layers,
+    require_silu,
     usual_defaults,
 )
 from moebatch.spec.model.blocks import Mlp, Router
@@ -50,9 +51,7 @@ def _hybrid(keys: ConfigKeys, num_layers: int) -> Layers:
 
 
 def _state_space(keys: ConfigKeys) -> StateSpace:
-    """transformers activates convolutions as experts are; here all are followed by SiLU."""
-    if keys.value("hidden_act") not in _SILU:
-        keys.fault("hidden_act", " or ".join(_SILU), keys.value("hidden_act"))
+    require_silu(keys)
     if keys.value("time_step_limit") not in _UNLIMITED:
         keys.fault("time_step_limit", "[0.0, Infinity]", keys.value("time_step_limit"))
     heads, groups = keys.count("mamba_n_heads"), keys.count("mamba_n_groups")
@@ -83,7 +82,6 @@ def _state_space(keys: ConfigKeys) -> StateSpace:
 
 
 _RECUR, _ATTEND = ("mamba", "linear_attention"), ("attention", "full_attention")
-_SILU = ("silu", "swish")
 _UNLIMITED = (None, [0.0, inf], [0.0, {"__float__": "Infinity"}])
 """The last is how transformers writes it."""
 _OF_MAMBA = {

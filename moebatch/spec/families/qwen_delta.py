@@ -7,6 +7,7 @@ from moebatch.spec.families.family import (
     FamilySpec,
     grouped_attention,
     recurrent_layers,
+    require_silu,
     softmax_router,
     usual_defaults,
 )
@@ -18,7 +19,6 @@ from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, usual_roles
 
 _FULL, _LINEAR = "full_attention", "linear_attention"
-_SILU = ("silu", "swish")
 
 
 def _next(keys: ConfigKeys, num_layers: int) -> Layers:
@@ -59,9 +59,7 @@ def _recurrent_layers(keys: ConfigKeys, num_layers: int) -> tuple[int, ...]:
 
 
 def _gated_delta(keys: ConfigKeys, *, is_grouped: bool) -> GatedDelta:
-    """transformers activates convolutions as experts are; here all are followed by SiLU."""
-    if keys.value("hidden_act") not in _SILU:
-        keys.fault("hidden_act", " or ".join(_SILU), keys.value("hidden_act"))
+    require_silu(keys)
     key_heads, value_heads = (keys.count(f"linear_num_{kind}_heads") for kind in ("key", "value"))
     if value_heads % key_heads:
         keys.wrong(
