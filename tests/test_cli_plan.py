@@ -278,7 +278,7 @@ def test_a_half_filled_profile_is_refused_with_all_that_is_missing(tmp_path: Pat
         ),
         (
             ("--hw", "h100", "--model", "glm-5", "--prompt-len", "2000", "--gen-len", "100"),
-            "2100 tokens do not fit into the model's context of 2048, beyond which its attention",
+            "2100 tokens do not fit into the model's context of 2048, beyond which attention",
         ),
         ((*T4, "--policy", "flexgen-t4-mtbench-128"), "static batches are for comparison"),
         (

@@ -144,7 +144,7 @@ def test_rows_of_sparse_attention_are_short(tmp_path: Path) -> None:
     """Within that many tokens it attends to all of them."""
     found = checked(write_checkpoint(tmp_path / "m", "deepseek_v32", index_topk=40))
     assert found.warnings[:1] == (
-        "rows have at most 40 tokens, beyond which its attention is sparse, which is not computed",
+        "rows have at most 40 tokens, beyond which attention is sparse, which is not computed",
     )
     unbound = checked(write_checkpoint(tmp_path / "n", "deepseek_v32", max_position_embeddings=40))
     assert not any("sparse" in warning for warning in unbound.warnings)

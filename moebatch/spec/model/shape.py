@@ -125,7 +125,7 @@ class ModelShape(Layers):
     def beyond_context(self) -> str:
         """What longer sequences would be, where the model as published takes them; else empty."""
         is_bound = self.max_positions == self.most_attended
-        return "beyond which its attention is sparse, which is not computed" if is_bound else ""
+        return "beyond which attention is sparse, which is not computed" if is_bound else ""
 
     @property
     def is_swiglu(self) -> bool:
