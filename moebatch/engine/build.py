@@ -28,7 +28,7 @@ from moebatch.engine.tail import Tail
 from moebatch.engine.text import TextDecoder
 from moebatch.engine.weights import ExpertwiseWeights, PagewiseWeights, WeightStream
 from moebatch.layout.buffers import KV_TERM, PROJECTIONS_TERM
-from moebatch.layout.footprint import ACTIVATIONS_TERM
+from moebatch.layout.footprint import ACTIVATIONS_TERM, layer_bytes
 from moebatch.layout.ladder import lanes_of
 from moebatch.layout.scratch import bucket_rows
 from moebatch.layout.setup import cache_of, kv_homes, setup_of
@@ -50,6 +50,7 @@ from moebatch.store.kv.cache import KVCache
 from moebatch.store.kv.layout import KvLayout
 from moebatch.store.monitor import Monitor
 from moebatch.store.statistics import BusyClock, MoveStatistics, ReadStatistics
+from moebatch.store.streamed_layers import StreamedLayers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,6 +135,7 @@ class _Assembly:
         self._engine = engine
         self._monitor = Monitor()
         self._memory = self._device.memory()
+        self._streamed = self._streamed_layers()
         self._streams = CudaStreams() if self._device.is_cuda else None
 
     def plain(self) -> BuiltEngine:
@@ -142,7 +144,9 @@ class _Assembly:
         reading = ReadAhead(store)
         self._opened.callback(reading.close)
         decoder, cache = self._decoder(), self._cache()
-        sweep = PlainSweep(decoder, cache, reading, self._policy, self._spec.observer)
+        sweep = PlainSweep(
+            decoder, cache, reading, self._policy, self._spec.observer, self._streamed
+        )
         return BuiltEngine(
             engine=self._engine(sweep, cache),
             cache=cache,
@@ -226,9 +230,24 @@ class _Assembly:
         self._opened.callback(store.close)
         return store
 
+    def _streamed_layers(self) -> StreamedLayers | None:
+        """Of the weights outside experts; None where all of them stay."""
+        shape, num_bytes = self._files.shape, self._files.dtype.itemsize
+        layers = shape.streamed(self._policy.streamed_layers)
+        if not layers:
+            return None
+        streamed = StreamedLayers(
+            {layer: layer_bytes(shape, num_bytes, layer) for layer in layers},
+            self._memory,
+            folder=self._spec.scratch,
+            pinned=self._device.is_cuda,
+        )
+        self._opened.callback(streamed.close)
+        return streamed
+
     def _decoder(self) -> Decoder:
         approximation = self._spec.approximation
-        dense = DenseWeights.load(self._files, self._memory)
+        dense = DenseWeights.load(self._files, self._memory, self._streamed)
         approximation.replace_routers(dense)
         decoder = Decoder(
             self._files.shape,
@@ -267,7 +286,7 @@ class _Assembly:
         if not self._is_paged:
             assert store is not None, "experts come one by one through main memory"
             vram = self._vram(store) if self._ladder.top == "vram" else None
-            return ExpertwiseWeights(self._ladder, setup, store, vram)
+            return ExpertwiseWeights(self._ladder, setup, store, vram, self._streamed)
         records = self._files.expert_records()
         source = FilePages(records) if store is None else MemoryPages(store, executor.sleep)
         with ExitStack() as refused:
@@ -283,7 +302,7 @@ class _Assembly:
             refused.pop_all()
         self._opened.callback(pages.close)
         pages.load_residents()
-        return PagewiseWeights(setup, pages, store)
+        return PagewiseWeights(setup, pages, store, self._streamed)
 
     def _vram(self, store: ExpertStore) -> VramExperts:
         experts = VramExperts(

@@ -47,7 +47,7 @@ class EngineSpec:
     losses: TextLosses | None = None
     """Learns how surely the model expects the texts that are its requests."""
     scratch: Path | None = None
-    """Folder for keys and values that live on disk."""
+    """Folder for keys and values, and weights outside experts, that live on disk."""
     shares: bool = True
     """Sequences that begin alike compute that beginning once and hold it together."""
     plans_tail: bool = True

@@ -16,6 +16,7 @@ from moebatch.schedule.task import Kind, Task
 from moebatch.store.experts.dram import ExpertStore
 from moebatch.store.experts.paged import PagedExperts
 from moebatch.store.experts.vram import VramExperts
+from moebatch.store.streamed_layers import StreamedLayers
 
 GetDriver = Callable[[], Driver]
 
@@ -24,17 +25,27 @@ class WeightStream(ABC):
     """Experts on their way up, and where they are computed."""
 
     def __init__(
-        self, setup: Setup, store: ExpertStore | None, slots: SlotQueue, *, is_direct: bool
+        self,
+        setup: Setup,
+        store: ExpertStore | None,
+        slots: SlotQueue,
+        *,
+        layers: StreamedLayers | None,
+        is_direct: bool,
     ) -> None:
-        """`store` is main memory; None where pages are read straight to where they are computed."""
+        """`store` is main memory; None where pages are read straight to where they are computed.
+        `layers` are those whose weights outside experts come up as well."""
         self.slots = slots
         """Of the level that computes, for experts that come one by one."""
         self.below: SlotQueue | None = None
         """Of main memory, where experts pass on their way from disk to a GPU."""
         self.is_direct = is_direct
         """Whether files are read past the page cache."""
-        self.tasks: Mapping[Kind, Callable[[Task], None]] = {}
+        self.tasks: dict[Kind, Callable[[Task], None]] = {}
         """What to do for tasks that bring weights, by their kind."""
+        if layers is not None:
+            self.tasks[Kind.LAYER_UP] = lambda task: layers.bring(setup.layer(task.step))
+        self._layers = layers
         self._setup = setup
         self._store = store
 
@@ -44,6 +55,8 @@ class WeightStream(ABC):
 
     def num_bytes(self, task: Task) -> int:
         """Bytes of weights that a task, or a chunk under the name of one, moves over its link."""
+        if task.kind is Kind.LAYER_UP and self._layers is not None:
+            return self._layers.num_bytes(self._setup.layer(task.step))
         if task.kind is not Kind.FETCH:
             return 0
         assert self._store is not None, "chunks go to main memory"
@@ -79,11 +92,16 @@ class ExpertwiseWeights(WeightStream):
     """Experts come one by one, in chunks, through the slots of each level."""
 
     def __init__(
-        self, ladder: Ladder, setup: Setup, store: ExpertStore, vram: VramExperts | None
+        self,
+        ladder: Ladder,
+        setup: Setup,
+        store: ExpertStore,
+        vram: VramExperts | None,
+        layers: StreamedLayers | None,
     ) -> None:
         """`vram` is the level above `store`, where there is one."""
         self._top = store if vram is None else vram
-        super().__init__(setup, store, self._top.slots, is_direct=store.is_direct)
+        super().__init__(setup, store, self._top.slots, layers=layers, is_direct=store.is_direct)
         self.below = store.slots if setup.window else None
         self._link_up = ladder.link_up(ladder.top)
 
@@ -119,21 +137,29 @@ class ExpertwiseWeights(WeightStream):
 class PagewiseWeights(WeightStream):
     """Experts come layer by layer, in pages, into halves of a buffer."""
 
-    def __init__(self, setup: Setup, pages: PagedExperts, store: ExpertStore | None) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        pages: PagedExperts,
+        store: ExpertStore | None,
+        layers: StreamedLayers | None,
+    ) -> None:
         """`store` is main memory under a GPU."""
-        super().__init__(setup, store, SlotQueue({}, num_slots=0), is_direct=pages.is_direct)
+        slots = SlotQueue({}, num_slots=0)
+        super().__init__(setup, store, slots, layers=layers, is_direct=pages.is_direct)
         self._pages = pages
-        self.tasks = {
+        self._moved: Mapping[Kind, Callable[[Task], None]] = {
             Kind.STAGE: lambda task: pages.stage(task.step, *_page_of(task)),
             Kind.PAGE: lambda task: pages.page(task.step, *_page_of(task)),
             Kind.BLOCK: lambda task: pages.block(task.step),
         }
+        self.tasks |= self._moved
 
     def tensors(self, step: int, expert: int) -> tuple[Tensor, ...]:
         return self._pages.tensors(step, expert)
 
     def num_bytes(self, task: Task) -> int:
-        if task.kind in self.tasks:
+        if task.kind in self._moved:
             return self._pages.num_bytes(task.step, *_page_of(task))
         return super().num_bytes(task)
 

@@ -177,6 +177,7 @@ class RunSummary(RunStatus):
 
 _COMING: Mapping[str, tuple[Kind, ...]] = {
     "experts": (Kind.CHUNK, Kind.FETCH, Kind.STAGE, Kind.PAGE, Kind.BLOCK),
+    "weights outside experts": (Kind.LAYER_UP,),
     "keys and values": (Kind.KV_READ, Kind.KV_UP),
 }
 

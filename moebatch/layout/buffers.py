@@ -15,6 +15,7 @@ from moebatch.layout.footprint import (
     Dtypes,
     Footprint,
     dense_bytes,
+    layer_bytes,
     packed_bytes,
     page_bytes,
     slot_bytes,
@@ -32,6 +33,7 @@ from moebatch.layout.scratch import (
     needs_matrix,
     num_library_products,
 )
+from moebatch.schedule.setup import NUM_LAYER_PLACES
 from moebatch.schedule.steps.attention import LOOK_AHEAD
 from moebatch.schedule.steps.kv import NUM_WINDOWS
 from moebatch.schedule.steps.kv_route import WindowName, windows
@@ -132,13 +134,14 @@ class MemoryUse:
             policy.tokens_per_pass,
             policy.attention_on_gpu,
             policy.ffn_on_gpu,
+            policy.streamed_layers,
         )
         found = self._known.get(key)
         if found is None:
             terms = _no_terms()
             buffers = [*self._program(policy), *self._activations(policy)]
             _add(terms, buffers)
-            dense = [*self._dense(terms["dram"].get(ACTIVATIONS_TERM, 0))]
+            dense = [*self._dense(policy, terms["dram"].get(ACTIVATIONS_TERM, 0))]
             _add(terms, dense)
             found = self._known[key] = _Usual([*buffers, *dense], terms)
         return found
@@ -191,10 +194,20 @@ class MemoryUse:
         num_tokens = in_work * work.mean_total_tokens + waiting * work.mean_prompt_tokens
         return num_tokens * _KNOWN_TOKEN_BYTES
 
-    def _dense(self, activation_bytes: float) -> Iterator[Buffer]:
-        yield Buffer(DENSE_TERM, self.ladder.top, DENSE_TERM, dense_bytes(self.shape, self.dtypes))
+    def _dense(self, policy: Policy, activation_bytes: float) -> Iterator[Buffer]:
+        top, below = self.ladder.top, self.ladder.below(self.ladder.top)
+        streamed = self.shape.streamed(policy.streamed_layers)
+        sizes = [layer_bytes(self.shape, self.dtypes.compute_bytes, layer) for layer in streamed]
+        moving = sum(self.shape.streamed_params[layer] for layer in streamed)
+        staying = dense_bytes(self.shape, self.dtypes) - moving * self.dtypes.compute_bytes
+        yield Buffer(DENSE_TERM, top, DENSE_TERM, staying)
+        largest = max(sizes, default=0)
+        if below is not None and sizes:
+            places = min(NUM_LAYER_PLACES, len(sizes))
+            yield Buffer("weights of layers in work", top, DENSE_TERM, largest, 1, places)
+            yield Buffer("weights of layers below", below, DENSE_TERM, sum(sizes))
         # They are read before anything is computed: what is computed then has that room.
-        window = max(0.0, _READ_WINDOW_BYTES - activation_bytes)
+        window = max(0.0, _READ_WINDOW_BYTES + largest - activation_bytes)
         yield Buffer("window of the loader", "dram", "reading", window)
 
     def _limits(self, policy: Policy) -> Limits:

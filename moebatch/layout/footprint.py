@@ -12,9 +12,10 @@ from moebatch.spec.policy.policy import Policy
 
 ACTIVATIONS_TERM = "activations"
 FLOAT_BYTES = 4
+ROOM_OF_TENSOR = 64
+"""Weights begin at multiples of so many bytes."""
 _BLOCK_BYTES = 4096
 _PACKED_ALIGNMENT = 256
-_ROOM_OF_TENSOR = 64
 _TENSORS_PER_LAYER = 24
 
 
@@ -98,9 +99,15 @@ class Footprint:
 
 def dense_bytes(shape: ModelShape, dtypes: Dtypes) -> int:
     """Weights outside experts, each tensor at an aligned place."""
-    gaps = _ROOM_OF_TENSOR * _TENSORS_PER_LAYER * shape.num_layers
+    gaps = ROOM_OF_TENSOR * _TENSORS_PER_LAYER * shape.num_layers
     exact = shape.exact_params * (FLOAT_BYTES - dtypes.compute_bytes)
     return shape.resident_params * dtypes.compute_bytes + exact + gaps
+
+
+def layer_bytes(shape: ModelShape, compute_bytes: int, layer: int) -> int:
+    """Those of them that may come up with a layer, in whole blocks of a file."""
+    num_bytes = shape.streamed_params[layer] * compute_bytes + ROOM_OF_TENSOR * _TENSORS_PER_LAYER
+    return -(-num_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
 
 
 def slot_bytes(shape: ModelShape, dtypes: Dtypes) -> int:

@@ -60,6 +60,7 @@ def setup_of(
         window=_window(policy, on_disk),
         lanes=lanes_of(ladder, policy),
         kv_homes=_kv_homes(shape, policy, ladder),
+        streamed=shape.streamed(policy.streamed_layers),
         compute=ladder.top,
         most_together=ladder.most_together(policy),
         activation_level=activation_level,

@@ -25,8 +25,8 @@ from moebatch.errors import ConfigError, Fault, StorageError
 from moebatch.measure.sizes import DiskSizes
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.store.experts.dram import ExpertStore
-from moebatch.store.kv.disk import KvFile, LayerPages
 from moebatch.store.memory import Arena
+from moebatch.store.scratch_file import LayerPages, ScratchFile
 
 _EXTENTS_OF_CHUNK = 4
 _SHARE_OF_FREE_DISK = 0.25
@@ -155,7 +155,7 @@ def page_times(folder: Path) -> PageTimes:
     random.Random(0).shuffle(pages)
     memory = Arena(PAGE_BYTES)
     buffers = [memory.view(0, PAGE_BYTES)]
-    with closing(KvFile(folder, [LayerPages(_PAGES, (PAGE_BYTES,))])) as file:
+    with closing(ScratchFile(folder, [LayerPages(_PAGES, (PAGE_BYTES,))])) as file:
         write_s = _mean_s(lambda page: file.write(0, page, buffers), pages)
         read_s = _mean_s(lambda page: file.read(0, page, buffers), pages)
     return PageTimes(read_s=read_s, write_s=write_s)

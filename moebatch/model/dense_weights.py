@@ -12,6 +12,7 @@ from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.spec.model.shape import ModelShape
 from moebatch.store.dense import DenseLoader
 from moebatch.store.device_memory import DeviceMemory
+from moebatch.store.streamed_layers import StreamedLayers
 
 _MOVED_COLUMNS = 256
 _APART = {
@@ -57,31 +58,57 @@ class DenseWeights:
         return cls(globals=all_layers, layers=[_with_joined(roles) for roles in layers])
 
     @classmethod
-    def load(cls, files: ModelFiles, memory: DeviceMemory | None = None) -> "DenseWeights":
-        """Those of a model, in main memory or on a device. Raises StorageError, and DoesNotFit if
-        the device has no room."""
-        of_all = files.global_weights()
-        of_layers = [files.layer_weights(layer) for layer in range(files.shape.num_layers)]
-        exact = dict.fromkeys(files.shape.exact_roles, torch.float32)
-        loader = DenseLoader(
-            (
-                (weight, exact.get(role, files.dtype))
-                for roles in (of_all, *of_layers)
-                for role, weight in roles.items()
-            ),
-            memory,
+    def load(
+        cls,
+        files: ModelFiles,
+        memory: DeviceMemory | None = None,
+        streamed: StreamedLayers | None = None,
+    ) -> "DenseWeights":
+        """Those of a model, in main memory or on a device, but for those of layers that are
+        `streamed`. Raises StorageError, and DoesNotFit if the device has no room."""
+        of_all, shape = files.global_weights(), files.shape
+        staying = [files.layer_weights(layer) for layer in range(shape.num_layers)]
+        moving: list[dict[str, Tensor]] = [{} for _ in staying]
+        if streamed is not None:
+            for layer, roles in enumerate(staying):
+                if layer in streamed:
+                    taken = {role: roles.pop(role) for role in shape.streamed_tensors(layer)}
+                    (loaded,) = _load(files, {layer: taken})
+                    moving[layer] = streamed.store(layer, _with_joined(loaded))
+        all_layers, *of_layers = _load(files, {None: of_all, **dict(enumerate(staying))}, memory)
+        return cls.of(
+            all_layers, [one | other for one, other in zip(of_layers, moving, strict=True)]
         )
 
-        def load(roles: Mapping[str, Weight], layer: int = 0) -> dict[str, Tensor]:
-            return {
+
+def _load(
+    files: ModelFiles,
+    wanted: Mapping[int | None, Mapping[str, Weight]],
+    memory: DeviceMemory | None = None,
+) -> list[dict[str, Tensor]]:
+    """Weights of some layers, or of none in particular, by role, in one piece of memory."""
+    exact = dict.fromkeys(files.shape.exact_roles, torch.float32)
+    loader = DenseLoader(
+        (
+            (weight, exact.get(role, files.dtype))
+            for roles in wanted.values()
+            for role, weight in roles.items()
+        ),
+        memory,
+    )
+    with closing(loader):
+        return [
+            {
                 role: prepared(
-                    files.shape, layer, role, loader.load(weight, exact.get(role, files.dtype))
+                    files.shape,
+                    layer or 0,
+                    role,
+                    loader.load(weight, exact.get(role, files.dtype)),
                 )
                 for role, weight in roles.items()
             }
-
-        with closing(loader):
-            return cls.of(load(of_all), [load(roles, n) for n, roles in enumerate(of_layers)])
+            for layer, roles in wanted.items()
+        ]
 
 
 def prepared(shape: ModelShape, layer: int, role: str, weight: Tensor) -> Tensor:

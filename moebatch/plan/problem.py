@@ -15,6 +15,7 @@ from moebatch.layout.habits import Habits
 from moebatch.layout.ladder import Ladder
 from moebatch.plan.pricing.cost import CostModel
 from moebatch.plan.pricing.prices import Prices
+from moebatch.schedule.setup import NUM_LAYER_PLACES
 from moebatch.spec.machine.hardware import Hardware, Level, LevelName, Link, LinkName
 from moebatch.spec.model.shape import ModelShape
 from moebatch.spec.policy.policy import PAGE_TOKENS, Placement, Policy, pages_of
@@ -50,6 +51,9 @@ class Problem:
     """Whether pages of weights are copied into pinned buffers on their way up."""
     schedule: str | None = None
     """The schedule that policies are for; None leaves it to the search."""
+    streamed_layers: int = 0
+    """Layers whose weights outside experts come up from the level below, in policies that a search
+    begins with."""
     habits: Habits | None = None
     """What is known of the model's routing."""
     instruction_set: str | None = None
@@ -181,6 +185,16 @@ class Problem:
     def fits(self, policy: Policy) -> bool:
         """Whether every level has room for `policy`."""
         return not self.overfull(policy)
+
+    @property
+    def most_streamed_layers(self) -> int:
+        """Layers whose weights outside experts may come up in each pass: as many as take their
+        places in turns, whole rounds of them; none behind an encoder, whose layers a pass may
+        leave out, and where nothing is below."""
+        is_above = self.ladder.top == "vram" or self.keeps_kv_on_disk
+        if self.shape.encoder is not None or not is_above:
+            return 0
+        return self.shape.num_layers // NUM_LAYER_PLACES * NUM_LAYER_PLACES
 
     @property
     def has_disk(self) -> bool:

@@ -45,6 +45,7 @@ def not_priced(problem: Problem, policy: Policy) -> Iterator[tuple[str, str]]:
     """Keys of a policy that ask for what no machine of this kind does, so that there is nothing to
     predict, and what is wrong with them."""
     yield from _missing_levels(problem, policy)
+    yield from _streamed_layers(problem, policy)
     if problem.ladder.experts_at(policy) != problem.ladder.top:
         yield (
             "ffn_on_gpu",
@@ -74,6 +75,18 @@ def _without_slots(problem: Problem, policy: Policy) -> Iterator[tuple[str, str]
     if policy.num_slots == 0 and policy.weights.on(top) < 1:
         where = "below the GPU" if top == "vram" else "on disk"
         yield "num_slots", f"experts {where} need slots to stream through"
+
+
+def _streamed_layers(problem: Problem, policy: Policy) -> Iterator[tuple[str, str]]:
+    count, most = policy.streamed_layers, problem.shape.num_layers
+    if count > most:
+        yield "streamed_layers", f"is {count}, the model has {most} layers"
+    elif count and problem.shape.encoder is not None:
+        yield (
+            "streamed_layers",
+            "passes leave out layers of an encoder, so all weights outside experts stay; set it to "
+            "0",
+        )
 
 
 def require_schedule(problem: Problem) -> None:

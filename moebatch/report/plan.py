@@ -94,6 +94,10 @@ def _policy(answer: Answer) -> Iterator[tuple[str, str]]:
     problem = answer.problem
     placed = _placed(policy.weights, problem.num_experts)
     yield "experts", f"{placed}, stored as {problem.dtypes.stored}"
+    if policy.streamed_layers:
+        below = problem.ladder.below(problem.ladder.top)
+        layers = count_of(policy.streamed_layers, "layer")
+        yield "the rest", f"weights of {layers} outside experts come from {below} in each pass"
     cached_in = problem.shape.attention.cache_dtype
     numbers = f" of {cached_in}" if cached_in else ""
     pages = count_of(policy.num_kv_pages, "page")

@@ -23,6 +23,7 @@ _NAMES: Mapping[str, tuple[str, str]] = {
     Kind.STAGE: ("staging", "weights being pinned"),
     Kind.PAGE: ("transfer", "weights on their way"),
     Kind.BLOCK: ("transfer of all weights", "weights of a whole layer on their way"),
+    Kind.LAYER_UP: ("weights outside experts", "weights outside experts on their way"),
     Kind.KV_READ: ("KV read", "KV cache being read from disk"),
     Kind.KV_UP: ("KV copy up", "KV cache on its way up"),
     Kind.KV_DOWN: ("KV copy down", "KV cache on its way down"),

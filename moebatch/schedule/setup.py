@@ -8,6 +8,10 @@ from moebatch.schedule.request import Sweep
 from moebatch.schedule.steps.kv_route import Place
 from moebatch.spec.machine.hardware import LevelName
 
+NUM_LAYER_PLACES = 3
+"""For weights outside experts that come up layer by layer: of two layers that may be in work, and
+of the next one."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
@@ -30,6 +34,8 @@ class Setup:
     """Those that there are, as far as anything is run on them."""
     kv_homes: tuple[LevelName, ...] = ()
     """Where keys and values of each layer live; empty where all are where attention is."""
+    streamed: tuple[int, ...] = ()
+    """Layers whose weights outside experts come up for each pass, in their order."""
     compute: Place = "dram"
     """Where experts are computed: ``vram`` with a GPU."""
     most_together: int = 1

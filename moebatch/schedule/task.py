@@ -50,6 +50,8 @@ class Kind(enum.StrEnum):
     """p on its way up, out of pinned buffers."""
     BLOCK = "block"
     """All weights of a layer that are not where they are computed, in one piece."""
+    LAYER_UP = "layer up"
+    """Weights of a layer outside its experts on their way to where they are computed."""
     KV_READ = "kv read"
     """Keys and values of k from disk to main memory."""
     KV_UP = "kv up"

@@ -14,8 +14,8 @@ import pytest
 
 from moebatch.checkpoint.direct import DirectFile
 from moebatch.errors import StorageError
-from moebatch.store.kv.disk import KvFile, LayerPages
 from moebatch.store.memory import Arena
+from moebatch.store.scratch_file import LayerPages, ScratchFile
 
 BLOCK, ODD = 4096, 96
 
@@ -44,7 +44,7 @@ def halves(arena: Arena, half_bytes: int, num_pages: int) -> list[memoryview]:
 @pytest.mark.parametrize("half_bytes", [BLOCK, ODD])
 def test_more_pages_than_one_call_takes_come_back(tmp_path: Path, half_bytes: int) -> None:
     num_pages = 700
-    file = KvFile(tmp_path, [LayerPages(num_pages, [half_bytes] * 2)] * 2)
+    file = ScratchFile(tmp_path, [LayerPages(num_pages, [half_bytes] * 2)] * 2)
     written, read = (Arena(2 * num_pages * half_bytes) for _ in range(2))
     generator = np.random.default_rng(0)
     for layer in range(2):
@@ -68,7 +68,7 @@ def test_blocks_go_past_the_page_cache_where_the_system_allows_it(
         monkeypatch.setattr(fcntl, "fcntl", refuse)
     written, read = Arena(2 * half_bytes), Arena(2 * half_bytes)
     written.bytes.fill_(7)
-    with closing(KvFile(tmp_path, [LayerPages(3, [half_bytes] * 2)])) as file:
+    with closing(ScratchFile(tmp_path, [LayerPages(3, [half_bytes] * 2)])) as file:
         allows = not is_refused and allows_direct(tmp_path)
         assert file.is_direct == (allows and half_bytes == BLOCK)
         file.write(0, 1, halves(written, half_bytes, 1))
@@ -80,7 +80,7 @@ def test_blocks_go_past_the_page_cache_where_the_system_allows_it(
 def test_what_is_moved_in_part_is_moved_to_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half_bytes: int
 ) -> None:
-    file = KvFile(tmp_path, [LayerPages(3, [half_bytes] * 2)])
+    file = ScratchFile(tmp_path, [LayerPages(3, [half_bytes] * 2)])
     written, read = (Arena(6 * half_bytes) for _ in range(2))
     written.bytes.numpy()[:] = np.random.default_rng(0).integers(0, 256, written.num_bytes)
     calls: list[str] = []
@@ -108,7 +108,7 @@ def test_what_is_moved_in_part_is_moved_to_the_end(
 
 
 def test_pages_are_where_they_belong(tmp_path: Path) -> None:
-    file = KvFile(tmp_path, [LayerPages(3, [BLOCK] * 2)] * 2)
+    file = ScratchFile(tmp_path, [LayerPages(3, [BLOCK] * 2)] * 2)
     arena = Arena(2 * BLOCK)
     for layer in range(2):
         for page in (2, 0, 1):
@@ -124,7 +124,7 @@ def test_pages_are_where_they_belong(tmp_path: Path) -> None:
 
 def test_nothing_is_left_in_the_folder_and_its_room_is_taken(tmp_path: Path) -> None:
     before = num_open_files()
-    file = KvFile(tmp_path, [LayerPages(16, [BLOCK] * 2)] * 1)
+    file = ScratchFile(tmp_path, [LayerPages(16, [BLOCK] * 2)] * 1)
     assert list(tmp_path.iterdir()) == []
     assert os.fstat(file._fd).st_size == 2 * 16 * BLOCK
     assert os.fstat(file._fd).st_blocks * 512 >= 2 * 16 * BLOCK
@@ -143,7 +143,7 @@ def test_nothing_is_left_by_a_process_that_is_killed_while_it_takes_the_room(
         take(descriptor, start, num_bytes)
 
     monkeypatch.setattr(os, "posix_fallocate", look_and_take)
-    KvFile(tmp_path, [LayerPages(16, [BLOCK] * 2)] * 1).close()
+    ScratchFile(tmp_path, [LayerPages(16, [BLOCK] * 2)] * 1).close()
     assert seen == [[]]
 
 
@@ -151,7 +151,7 @@ def test_a_disk_that_is_too_small_is_refused_with_need_and_have(tmp_path: Path) 
     before = num_open_files()
     message = f"{re.escape(str(tmp_path))}: keys and values on disk need 1048576 TiB, .* are free"
     with pytest.raises(StorageError, match=message):
-        KvFile(tmp_path, [LayerPages(2**47, [BLOCK] * 2)] * 1)
+        ScratchFile(tmp_path, [LayerPages(2**47, [BLOCK] * 2)] * 1)
     assert list(tmp_path.iterdir()) == []
     assert num_open_files() == before
 
@@ -161,7 +161,7 @@ def test_a_system_that_refuses_the_room_is_quoted(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (BLOCK, hard))
     try:
         with pytest.raises(StorageError, match="File too large"):
-            KvFile(tmp_path, [LayerPages(16, [BLOCK] * 2)] * 1)
+            ScratchFile(tmp_path, [LayerPages(16, [BLOCK] * 2)] * 1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert list(tmp_path.iterdir()) == []
@@ -169,11 +169,11 @@ def test_a_system_that_refuses_the_room_is_quoted(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"gone: keys and values cannot be kept there: No such"):
-        KvFile(tmp_path / "gone", [LayerPages(1, [BLOCK] * 2)] * 1)
+        ScratchFile(tmp_path / "gone", [LayerPages(1, [BLOCK] * 2)] * 1)
 
 
 def test_reading_past_the_end_is_an_error(tmp_path: Path) -> None:
-    file = KvFile(tmp_path, [LayerPages(1, [BLOCK] * 2)] * 1)
+    file = ScratchFile(tmp_path, [LayerPages(1, [BLOCK] * 2)] * 1)
     with pytest.raises(StorageError, match="reading keys and values came to an early end"):
         file.read(0, 1, halves(Arena(2 * BLOCK), BLOCK, 1))
     file.close()

@@ -10,6 +10,7 @@ from moebatch.model.decoder import Decoder
 from moebatch.predict.predictor import RoutingObserver
 from moebatch.spec.policy.policy import Policy
 from moebatch.store.kv.cache import KVCache
+from moebatch.store.streamed_layers import StreamedLayers
 
 
 class PlainSweep(Passes):
@@ -24,11 +25,14 @@ class PlainSweep(Passes):
         experts: ReadAhead,
         policy: Policy,
         observer: RoutingObserver | None = None,
+        streamed: StreamedLayers | None = None,
     ) -> None:
-        """`observer` sees what the gates choose."""
+        """`observer` sees what the gates choose; `streamed` are layers whose weights outside
+        experts do not stay."""
         super().__init__(decoder, cache, policy, main="dram")
         self._experts = experts
         self._observer = observer
+        self._streamed = streamed
         self._num_layers_begun = 0
 
     def give_up(self) -> None:
@@ -53,6 +57,8 @@ class PlainSweep(Passes):
         for layer in range(shape.num_layers):
             self._num_layers_begun += 1
             layer_begins(layer)
+            if self._streamed is not None and layer in self._streamed:
+                self._streamed.bring(layer)
             for item in given.inputs:
                 parts = self._cache.parts("dram", layer, item.window)
                 decoder.attend(layer, x_TD, item.direct, parts)

@@ -121,6 +121,8 @@ class PassTasks:
                 token chooses, if routing is even, and that do not live there.
         """
         yield from self._weights(num_loads)
+        if streamed := self._shape.streamed(self.policy.streamed_layers):
+            yield self._lane(Kind.LAYER_UP), self._walks * self._price.layers_up_s(streamed)
         for home in LEVELS:
             if share := self.policy.kv_cache.on(home):
                 yield from self._of_micro_batches(home, share, self._keys_and_values, of_cache=True)
@@ -189,8 +191,14 @@ class PassTasks:
         layers = len(self._shape.moe_layers)
         if traits.shares_weights and not traits.is_paged:
             layers = sum(count for count, tokens in routed(self._shape, self.load) if tokens)
-        walks = 1.0 if traits.shares_weights else sum(number for number, _ in self._sizes)
-        return max(1.0, walks) * self._shape.num_experts * layers
+        return self._walks * self._shape.num_experts * layers
+
+    @property
+    def _walks(self) -> float:
+        """Times that a pass goes through the layers."""
+        if traits_of(self.policy).shares_weights:
+            return 1.0
+        return max(1.0, sum(number for number, _ in self._sizes))
 
     def _keys_and_values(self, batch: PassLoad, kinds: Launched) -> Iterator[LaneTime]:
         for kind, count in kinds.items():

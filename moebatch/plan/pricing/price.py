@@ -4,7 +4,7 @@ Each task is handed to its lane, and launches kernels or copies. On a processor 
 its work; on a link it goes on beside the bytes of the transfer before, so the longer one counts.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -200,6 +200,12 @@ class Price:
     def block_s(self, num_experts: float) -> float:
         """So many experts in one piece, buffers and link in turns."""
         return max(self.page_s(num_experts), self.stage_s(num_experts))
+
+    def layers_up_s(self, layers: Collection[int]) -> float:
+        """Weights outside experts of some layers on their way to where they are computed."""
+        num_bytes = sum(map(self.prices.layer_bytes, layers))
+        moving_s = self.prices.link_s(self._link(Kind.LAYER_UP), num_bytes)
+        return max(moving_s, len(layers) * self._task_s(1))
 
     # --- keys and values, hidden states ---------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from moebatch.formats.plain import BFLOAT16, FLOAT16
 from moebatch.formats.weight_format import WeightFormat
-from moebatch.layout.footprint import FLOAT_BYTES, Dtypes
+from moebatch.layout.footprint import FLOAT_BYTES, Dtypes, layer_bytes
 from moebatch.layout.fused import steps_at_once
 from moebatch.layout.ladder import Ladder
 from moebatch.layout.load import PassLoad
@@ -341,6 +341,10 @@ class Prices:
             return 0.0
         link = self.hardware.links.get(name)
         return num_bytes / link.bandwidth + num_pieces * link.operation_s if link else float("inf")
+
+    def layer_bytes(self, layer: int) -> int:
+        """What may come up with a layer beside its experts."""
+        return layer_bytes(self.shape, self.dtypes.compute_bytes, layer)
 
     def staging_s(self, num_bytes: float, policy: Policy) -> float:
         """Seconds of the copy into pinned buffers; 0 where weights lie ready."""

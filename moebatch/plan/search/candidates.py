@@ -202,6 +202,7 @@ def _policy(
         attention_on_gpu=attention,
         ffn_on_gpu=ffn,
         schedule=schedule,
+        streamed_layers=min(problem.streamed_layers, problem.most_streamed_layers),
     )
 
 

@@ -7,7 +7,7 @@ from math import inf
 
 from moebatch.errors import DoesNotFit
 from moebatch.layout.division import comes_in_pages
-from moebatch.layout.footprint import slot_bytes
+from moebatch.layout.footprint import dense_bytes, slot_bytes
 from moebatch.plan.problem import Problem
 from moebatch.plan.replay.phases import sequences_held
 from moebatch.plan.runnable import require_schedule
@@ -32,6 +32,8 @@ MOST_CANDIDATES = 48
 FEW_SLOTS_COST = 1.05
 """What it costs to have the fewest slots, measured with three."""
 _DEAR_SHARE = 0.02
+_DEAR_LAYERS = 0.5
+"""Share of a level; what takes less leaves the cache and experts enough room."""
 _MANY_TIMES, _CLOSE = 4, 1.1
 """A candidate with so many times as many sequences, which takes no longer than this, is a rival."""
 _ROUNDING_LOSS = 1.01
@@ -69,6 +71,27 @@ def best_policy(problem: Problem, known: Known | None = None) -> Planned:
     already. Raises DoesNotFit, and ConfigError for a schedule that the model does not go with."""
     require_schedule(problem)
     known = known or Known(problem)
+    if not _layers_are_dear(problem):
+        return _with_cache_placed(problem, known)
+    coming = replace(problem, streamed_layers=problem.most_streamed_layers)
+    found = []
+    for one in (problem, coming):
+        with suppress(DoesNotFit):
+            found.append(_with_cache_placed(one, known if one is problem else Known(one)))
+    if not found:
+        raise refusal(coming)
+    return min(found, key=lambda planned: planned.token_s)
+
+
+def _layers_are_dear(problem: Problem) -> bool:
+    """Whether weights outside experts take so much of the level that computes that it may be better
+    to bring those of each layer in every pass."""
+    capacity_bytes = problem.capacity_bytes(problem.ladder.top)
+    takes = dense_bytes(problem.shape, problem.dtypes) > _DEAR_LAYERS * capacity_bytes
+    return takes and problem.most_streamed_layers > 0 and not problem.streamed_layers
+
+
+def _with_cache_placed(problem: Problem, known: Known) -> Planned:
     if problem.keeps_kv_on_disk and not problem.kv_beside_weights:
         with suppress(DoesNotFit):
             return _searched(replace(problem, kv_on_disk=False), known)

@@ -159,6 +159,8 @@ class SimWorld:
                 return self.price.chunk_s(1 / self.room.num_chunks)
             case Kind.FETCH:
                 return self.price.fetch_s(1 / self.room.num_chunks)
+            case Kind.LAYER_UP:
+                return self.price.layers_up_s([self.setup.layer(task.step)])
             case _:
                 return self._weights_s(task)
 

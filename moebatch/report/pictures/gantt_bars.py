@@ -87,7 +87,8 @@ class Group:
 
 _WHITE = "#ffffff"
 EXPERTS = Group("experts", ORANGE, _WHITE, (Kind.POST, Kind.EXPERT, Kind.DENSE))
-WEIGHTS = Group("weights moved", GREEN, _WHITE, (Kind.CHUNK, Kind.FETCH, Kind.PAGE, Kind.BLOCK))
+_MOVED = (Kind.CHUNK, Kind.FETCH, Kind.PAGE, Kind.BLOCK, Kind.LAYER_UP)
+WEIGHTS = Group("weights moved", GREEN, _WHITE, _MOVED)
 _CACHE = (Kind.KV_READ, Kind.KV_UP, Kind.KV_DOWN, Kind.KV_WRITE)
 GROUPS = (
     Group("attention", BLUE, _WHITE, (Kind.ATTEND, Kind.ATTN)),

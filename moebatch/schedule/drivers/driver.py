@@ -7,6 +7,7 @@ from itertools import chain
 from typing import Any, Protocol
 
 from moebatch.schedule.drivers.foresight import Foresight
+from moebatch.schedule.drivers.layer_weights import LayerWeights
 from moebatch.schedule.request import (
     Arrivals,
     Arriving,
@@ -104,6 +105,7 @@ class Driver:
         self._slots = slots
         self.disk_path = DiskPath() if below is None else ThroughMemory(below, slots)
         self._foresight = foresight or Foresight()
+        self._layer_weights = LayerWeights(setup)
         self._learn = learn
         self._to_learn: list[tuple[int, int]] = []
         """Steps and micro-batches whose gates have chosen."""
@@ -178,7 +180,13 @@ class Driver:
                         )
                     # Once over all micro-batches, or over one of them.
                     self._slots.use(key, is_last=task.micro_batch is None)
-        self._lanes.launch(task)
+        try:
+            tasks = [*self._layer_weights.before(task)]
+        except CannotGoOn as error:
+            self._schedule.throw(error)
+            raise
+        for each in tasks:
+            self._lanes.launch(each)
 
     def _answer(self, request: Request) -> Any:
         match request:

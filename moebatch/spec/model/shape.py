@@ -245,6 +245,31 @@ class ModelShape(Layers):
         scale: Sizes = {"layer_scale": (1,)} if self.scales_layers else {}
         return self._norm_tensors(*self.norms) | self.mixer_tensors(layer) | mlp | scale
 
+    def streamed_tensors(self, layer: int) -> Sizes:
+        """Those that may come up from the level below for each pass: matrices, but for those of
+        gates, at which other layers look."""
+        return {
+            role: size
+            for role, size in self.layer_tensors(layer).items()
+            if len(size) == 2 and not role.startswith("router")
+        }
+
+    def streamed(self, count: int) -> tuple[int, ...]:
+        """Which layers do so where so many do: those that take least, as all need room for the
+        largest, spread over the pass."""
+        if not count:
+            return ()
+        sizes = self.streamed_params
+        least = sorted(range(self.num_layers), key=lambda layer: (sizes[layer], layer))
+        alike = [layer for layer in least if sizes[layer] <= sizes[least[count - 1]]]
+        layers = sorted(alike)
+        return tuple(layers[n * len(layers) // count] for n in range(count))
+
+    @cached_property
+    def streamed_params(self) -> tuple[int, ...]:
+        """Numbers that may come up with each layer."""
+        return tuple(_count(self.streamed_tensors(layer)) for layer in range(self.num_layers))
+
     def mixer_tensors(self, layer: int) -> Sizes:
         """Sizes of the attention of a layer, or of its recurrence, by role: what tells tokens of
         each other."""

@@ -40,6 +40,7 @@ MAX_SEQUENCES = 2**20
 _MAX_TOKENS = 2**24
 DEFAULT_SCHEDULE = "klotski"
 MAX_SLOTS = 2**16
+MAX_LAYERS = 2**12
 _MAX_PAGES = 2**40
 
 
@@ -115,6 +116,9 @@ class OpenPolicy:
     """Which experts stay, as many as `weights` says."""
     cache_sizes: tuple[int, ...] = ()
     """How many of each MoE layer; empty is evenly."""
+    streamed_layers: Annotated[int, whole_number(0, MAX_LAYERS)] = 0
+    """Layers whose weights outside experts come up from the level below in each pass, beside those
+    that stay where everything is computed."""
     predictor: Annotated[PredictorName | None, one_of(*PREDICTORS)] = None
     """What says which experts come next; None: the correlation table, if there is one."""
 
@@ -188,8 +192,12 @@ class Policy(OpenPolicy):
             f"micro-batches of {self.micro_batch_size}, {self.tokens_per_pass} tokens a pass, "
             f"experts {shares_text(self.weights)}, {count_of(self.num_slots, 'slot')}, "
             f"{count_of(self.num_kv_pages, 'KV page')} {shares_text(self.kv_cache)}, "
-            f"schedule {self.schedule}{self._experts_text()}"
+            f"schedule {self.schedule}{self._layers_text()}{self._experts_text()}"
         )
+
+    def _layers_text(self) -> str:
+        count = self.streamed_layers
+        return f", {count_of(count, 'layer')} streamed" if count else ""
 
     def _experts_text(self) -> str:
         sizes = f" of {' '.join(map(str, self.cache_sizes))}" if self.cache_sizes else ""

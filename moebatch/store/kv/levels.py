@@ -12,11 +12,11 @@ from moebatch.schedule.task import Kind
 from moebatch.spec.machine.hardware import LevelName
 from moebatch.spec.model.cache import CacheGroup
 from moebatch.spec.model.cache_layout import CacheLayout
-from moebatch.store.kv.disk import KvFile, LayerPages
 from moebatch.store.kv.layout import KvLayout
 from moebatch.store.kv.moves import Moves
 from moebatch.store.kv.tensors import KvRoom, KvShape, KvTensors
 from moebatch.store.kv.view import KvView
+from moebatch.store.scratch_file import LayerPages, ScratchFile
 
 _TO_ATTENTION = (Kind.KV_READ, Kind.KV_UP)
 
@@ -223,11 +223,11 @@ class KvLevels:
         self._opened.callback(room.close)
         return room
 
-    def _open_file(self) -> KvFile | None:
+    def _open_file(self) -> ScratchFile | None:
         layers, folder = self.layout.disk_layers, self.layout.folder
         if not layers:
             return None
         assert folder is not None, "keys and values on disk need a folder"
-        file = KvFile(folder, [self._of_layer[layer].on_disk for layer in layers])
+        file = ScratchFile(folder, [self._of_layer[layer].on_disk for layer in layers])
         self._opened.callback(file.close)
         return file

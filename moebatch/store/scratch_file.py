@@ -1,4 +1,4 @@
-"""Keys and values of layers that live on disk: one scratch file, gone with the process."""
+"""What a run keeps on disk, layer by layer: a scratch file, gone with the process."""
 
 import errno
 import fcntl
@@ -27,26 +27,29 @@ class LayerPages(NamedTuple):
     """Of each part of a page."""
 
 
-class KvFile:
-    """Pages of keys and values, layer after layer; of a page one part after the other.
+class ScratchFile:
+    """Pages of layers, one layer after the other; of a page one part after the other.
 
     The file has no name once it is open, so nothing is left of it however the process ends. It is
     read and written past the page cache where blocks of the device fit into pages and the system
     allows it. Safe to use from several threads at once.
     """
 
-    def __init__(self, folder: Path, layers: Sequence[LayerPages]) -> None:
-        """Takes the room for so many layers.
+    def __init__(
+        self, folder: Path, layers: Sequence[LayerPages], *, what: str = "keys and values"
+    ) -> None:
+        """Takes the room for so many layers; `what` is kept of them, in words.
 
         Raises StorageError when `folder` is not there, or has too little room.
         """
-        self.folder = folder
+        self.folder, self._what = folder, what
         self._page_bytes = [sum(layer.part_bytes) for layer in layers]
         sizes = (sum(layer.part_bytes) * layer.num_pages for layer in layers)
         *self._starts, self.num_bytes = accumulate(sizes, initial=0)
         self._fd, self.is_direct = _open(
             folder,
             self.num_bytes,
+            what,
             all(part % PAGE_BYTES == 0 for layer in layers for part in layer.part_bytes),
         )
 
@@ -84,10 +87,10 @@ class KvFile:
             try:
                 count = call(self._fd, _from(buffers, start), offset + start)
             except OSError as error:
-                message = f"{self.folder}: {doing} keys and values failed"
+                message = f"{self.folder}: {doing} {self._what} failed"
                 raise transfer_error(error, message) from error
             if start + count <= done:
-                raise StorageError(f"{self.folder}: {doing} keys and values came to an early end")
+                raise StorageError(f"{self.folder}: {doing} {self._what} came to an early end")
             done = start + count
 
 
@@ -100,21 +103,19 @@ def _from(buffers: Sequence[memoryview], start: int) -> _Buffers:
     return [buffers[first][start:], *buffers[first + 1 : first + _MAX_BUFFERS]]
 
 
-def _open(folder: Path, num_bytes: int, may_be_direct: bool) -> tuple[int, bool]:
+def _open(folder: Path, num_bytes: int, what: str, may_be_direct: bool) -> tuple[int, bool]:
     """A descriptor of a nameless file with its room reserved, and whether it is for O_DIRECT."""
     try:
-        fd, name = tempfile.mkstemp(prefix=".moebatch-kv-", dir=folder)
+        fd, name = tempfile.mkstemp(prefix=".moebatch-scratch-", dir=folder)
     except OSError as error:
-        raise StorageError(
-            f"{folder}: keys and values cannot be kept there: {error.strerror}"
-        ) from error
+        raise StorageError(f"{folder}: {what} cannot be kept there: {error.strerror}") from error
     Path(name).unlink()  # before its room is taken, which may last, and be ended by a kill
     try:
         _reserve(fd, folder, num_bytes)
         return fd, may_be_direct and _made_direct(fd)
     except OSError as error:
         os.close(fd)
-        raise StorageError(_no_room(folder, num_bytes, error)) from error
+        raise StorageError(_no_room(folder, num_bytes, what, error)) from error
 
 
 def _reserve(fd: int, folder: Path, num_bytes: int) -> None:
@@ -136,9 +137,9 @@ def _made_direct(fd: int) -> bool:
     return True
 
 
-def _no_room(folder: Path, num_bytes: int, error: OSError) -> str:
+def _no_room(folder: Path, num_bytes: int, what: str, error: OSError) -> str:
     return (
-        f"{folder}: keys and values on disk need {format_bytes(num_bytes)}, "
+        f"{folder}: {what} on disk need {format_bytes(num_bytes)}, "
         f"{format_bytes(_free_bytes(folder))} are free there ({error.strerror}); "
         "name a folder with more room, or plan with a smaller disk budget"
     )

@@ -1,0 +1,194 @@
+"""Layers whose weights outside experts come up for each pass: in every schedule, tokens are those
+of transformers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from moebatch.checkpoint.model_files import open_model
+from moebatch.engine.build import BuiltEngine, build_engine
+from moebatch.engine.device import IN_MAIN_MEMORY, Device
+from moebatch.engine.spec import EngineSpec
+from moebatch.layout.buffers import DENSE_TERM
+from moebatch.model.decoder import Decoder
+from moebatch.schedule.registry import SCHEDULES
+from moebatch.schedule.task import Kind
+from moebatch.spec.policy.policy import Policy
+from moebatch.spec.request import Outcome
+from tests.engine.test_engine import NEW_TOKENS, TokenText, policy, requests, tokens_of
+from tests.engine.test_memory import problem_of
+from tests.engine.test_schedules import EMULATED, IN_MEMORY, emulated, run, suits
+from tests.model.oracle import greedy, load
+from tests.tiny import FAMILIES, RECURRENT
+
+LAYERS = 7
+"""More than twice as many as there are places."""
+COUNTS = (1, 3, 4, 6, 7)
+WHERE = {
+    "in memory": IN_MEMORY["usual"],
+    "experts resident": IN_MEMORY["everything resident"],
+    "batches of one": policy(micro_batch_size=1, num_slots=9),
+    **{
+        name: EMULATED[name]
+        for name in ("GPU attention, cache in main memory", "CPU attention", "three levels")
+    },
+}
+_FEW_ROWS = requests((1, 17, 40, 3, 33))
+Deep = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def deep(tiny_checkpoint: Callable[..., Path]) -> Deep:
+    """A tiny model of a family with as many layers; those that recur do so as usual."""
+
+    def of(family: str) -> Path:
+        kinds: dict[str, Any] = {}
+        if family in RECURRENT:
+            kinds = {"layer_types": (["linear_attention", "full_attention"] * LAYERS)[:LAYERS]}
+        elif family == "gpt_oss":
+            kinds = {"layer_types": (["sliding_attention", "full_attention"] * LAYERS)[:LAYERS]}
+        return tiny_checkpoint(family, num_hidden_layers=LAYERS, **kinds)
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def expected_tokens(deep: Deep) -> Callable[[str], list[tuple[int, ...]]]:
+    known: dict[str, list[tuple[int, ...]]] = {}
+
+    def tokens(family: str) -> list[tuple[int, ...]]:
+        if family not in known:
+            model = load(deep(family))
+            known[family] = [
+                tuple(greedy(model, row.prompt_tokens, NEW_TOKENS)[0]) for row in _FEW_ROWS
+            ]
+        return known[family]
+
+    return tokens
+
+
+def streaming(chosen: Policy, count: int) -> tuple[Policy, dict[str, Device]]:
+    device = {"device": emulated()} if chosen.ffn_on_gpu else {}
+    return replace(chosen, streamed_layers=count), device
+
+
+@pytest.mark.few(name=("klotski", "cgopipe", "simple", "flexgen"))
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("title", WHERE)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule_equals_transformers_however_many_layers_come_up(
+    deep: Deep,
+    expected_tokens: Callable[[str], list[tuple[int, ...]]],
+    tmp_path: Path,
+    name: str,
+    title: str,
+    count: int,
+) -> None:
+    chosen, device = streaming(replace(WHERE[title], schedule=name), count)
+    outcomes, built = run(deep("mixtral"), chosen, _FEW_ROWS, scratch=tmp_path, **device)
+    assert tokens_of(outcomes) == expected_tokens("mixtral")
+    assert built.recorder is not None
+    moved = {
+        span.task.step % LAYERS
+        for span in built.recorder.timeline.spans
+        if span.task.kind is Kind.LAYER_UP
+    }
+    assert len(moved) == count
+
+
+@pytest.mark.few
+@pytest.mark.parametrize("title", ["in memory", "GPU attention, cache in main memory"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_families_compute_with_what_has_come_up(
+    deep: Deep,
+    expected_tokens: Callable[[str], list[tuple[int, ...]]],
+    tmp_path: Path,
+    family: str,
+    title: str,
+) -> None:
+    chosen, device = streaming(WHERE[title], LAYERS)
+    if not suits(family, chosen):
+        pytest.skip("recurrent layers are computed on the GPU")
+    outcomes, _ = run(deep(family), chosen, _FEW_ROWS, scratch=tmp_path, **device)
+    assert tokens_of(outcomes) == expected_tokens(family)
+
+
+def built_for(folder: Path, chosen: Policy, scratch: Path, **options: Any) -> BuiltEngine:
+    spec = EngineSpec(
+        files=open_model(folder, "float32"),
+        policy=chosen,
+        max_tokens=112,
+        scratch=scratch,
+        **options,
+    )
+    return build_engine(spec, decoder=TokenText(), end_tokens=frozenset(), job_seed=0)
+
+
+def answered(built: BuiltEngine) -> Sequence[Outcome]:
+    try:
+        with torch.inference_mode():
+            outcomes = list(built.engine.run(_FEW_ROWS))
+        built.check_integrity()
+    finally:
+        built.close()
+    return sorted(outcomes, key=lambda outcome: outcome.request.index)
+
+
+def test_the_plain_driver_brings_them_too(
+    deep: Deep, expected_tokens: Callable[[str], list[tuple[int, ...]]], tmp_path: Path
+) -> None:
+    chosen, _ = streaming(policy(), 4)
+    built = built_for(deep("mixtral"), chosen, tmp_path, is_plain=True)
+    assert tokens_of(answered(built)) == expected_tokens("mixtral")
+
+
+@pytest.mark.parametrize("device", [IN_MAIN_MEMORY, "emulated"], ids=["memory", "emulated"])
+@pytest.mark.parametrize("layer", [0, 3, 6])
+def test_a_pass_that_failed_in_the_middle_begins_with_what_its_first_layers_need(
+    deep: Deep,
+    expected_tokens: Callable[[str], list[tuple[int, ...]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    layer: int,
+    device: Device | str,
+) -> None:
+    """Its layers are in all places by then."""
+    real, refusals = Decoder.attend, iter([False] * 3 + [True])
+
+    def refusing(self: Decoder, at: int, *arguments: Any) -> None:
+        real(self, at, *arguments)
+        if at == layer and next(refusals, False):
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: 7 bytes")
+
+    monkeypatch.setattr(Decoder, "attend", refusing)
+    where = "in memory" if isinstance(device, Device) else "GPU attention, cache in main memory"
+    chosen, options = streaming(WHERE[where], 6)
+    built = built_for(deep("mixtral"), chosen, tmp_path, **options)
+    assert tokens_of(answered(built)) == expected_tokens("mixtral")
+    assert built.engine.statistics.num_shrunk == 1
+
+
+@pytest.mark.parametrize("family", ["mixtral", "deepseek_v3", "qwen3_next"])
+@pytest.mark.parametrize("count", [0, *COUNTS])
+def test_memory_is_what_the_plan_says(deep: Deep, tmp_path: Path, family: str, count: int) -> None:
+    chosen, device = streaming(EMULATED["GPU attention, cache in main memory"], count)
+    files = open_model(deep(family), "float32")
+    built = built_for(deep(family), chosen, tmp_path, **device)
+    hardware = emulated().hardware
+    assert hardware is not None
+    try:
+        planned = {
+            buffer.name: buffer
+            for buffer in problem_of(files, hardware).memory.buffers(chosen)
+            if buffer.term == DENSE_TERM
+        }
+        on_gpu = sum(each.num_bytes for each in planned.values() if each.level == "vram")
+        taken = built.memory.taken_bytes[DENSE_TERM]
+        assert taken <= on_gpu <= taken + 2**14 * LAYERS
+        assert ("weights of layers below" in planned) == bool(count)
+    finally:
+        built.close()
