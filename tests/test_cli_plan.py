@@ -56,6 +56,7 @@ def test_json_has_stable_keys() -> None:
         *("batch_size", "micro_batch_size", "num_micro_batches", "attention_on_gpu"),
         *("ffn_on_gpu", "weights", "kv_cache", "schedule", "batching", "tokens_per_pass"),
         *("num_slots", "num_kv_pages", "num_hot", "cache", "cache_sizes", "predictor", "staging"),
+        "streamed_layers",
     }
     assert set(found["prediction"]) == {
         *("decode_tokens_per_s", "prefill_tokens_per_s", "tokens_per_s", "layer_time_s"),
@@ -212,9 +213,9 @@ def test_mistakes_get_one_clear_message(arguments: tuple[str, ...], message: str
 
 
 def test_what_does_not_fit_names_level_need_have_and_knob() -> None:
-    done = moebatch("plan", *T4, "--what-if", "vram=3GiB")
+    done = moebatch("plan", *T4, "--what-if", "vram=2GiB")
     assert done.returncode == ExitCode.DOES_NOT_FIT
-    assert re.search(r"vram: needs .* at the least, has 3.00 GiB", done.stderr)
+    assert re.search(r"vram: needs .* at the least, has 2.00 GiB", done.stderr)
     smallest = re.search(r"--what-if (vram=\d+MiB)", done.stderr)
     assert smallest is not None
     assert moebatch("plan", *T4, "--what-if", smallest[1]).returncode == ExitCode.OK
@@ -222,7 +223,7 @@ def test_what_does_not_fit_names_level_need_have_and_knob() -> None:
 
 def test_a_level_that_is_filled_on_purpose_is_none_that_is_too_small() -> None:
     asked = ("--hw", "l4", "--model", "deepseek-v3", "--prompt-len", "17", "--gen-len", "2000")
-    done = moebatch("plan", *asked, "--requests", "10")
+    done = moebatch("plan", *asked, "--requests", "10", "--what-if", "vram=5GiB")
     assert done.returncode == ExitCode.DOES_NOT_FIT
     assert "vram: needs" in done.stderr
     assert done.stderr.count("at the least") == 1
