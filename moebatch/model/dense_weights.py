@@ -73,12 +73,19 @@ class DenseWeights:
             for layer, roles in enumerate(staying):
                 if layer in streamed:
                     taken = {role: roles.pop(role) for role in shape.streamed_tensors(layer)}
-                    (loaded,) = _load(files, {layer: taken})
-                    moving[layer] = streamed.store(layer, _with_joined(loaded))
+                    moving[layer] = _load_below(files, layer, taken, streamed)
         all_layers, *of_layers = _load(files, {None: of_all, **dict(enumerate(staying))}, memory)
         return cls.of(
             all_layers, [one | other for one, other in zip(of_layers, moving, strict=True)]
         )
+
+
+def _load_below(
+    files: ModelFiles, layer: int, taken: Mapping[str, Weight], streamed: StreamedLayers
+) -> dict[str, Tensor]:
+    """Where weights of a layer will be; what was loaded of it is gone before the next one."""
+    (loaded,) = _load(files, {layer: taken})
+    return streamed.store(layer, _with_joined(loaded))
 
 
 def _load(

@@ -96,8 +96,8 @@ def _policy(answer: Answer) -> Iterator[tuple[str, str]]:
     yield "experts", f"{placed}, stored as {problem.dtypes.stored}"
     if policy.streamed_layers:
         below = problem.ladder.below(problem.ladder.top)
-        layers = count_of(policy.streamed_layers, "layer")
-        yield "the rest", f"weights of {layers} outside experts come from {below} in each pass"
+        layers = f"{policy.streamed_layers} of {count_of(problem.shape.num_layers, 'layer')}"
+        yield "other weights", f"those of {layers} come from {below} in each pass"
     cached_in = problem.shape.attention.cache_dtype
     numbers = f" of {cached_in}" if cached_in else ""
     pages = count_of(policy.num_kv_pages, "page")

@@ -81,7 +81,9 @@ def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "PROMPT_ROWS", SLICE)
 
 
-def built_for(folder: Path, chosen: Policy, scratch: Path | None = None) -> BuiltEngine:
+def built_for(
+    folder: Path, chosen: Policy, scratch: Path | None = None, **options: Any
+) -> BuiltEngine:
     files = open_model(folder, "float32")
     device: dict[str, Device] = {"device": emulated()} if chosen.ffn_on_gpu else {}
     spec = EngineSpec(
@@ -90,6 +92,7 @@ def built_for(folder: Path, chosen: Policy, scratch: Path | None = None) -> Buil
         max_tokens=112,
         scratch=scratch,
         **device,
+        **options,
     )
     return build_engine(spec, decoder=TokenText(), end_tokens=frozenset(), job_seed=0)
 

@@ -121,8 +121,8 @@ class PassTasks:
                 token chooses, if routing is even, and that do not live there.
         """
         yield from self._weights(num_loads)
-        if streamed := self._shape.streamed(self.policy.streamed_layers):
-            yield self._lane(Kind.LAYER_UP), self._walks * self._price.layers_up_s(streamed)
+        if self.policy.streamed_layers:
+            yield self._lane(Kind.LAYER_UP), self._walks * self._layers_up_s
         for home in LEVELS:
             if share := self.policy.kv_cache.on(home):
                 yield from self._of_micro_batches(home, share, self._keys_and_values, of_cache=True)
@@ -192,6 +192,14 @@ class PassTasks:
         if traits.shares_weights and not traits.is_paged:
             layers = sum(count for count, tokens in routed(self._shape, self.load) if tokens)
         return self._walks * self._shape.num_experts * layers
+
+    @property
+    def _layers_up_s(self) -> float:
+        """Weights outside experts of all layers that have them below, once."""
+        count, shape, price = self.policy.streamed_layers, self._shape, self._price
+        return self.prices.once(
+            ("layers up", count), lambda: price.layers_up_s(shape.streamed(count))
+        )
 
     @property
     def _walks(self) -> float:

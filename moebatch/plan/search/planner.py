@@ -88,7 +88,7 @@ def _layers_are_dear(problem: Problem) -> bool:
     to bring those of each layer in every pass."""
     capacity_bytes = problem.capacity_bytes(problem.ladder.top)
     takes = dense_bytes(problem.shape, problem.dtypes) > _DEAR_LAYERS * capacity_bytes
-    return takes and problem.most_streamed_layers > 0 and not problem.streamed_layers
+    return takes and problem.most_streamed_layers > 0
 
 
 def _with_cache_placed(problem: Problem, known: Known) -> Planned:
