@@ -20,6 +20,10 @@ class TooLong(Exception):
     """What was limited has not ended in time."""
 
 
+class _TakenBack(Exception):
+    """Comes in place of a TooLong whose block has ended."""
+
+
 class TimeLimit:
     """Blocks of Python code that may take so many seconds each; entering one costs next to nothing.
 
@@ -47,8 +51,9 @@ class TimeLimit:
 
     def _leave(self, thread: int) -> None:
         with self._lock:
-            if self._begun.pop(thread, None) is None:
-                _raise_in(thread, None)  # it may have ended before that
+            is_late = self._begun.pop(thread, None) is None
+        if is_late:
+            _take_back(thread)  # it may have ended before that
 
     def _watch(self) -> None:
         if self._watcher is None:
@@ -69,10 +74,22 @@ class TimeLimit:
                     _raise_in(thread, TooLong)
 
 
-def _raise_in(thread: int, error: type[Exception] | None) -> None:
-    """Makes a thread raise at its next instruction; None takes that back."""
-    what = ctypes.py_object(error) if error else ctypes.c_void_p(None)
+def _raise_in(thread: int, error: type[Exception]) -> None:
+    """Makes a thread raise at its next instruction, and nothing that it was to raise before."""
+    what = ctypes.py_object(error)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), what)
+
+
+def _take_back(thread: int) -> None:
+    """What this thread was to raise does not come any more.
+
+    Python has a call for that as well, but it leaves a flag of the interpreter set (3.11): from
+    then on every thread looks for what is not there, and none that is traced ever goes on.
+    """
+    with suppress(_TakenBack):
+        _raise_in(thread, _TakenBack)
+        while True:
+            time.sleep(0)
 
 
 @contextmanager

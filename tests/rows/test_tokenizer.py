@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +19,7 @@ from moebatch.rows.refused import RowRefused
 from moebatch.rows.row import Chat
 from moebatch.rows.tokenizer import Tokenizer
 from moebatch.rows.tokenizer_files import load_tokenizer
+from tests.patience import PATIENCE_S
 from tests.tiny import write_tokenizer
 
 Make = Callable[..., Path]
@@ -321,6 +324,28 @@ def test_a_text_far_beyond_what_is_enough_is_not_encoded_to_its_end(make: Make) 
     # Few tokens may be many characters: then all of it is looked at.
     long = load(make(normalizer={"type": "Replace", "pattern": {"String": "  "}, "content": ""}))
     assert long.encode(" " * 100_000 + "river", enough=10) == long.encode("river")
+
+
+def test_what_is_traced_goes_on_after_a_time_limit() -> None:
+    """In a process of its own, which would never end."""
+    traced = """
+import sys
+from moebatch.rows.guards import TimeLimit, TooLong
+
+def answer():
+    return 42
+
+try:
+    with TimeLimit(0.05).held():
+        while True:
+            pass
+except TooLong:
+    sys.settrace(lambda *event: None)
+    print(answer())
+"""
+    command = [sys.executable, "-c", traced]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    assert done.stdout == "42\n"
 
 
 def test_a_time_limit_ends_what_is_late_and_nothing_else() -> None:
