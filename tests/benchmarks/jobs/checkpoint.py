@@ -168,7 +168,7 @@ def _write_model(folder: Path, family: str, sizes: Mapping[str, Any]) -> None:
         return
     model.to_empty(device="cpu")
     with torch.no_grad():
-        for name, weight in model.named_parameters():
+        for name, weight in model.state_dict().items():
             _fill(name, weight, generator)
     with quiet():
         model.save_pretrained(folder, max_shard_size="750MB")
