@@ -30,6 +30,7 @@ from moebatch.rows.row import (
     Source,
     no_rows,
 )
+from moebatch.rows.separated import WRONG_CELLS
 from moebatch.rows.strict_json import NOT_JSON
 from moebatch.rows.tokenizer import NO_CHAT_TEMPLATE
 from moebatch.spec.request import Request
@@ -37,7 +38,7 @@ from moebatch.spec.workload import Length, LengthSample, Workload
 
 MOST_FAULTS = 100
 """So many faults are kept where the caller asks for no other number; all are counted."""
-_OF_ALL_ROWS = frozenset({NO_PROMPT, MODEL_MISMATCH, NOT_JSON})
+_OF_ALL_ROWS = frozenset({NO_PROMPT, MODEL_MISMATCH, NOT_JSON, WRONG_CELLS})
 """Codes of what is a mistake in the job file, or another kind of file, if no row can be answered
 and that is why."""
 Read = Callable[[RawRow], ParsedRow | ReadyRow | FailedRow]

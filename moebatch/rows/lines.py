@@ -1,4 +1,4 @@
-"""JSON lines, plain or compressed, as a stream of raw rows."""
+"""Files of lines, plain or compressed, as streams of raw rows; JSON lines among them."""
 
 import gzip
 import io
@@ -19,21 +19,23 @@ from moebatch.units import format_bytes
 
 MAX_LINE_BYTES = 16 * 2**20
 """A longer line is an error of its row. Parsing may take a hundred times as much memory."""
-_BOM = b"\xef\xbb\xbf"
+BOM = b"\xef\xbb\xbf"
 _GZIP_MAGIC = b"\x1f\x8b"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_SKIPPED = b"\x2a\x4d\x18"
 """Behind a byte from 0x50 to 0x5f: a frame that decoders pass over, with which pzstd begins."""
-_UTF_16_OR_32 = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")
+UTF_16_OR_32 = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")
 Stamp = tuple[int, int, int, int]
 CHANGED = "was changed while the job ran; run the job again"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LineSource:
-    """Rows of a .jsonl file, one per line that is not blank. Lines end at newlines only."""
+    """Rows of a file that is read from its beginning, decompressed."""
 
     path: Path
+    rows: Callable[[Path, BinaryIO], Iterator[RawRow]]
+    """Those of a file's content; raises InputError."""
     stamp: Stamp
     """What `stamp_of` said when the source was opened."""
 
@@ -44,7 +46,7 @@ class LineSource:
             with self.path.open("rb") as file:
                 if stamp_of(os.fstat(file.fileno())) != self.stamp:
                     raise refusal(self.path, CHANGED)
-                for row in _rows(self.path, file):
+                for row in self.rows(self.path, _decompressed(self.path, file)):
                     line = row.line
                     yield row
         except (EOFError, zlib.error, OSError) as error:
@@ -59,9 +61,10 @@ def stamp_of(status: os.stat_result) -> Stamp:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _rows(path: Path, file: BinaryIO) -> Iterator[RawRow]:
+def json_rows(path: Path, stream: BinaryIO) -> Iterator[RawRow]:
+    """One for each line that is not blank, which ends at a newline only."""
     index = 0
-    for line, content in enumerate(_lines(_decompressed(path, file)), start=1):
+    for line, content in enumerate(_lines(stream), start=1):
         if line == 1:
             content = _first_line(path, content)
         if isinstance(content, RowError) or content.strip():
@@ -86,9 +89,9 @@ def _first_line(path: Path, content: bytes | RowError) -> bytes | RowError:
     """Without a byte order mark; raises InputError if the file as a whole is of another kind."""
     if isinstance(content, RowError):
         return content
-    if content.startswith(_UTF_16_OR_32):
+    if content.startswith(UTF_16_OR_32):
         raise refusal(path, "is UTF-16 or UTF-32; save it as UTF-8", line=1)
-    content = content.removeprefix(_BOM)
+    content = content.removeprefix(BOM)
     begun = content.strip()
     if begun.startswith(b"["):
         raise _other_json(path, "is a JSON array", "'.[]'")

@@ -31,7 +31,7 @@ MODEL_MISMATCH = "model_mismatch"
 """Code of rows that ask for another model than ``model.name``."""
 _NOT_SAMPLING = TEMPLATE_KEYS | {"model", "messages", "prompt"}
 _MOST_NAMES = 20
-_PLAIN_PARAMETERS = (
+PLAIN_PARAMETERS = (
     CHECKS.keys()
     | TEMPLATE_KEYS
     | {"max_completion_tokens", "top_logprobs", "sampling_params", "reasoning_effort"}
@@ -107,7 +107,7 @@ class _Draft:
         body = _required(content, "body")
         if not isinstance(body, Mapping):
             raise wrong("body", f"must be an object, got {shown(body)}")
-        misplaced = sorted(without_null(content).keys() & _PLAIN_PARAMETERS)
+        misplaced = sorted(without_null(content).keys() & PLAIN_PARAMETERS)
         if misplaced:
             raise unsupported(misplaced[0], "stands beside body; it belongs inside")
         self._model(body.get("model"), rules)
@@ -258,7 +258,7 @@ def _plain_parameters(
 ) -> dict[str, object]:
     """Parameters among the columns and those under sampling_params, which must not disagree. A
     column that is the prompt is none, though it be called seed."""
-    names = _PLAIN_PARAMETERS
+    names = PLAIN_PARAMETERS
     if template is not None and template.is_column:
         names = names - set(template.columns)
     parameters = {key: content[key] for key in content if key in names}

@@ -1,11 +1,13 @@
 """What is known of a row while it travels from the input to the output."""
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
 from moebatch.errors import Fault, InputError
+from moebatch.quoting import shown
 from moebatch.spec.request import Request, RowError
 
 
@@ -43,6 +45,13 @@ def refusal(
 ) -> InputError:
     """The whole input is unusable for one reason."""
     return InputError([Fault(file=str(path), message=message, line=line, code=code)])
+
+
+def require_different(path: Path, names: Sequence[str]) -> None:
+    """Of columns with the same name a row would have the last one only: raises InputError."""
+    name, times = max(Counter(names).items(), key=lambda item: item[1], default=("", 0))
+    if times > 1:
+        raise refusal(path, f"has {times} columns named {shown(name)}; give each a name of its own")
 
 
 def no_rows(file: str) -> Fault:

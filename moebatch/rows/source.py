@@ -4,15 +4,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from moebatch.rows.lines import LineSource, stamp_of
+from moebatch.rows.lines import LineSource, json_rows, stamp_of
 from moebatch.rows.row import RawRow, Source, refusal
+from moebatch.rows.separated import SUFFIXES, separated_rows
 from moebatch.rows.tables import TableSource, dataset_batches, parquet_batches, stamps_of
 from moebatch.spec.files.json_file import read_json
 
-SUPPORTED = "JSON lines (.jsonl, .jsonl.gz, .jsonl.zst), .parquet and folders saved by datasets"
-_OTHER_SUFFIXES = frozenset(
-    {".csv", ".tsv", ".txt", ".xlsx", ".yaml", ".yml", ".zip", ".bz2", ".xz"}
+SUPPORTED = (
+    "JSON lines (.jsonl), .csv and .tsv, each also with .gz or .zst behind; .parquet; and folders "
+    "saved by datasets"
 )
+_OTHER_SUFFIXES = frozenset({".txt", ".xls", ".xlsx", ".yaml", ".yml", ".zip", ".bz2", ".xz"})
 _PARQUET_MAGIC = b"PAR1"
 
 
@@ -31,7 +33,8 @@ def open_source(path: Path) -> Source:
         raise refusal(path, "is not a parquet file although its name says so")
     if path.suffix.lower() in _OTHER_SUFFIXES:
         raise refusal(path, f"{path.suffix} files are not supported; supported are {SUPPORTED}")
-    return LineSource(path=path, stamp=stamp_of(path.stat()))
+    rows = separated_rows if _kind_suffix(path) in SUFFIXES else json_rows
+    return LineSource(path=path, rows=rows, stamp=stamp_of(path.stat()))
 
 
 class FirstRows:
@@ -60,6 +63,12 @@ class FirstRows:
 def first_rows(source: Source, limit: int | None) -> Source:
     """At most so many rows, or all."""
     return source if limit is None else FirstRows(source, limit)
+
+
+def _kind_suffix(path: Path) -> str:
+    """That of the name, but for that of a compression."""
+    name = path.name.lower().removesuffix(".gz").removesuffix(".zst")
+    return Path(name).suffix
 
 
 def _head(path: Path) -> bytes:

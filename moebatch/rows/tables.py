@@ -3,8 +3,7 @@
 import base64
 import datetime
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 from moebatch.errors import MoebatchError, StorageError
 from moebatch.quoting import reason, shown
 from moebatch.rows.lines import CHANGED, Stamp, stamp_of
-from moebatch.rows.row import Base64, RawRow, refusal
+from moebatch.rows.row import Base64, RawRow, refusal, require_different
 from moebatch.spec.files.json_file import read_json
 
 _ROWS_AT_ONCE = 64
@@ -95,7 +94,7 @@ def _raw_rows(path: Path, batches: Iterable[Any]) -> Iterator[RawRow]:
     index = 0
     try:
         for batch in batches:
-            _require_different(path, batch.schema.names)
+            require_different(path, batch.schema.names)
             for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
                 for columns in batch.slice(start, _ROWS_AT_ONCE).to_pylist():
                     yield RawRow(index=index, line=None, content=_plain(columns))
@@ -110,13 +109,6 @@ def _raw_rows(path: Path, batches: Iterable[Any]) -> Iterator[RawRow]:
             raise StorageError(f"{path}: {message}") from error
         message = f"the data cannot be read behind row {index}: {reason(error)}"
         raise refusal(path, message) from None
-
-
-def _require_different(path: Path, names: Sequence[str]) -> None:
-    """Of columns with the same name a row would have the last one only."""
-    name, times = max(Counter(names).items(), key=lambda item: item[1], default=("", 0))
-    if times > 1:
-        raise refusal(path, f"has {times} columns named {shown(name)}; give each a name of its own")
 
 
 def _plain(value: Any) -> Any:

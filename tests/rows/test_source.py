@@ -152,7 +152,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("name", "data", "message"),
         [
-            ("a.csv", b"a,b\n", ".csv files are not supported; supported are JSON lines"),
+            ("a.xlsx", b"PK", ".xlsx files are not supported; supported are JSON lines"),
             ("a.parquet", b"{}", "is not a parquet file although its name says so"),
             ("a.jsonl", b"\xff\xfe{\0}\0", "is UTF-16 or UTF-32; save it as UTF-8"),
             ("a.jsonl", b"\xfe\xff\0{\0}", "is UTF-16 or UTF-32; save it as UTF-8"),

@@ -1,0 +1,82 @@
+"""CSV and TSV, plain or compressed, as a stream of raw rows: the first line names the columns."""
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import BinaryIO
+
+from moebatch.rows.lines import BOM, MAX_LINE_BYTES, UTF_16_OR_32
+from moebatch.rows.parse import PLAIN_PARAMETERS
+from moebatch.rows.refused import RowRefused
+from moebatch.rows.row import RawRow, refusal, require_different
+from moebatch.rows.strict_json import parse
+from moebatch.spec.request import RowError
+from moebatch.units import count_of, format_bytes
+
+SUFFIXES = frozenset({".csv", ".tsv"})
+WRONG_CELLS = "wrong_number_of_cells"
+"""Code of rows that have more or fewer cells than there are columns."""
+_SEPARATORS = ",;\t"
+_AS_JSON = PLAIN_PARAMETERS | {"messages"}
+
+
+def separated_rows(path: Path, stream: BinaryIO) -> Iterator[RawRow]:
+    """One for each row behind the first line, whose cells are text; but cells of parameters, and of
+    messages, are what they say as JSON, and nothing where they are empty. Cells are apart by what
+    the first line has of comma, semicolon and tab.
+
+    Raises InputError where quotes or bytes cannot be read: rows behind would not be told apart.
+    """
+    # Python's own limit for the whole process, 128 KiB, is shorter than prompts are.
+    csv.field_size_limit(MAX_LINE_BYTES)
+    lines = _lines(path, stream)
+    first = next(lines, "")
+    separator = next((mark for mark in _SEPARATORS if mark in first), ",")
+    reader = csv.reader(chain((first,), lines), delimiter=separator, strict=True)
+    names: Sequence[str] | None = None
+    begin, index = 1, 0
+    try:
+        for cells in reader:
+            if cells and names is None:
+                names = cells
+                require_different(path, names)
+            elif cells and names is not None:
+                yield RawRow(index=index, line=begin, content=_content(names, cells))
+                index += 1
+            begin = reader.line_num + 1
+    except csv.Error as error:
+        raise refusal(path, f"the row that begins here is no CSV: {error}", line=begin) from None
+
+
+def _content(names: Sequence[str], cells: Sequence[str]) -> Mapping[str, object] | RowError:
+    if len(cells) != len(names):
+        have, need = count_of(len(cells), "cell"), count_of(len(names), "column")
+        message = f"has {have}, the first line names {need}"
+        return RowError(status=400, code=WRONG_CELLS, message=message)
+    pairs = zip(names, cells, strict=True)
+    return {name: _as_json(cell) if name in _AS_JSON else cell for name, cell in pairs}
+
+
+def _as_json(cell: str) -> object:
+    try:
+        return parse(cell.encode()) if cell else None
+    except RowRefused:
+        return cell
+
+
+def _lines(path: Path, stream: BinaryIO) -> Iterator[str]:
+    """With the ends that they have, which may stand in a cell."""
+    number = 0
+    while data := stream.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        if len(data) > MAX_LINE_BYTES:
+            limit = format_bytes(MAX_LINE_BYTES)
+            raise refusal(path, f"is longer than {limit}, the most that is read", line=number)
+        if number == 1 and data.startswith(UTF_16_OR_32):
+            raise refusal(path, "is UTF-16 or UTF-32; save it as UTF-8", line=1)
+        try:
+            yield (data.removeprefix(BOM) if number == 1 else data).decode()
+        except UnicodeDecodeError as error:
+            message = f"is not UTF-8 (byte {error.start + 1} of the line); save it as UTF-8"
+            raise refusal(path, message, line=number) from None
