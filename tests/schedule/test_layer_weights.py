@@ -32,6 +32,12 @@ def test_the_next_layer_is_on_its_way_while_one_is_computed() -> None:
     assert [*weights.before(attend(2, 0))] == [up(3), attend(2, 0)]
 
 
+def test_behind_the_last_one_comes_the_first_of_the_next_pass() -> None:
+    weights = LayerWeights(setup(5, (1, 3)))
+    launched = [[*weights.before(attend(step, 0))] for step in range(5)]
+    assert launched[3:] == [[up(6), attend(3, 0)], [attend(4, 0)]]
+
+
 def test_a_place_is_filled_again_when_all_that_read_it_has_ended() -> None:
     weights = LayerWeights(setup(6, (0, 1, 2, 3, 4, 5)))
     launched = [
