@@ -1,9 +1,10 @@
 """What kernels compute together: which experts, and on a GPU whose attention, whose steps of a
 recurrence and whose choices."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import sqrt
 from statistics import NormalDist
+from typing import Literal
 
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.spec.machine.hardware import Dtype
@@ -28,13 +29,26 @@ _MOST_EXPERTS = 2048
 """Among which a program chooses: it holds a number of each."""
 
 
+Middle = Literal["gated", "clamped", "relu", "relu2"]
+"""What comes between the products of an expert: SwiGLU, the same of clamped inputs, or an
+activation without a gate."""
+_UNGATED: Mapping[str, Middle] = {"relu": "relu", "relu2": "relu2"}
+
+
+def middle_of(shape: ModelShape) -> Middle | None:
+    """That of experts which can be computed together; None of others, and of those whose inputs are
+    weighed."""
+    if shape.router.weighs_inputs:
+        return None
+    if shape.expert.is_gated:
+        gate: Middle = "gated" if shape.clamped_gate is None else "clamped"
+        return gate if shape.is_swiglu else None
+    return _UNGATED.get(shape.activation)
+
+
 def groups_experts(shape: ModelShape) -> bool:
-    """Whether experts of that shape can be computed together: SwiGLU, whose outputs are weighed."""
-    return (
-        shape.is_swiglu
-        and set(shape.expert.roles) == {"gate", "up", "down"}
-        and not shape.router.weighs_inputs
-    )
+    """Whether a GPU computes experts of that shape together: those with gates."""
+    return middle_of(shape) in ("gated", "clamped")
 
 
 def takes_stored(shape: ModelShape, stored: WeightFormat, compute: Dtype) -> bool:

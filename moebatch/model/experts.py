@@ -1,5 +1,5 @@
-"""Experts of a layer in one call of the compiled products, which gather their tokens, gate what
-comes in between, and weigh and place what comes out.
+"""Experts of a layer in one call of the compiled products, which gather their tokens, gate or
+activate what comes in between, and weigh and place what comes out.
 
 Shape letters: T tokens of the pass, K experts per token, D hidden, F expert width, M tokens of one
 expert.
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from moebatch.formats.coded import CodedMatrix
 from moebatch.formats.weight_format import Matrix
-from moebatch.layout.fused import groups_experts, portions
+from moebatch.layout.fused import Middle, middle_of, portions
 from moebatch.model.families.usual import bias_of, computed_bias
 from moebatch.model.gpu.loader import grouped_experts
 from moebatch.model.grouped import ExpertKernels, GroupedExpert
@@ -31,16 +31,15 @@ from moebatch.model.scratch import Frame
 from moebatch.spec.model.blocks import ClampedGate
 from moebatch.spec.model.shape import ModelShape
 
-_GATED, _GATED_CLAMPED = 1, 2
+_PUTS: Mapping[Middle, int] = {"gated": 1, "clamped": 2, "relu": 3, "relu2": 4}
 """As the C file counts what becomes of sums."""
-_ROLES = ("gate", "up", "down")
 
 
 class Taken(NamedTuple):
     """An expert as the kernel reads it."""
 
     weights: tuple[Tensor | CodedMatrix, ...]
-    """Of gate, up and down, to which `works` point."""
+    """Of gate, up and down, or of the last two, to which `works` point."""
     works: tuple[MatrixWork, ...]
     kind: tuple[object, ...]
     """What works say of them once."""
@@ -51,33 +50,39 @@ class Taken(NamedTuple):
 def expert_kernels(shape: ModelShape, products: Products) -> ExpertKernels | None:
     """Those that compute experts together on the device of the products; None where each is
     computed step by step."""
-    if products.device.type != "cpu" or not groups_experts(shape):
-        return grouped_experts(shape, products.device)
-    return grouped_experts(shape, products.device) or CompiledExperts(products, shape.clamped_gate)
+    grouped, middle = grouped_experts(shape, products.device), middle_of(shape)
+    if grouped or middle is None or products.device.type != "cpu":
+        return grouped
+    return CompiledExperts(products, shape.clamped_gate, middle=middle)
 
 
 class CompiledExperts:
-    """SwiGLU experts on a CPU. Uses the threads of products, so one thread may use it at a time."""
+    """Experts on a CPU. Uses the threads of products, so one thread may use it at a time."""
 
-    def __init__(self, products: Products, clamped: ClampedGate | None = None) -> None:
-        """`clamped` says what gates do otherwise."""
+    def __init__(
+        self, products: Products, clamped: ClampedGate | None = None, *, middle: Middle = "gated"
+    ) -> None:
+        """`middle` says what comes between products, `clamped` how inputs of gates are."""
         self._products = products
         self._clamped = clamped
+        self._puts = _PUTS[middle]
+        gated = middle in ("gated", "clamped")
+        self._roles = ("gate", "up", "down") if gated else ("up", "down")
 
     def taken(self, matrices: Mapping[str, Matrix], dtype: torch.dtype) -> Taken | None:
         """The same matrices, if the kernel computes an expert that has them over rows of `dtype`:
         one whose gate and up are stored alike."""
         if dtype not in ROW_DTYPES:
             return None
-        gate, up, down = (self._products.taken(matrices[role]) for role in _ROLES)
-        if gate is None or up is None or down is None or _kind(gate) != _kind(up):
+        found = [self._products.taken(matrices[role]) for role in self._roles]
+        weights = tuple(weight_OI for weight_OI in found if weight_OI is not None)
+        if len(weights) < len(found) or len({*map(_kind, weights[:-1])}) > 1:
             return None
-        weights = gate, up, down
         return Taken(
             weights=weights,
             works=tuple(map(matrix_work, weights)),
-            kind=(*_kind(gate), *_kind(down)),
-            biases=tuple(bias_of(matrices, role) for role in _ROLES),
+            kind=(*_kind(weights[0]), *_kind(weights[-1])),
+            biases=tuple(bias_of(matrices, role) for role in self._roles),
         )
 
     def suits(self, taken: Taken, num_rows: int) -> bool:
@@ -98,25 +103,29 @@ class CompiledExperts:
         counts = [piece.tokens.num_tokens for piece in pieces]
         width, hidden = pieces[0].matrices.weights[0].shape
         inner_MF = frame.take(sum(counts), width)
-        num_threads = num_threads_for(3 * inner_MF.numel() * hidden)
+        num_threads = num_threads_for(len(self._roles) * inner_MF.numel() * hidden)
         works, inner = (ProductWork * (2 * len(pieces)))(), inner_MF.data_ptr()
         like: dict[tuple[object, ...], tuple[ProductWork, ProductWork]] = {}
         for number, (piece, num_rows) in enumerate(zip(pieces, counts, strict=True)):
             taken = piece.matrices
             if taken.kind not in like:
-                gate, _, down = taken.weights
-                like[taken.kind] = self._works_like(gate, down, inner_MF, routing, num_threads)
+                into, *_, down = taken.weights
+                like[taken.kind] = self._works_like(into, down, inner_MF, routing, num_threads)
             first, second = _places(number, len(pieces))
             works[first], works[second] = like[taken.kind]
-            gated, placed = works[first], works[second]
+            between, placed = works[first], works[second]
             rows, choices = piece.tokens
-            gated.x_rows = placed.out_rows = rows.data_ptr()
+            between.x_rows = placed.out_rows = rows.data_ptr()
             placed.choices = choices.data_ptr()
-            gated.out = placed.x = inner
-            gated.num_rows = placed.num_rows = num_rows
+            between.out = placed.x = inner
+            between.num_rows = placed.num_rows = num_rows
             placed.after = second - first
-            gated.matrix, gated.up, placed.matrix = taken.works
-            of_each = gated.matrix, gated.up, placed.matrix
+            between.matrix, *others = taken.works[:-1]
+            placed.matrix = taken.works[-1]
+            of_each = [between.matrix, placed.matrix]
+            if others:
+                (between.up,) = others
+                of_each.insert(1, between.up)
             for matrix, bias_O in zip(of_each, taken.biases, strict=True):
                 if bias_O is not None:
                     matrix.bias = bias_O.data_ptr()
@@ -126,7 +135,7 @@ class CompiledExperts:
 
     def _works_like(
         self,
-        gate: Tensor | CodedMatrix,
+        into: Tensor | CodedMatrix,
         down: Tensor | CodedMatrix,
         inner_MF: Tensor,
         routing: Routing,
@@ -134,15 +143,14 @@ class CompiledExperts:
     ) -> tuple[ProductWork, ProductWork]:
         """What is the same for all experts whose matrices are stored like these."""
         normed_TD, outputs_TKD = routing.normed_TD, routing.outputs_TKD
-        gated = work_between(normed_TD, gate, inner_MF, num_threads=num_threads)
-        gated.puts = _GATED
+        between = work_between(normed_TD, into, inner_MF, num_threads=num_threads)
+        between.puts = self._puts
         if self._clamped is not None:
-            gated.puts = _GATED_CLAMPED
-            gated.limit, gated.alpha = self._clamped.limit, self._clamped.alpha
+            between.limit, between.alpha = self._clamped.limit, self._clamped.alpha
         placed = work_between(inner_MF, down, outputs_TKD, num_threads=num_threads)
         placed.choice_weights = routing.weights_TK.data_ptr()
         placed.num_choices = outputs_TKD.shape[1]
-        return gated, placed
+        return between, placed
 
 
 def _pieces(frame: Frame, expert: GroupedExpert, most_rows: int) -> Iterator[GroupedExpert]:
@@ -160,8 +168,9 @@ def _pieces(frame: Frame, expert: GroupedExpert, most_rows: int) -> Iterator[Gro
 
 
 def _places(number: int, count: int) -> tuple[int, int]:
-    """Where the products of an expert come, up to the gate and behind it: before the latter those
-    of the next expert up to its gate, so that no thread waits for what another still computes."""
+    """Where the products of an expert come, up to its inner numbers and behind them: before the
+    latter those of the next expert up to its own, so that no thread waits for what another still
+    computes."""
     return max(0, 2 * number - 1), min(2 * number + 2, 2 * count - 1)
 
 

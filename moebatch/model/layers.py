@@ -61,10 +61,8 @@ def layer_norm(
 
 def activation_of(name: str) -> Activation:
     """The activation of that name; it may overwrite its argument. Raises CheckpointError."""
-    if name in ("silu", "swish"):
-        return silu_in_place
-    if name == "relu":
-        return torch.relu_
+    if name in _IN_PLACE:
+        return _IN_PLACE[name]
     from transformers.activations import ACT2FN
 
     try:
@@ -77,3 +75,16 @@ def activation_of(name: str) -> Activation:
 def silu_in_place(x: Tensor) -> Tensor:
     """``x * sigmoid(x)``."""
     return F.silu(x, inplace=True)
+
+
+def squared_relu_in_place(x: Tensor) -> Tensor:
+    """``max(x, 0)^2`` (So et al. 2021)."""
+    return x.relu_().square_()
+
+
+_IN_PLACE = {
+    "silu": silu_in_place,
+    "swish": silu_in_place,
+    "relu": torch.relu_,
+    "relu2": squared_relu_in_place,
+}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from moebatch.formats.ggml import GgmlRows
 from moebatch.formats.weight_format import Matrix, WeightFormat
-from moebatch.layout.fused import MOST_TOGETHER
+from moebatch.layout.fused import MOST_TOGETHER, Middle
 from moebatch.layout.scratch import Limits, step_elements
 from moebatch.model import elementwise as elementwises
 from moebatch.model.elementwise import Elementwise
@@ -35,6 +35,13 @@ from tests.native import HERE, SETS, kernels_of
 from tests.plan.problems import SMALL
 
 CLAMPED = ClampedGate(limit=0.7, alpha=1.7)
+MIDDLES: Mapping[Middle, tuple[str, ClampedGate | None]] = {
+    "gated": ("silu", None),
+    "clamped": ("silu", CLAMPED),
+    "relu": ("relu", None),
+    "relu2": ("relu2", None),
+}
+"""What comes between products, as `Elementwise` is told."""
 ROOM = 2**22
 Experts = Mapping[int, Mapping[str, Matrix]]
 
@@ -63,14 +70,15 @@ def routing_of(num_tokens: int, num_experts: int, hidden: int, dtype: torch.dtyp
 
 
 def step_by_step(
-    kernels: Kernels, routing: Routing, experts: Experts, clamped: ClampedGate | None
+    kernels: Kernels, routing: Routing, experts: Experts, middle: Middle = "gated"
 ) -> Tensor:
     """What experts make one after the other, by the functions of shared experts."""
     dtype, out_TKD = routing.normed_TD.dtype, torch.zeros_like(routing.outputs_TKD)
     products = Products(CPU, dtype, kernels=kernels)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(elementwises, "_kernels_on", lambda device: NativeRows(kernels))
-        elementwise = Elementwise("silu", CPU, clamped)
+        activation, clamped = MIDDLES[middle]
+        elementwise = Elementwise(activation, CPU, clamped)
     for number, tokens in routing.tokens.items():
         frame, x_MD = Frame(torch.empty(ROOM, dtype=dtype)), routing.normed_TD[tokens.rows_M]
         y_MD = mlp(frame, x_MD, len(x_MD), experts[number], products, elementwise)
@@ -82,13 +90,14 @@ def together(
     kernels: Kernels,
     routing: Routing,
     experts: Experts,
-    clamped: ClampedGate | None = None,
+    middle: Middle = "gated",
     most_rows: int = 1000,
     frame: Frame | None = None,
 ) -> Tensor:
     """What they make in one call, or in portions."""
     dtype = routing.normed_TD.dtype
-    grouped, found = CompiledExperts(Products(CPU, dtype, kernels=kernels), clamped), []
+    products, (_, clamped) = Products(CPU, dtype, kernels=kernels), MIDDLES[middle]
+    grouped, found = CompiledExperts(products, clamped, middle=middle), []
     for number, tokens in routing.tokens.items():
         taken = grouped.taken(experts[number], dtype)
         assert taken is not None, "the kernels know it"
@@ -99,21 +108,28 @@ def together(
 
 
 def plain(
-    num_experts: int, hidden: int, width: int, dtype: torch.dtype, *, has_biases: bool = False
+    num_experts: int,
+    hidden: int,
+    width: int,
+    dtype: torch.dtype,
+    *,
+    has_biases: bool = False,
+    middle: Middle = "gated",
 ) -> Experts:
     """Biases lie with gaps between, as those of gates and their neighbours do."""
     experts: dict[int, dict[str, Matrix]] = {}
     for number in range(num_experts):
         expert = experts[number] = {}
-        for place, (role, (rows, columns)) in enumerate(sizes(hidden, width).items()):
+        for place, (role, (rows, columns)) in enumerate(sizes(hidden, width, middle).items()):
             expert[role] = (noise(10 * number + place, rows, columns) * 0.2).to(dtype)
             if has_biases:
                 expert[f"{role}_bias"] = noise(10 * number + place + 5, rows, 2).to(dtype)[:, 0]
     return experts
 
 
-def sizes(hidden: int, width: int) -> Mapping[str, tuple[int, int]]:
-    return {"gate": (width, hidden), "up": (width, hidden), "down": (hidden, width)}
+def sizes(hidden: int, width: int, middle: Middle = "gated") -> Mapping[str, tuple[int, int]]:
+    gate = {"gate": (width, hidden)} if middle in ("gated", "clamped") else {}
+    return {**gate, "up": (width, hidden), "down": (hidden, width)}
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -125,7 +141,7 @@ def sizes(hidden: int, width: int) -> Mapping[str, tuple[int, int]]:
     width=st.sampled_from([1, 31, 64, 505]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     weight_dtype=st.sampled_from(DTYPES),
-    clamped=st.sampled_from([None, CLAMPED]),
+    middle=st.sampled_from([*MIDDLES]),
     most_rows=st.sampled_from([7, 50, 1000]),
     num_threads=st.integers(1, 3),
     has_biases=st.booleans(),
@@ -138,20 +154,20 @@ def test_experts_together_give_the_bits_of_each_step_by_step(
     width: int,
     dtype: torch.dtype,
     weight_dtype: torch.dtype,
-    clamped: ClampedGate | None,
+    middle: Middle,
     most_rows: int,
     num_threads: int,
     has_biases: bool,
 ) -> None:
     kernels, before = forced(name), torch.get_num_threads()
     routing = routing_of(num_tokens, num_experts, hidden, dtype)
-    experts = plain(num_experts, hidden, width, weight_dtype, has_biases=has_biases)
+    experts = plain(num_experts, hidden, width, weight_dtype, has_biases=has_biases, middle=middle)
     try:
         torch.set_num_threads(num_threads)
-        found = together(kernels, routing, experts, clamped, most_rows)
+        found = together(kernels, routing, experts, middle, most_rows)
     finally:
         torch.set_num_threads(before)
-    assert torch.equal(found, step_by_step(kernels, routing, experts, clamped))
+    assert torch.equal(found, step_by_step(kernels, routing, experts, middle))
 
 
 def test_a_call_has_room_for_the_biases_of_as_many_experts_as_go_together() -> None:
@@ -172,22 +188,23 @@ def test_a_call_has_room_for_the_biases_of_as_many_experts_as_go_together() -> N
     frame = Frame(torch.empty(step_elements(shape, limits)))
     kernels = forced(HERE[0])
     found = together(kernels, routing, experts, most_rows=most_rows, frame=frame)
-    assert torch.equal(found[:, 0], step_by_step(kernels, routing, experts, None)[:, 0])
+    assert torch.equal(found[:, 0], step_by_step(kernels, routing, experts)[:, 0])
 
 
 @pytest.mark.parametrize("stored", [*CODED, *GGML], ids=lambda stored: stored.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("middle", ["gated", "relu2"])
 def test_experts_in_every_format_of_codes_give_the_bits_of_each(
-    stored: WeightFormat, dtype: torch.dtype
+    stored: WeightFormat, dtype: torch.dtype, middle: Middle
 ) -> None:
     kernels, I = forced(HERE[0]), 256 if isinstance(stored, GgmlRows) else 96
     experts = {
-        number: {role: stored_matrix(stored, size) for role, size in sizes(I, I).items()}
+        number: {role: stored_matrix(stored, size) for role, size in sizes(I, I, middle).items()}
         for number in range(3)
     }
     routing = routing_of(40, 3, I, dtype)
-    found = together(kernels, routing, experts)
-    assert torch.equal(found, step_by_step(kernels, routing, experts, None))
+    found = together(kernels, routing, experts, middle)
+    assert torch.equal(found, step_by_step(kernels, routing, experts, middle))
 
 
 @pytest.mark.parametrize(

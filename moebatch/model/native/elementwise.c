@@ -50,6 +50,9 @@ INLINE Lot scaled(Lot x, float factor) { return (Lot){x.first * factor, x.second
 
 INLINE Floats silu(Floats x) { return x / (1.0f + exp_of(-x)); }
 
+/* What is no number stays so. */
+INLINE Floats relu(Floats x) { return (Floats)((Words)x & ~(Words)(x < (Floats){0})); }
+
 /* silu(gate) * up */
 INLINE Lot gated(Lot gate, Lot up, int dtype) {
     return product(rounded_lot((Lot){silu(gate.first), silu(gate.second)}, dtype), up);

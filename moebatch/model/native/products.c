@@ -16,7 +16,7 @@
    Several products are one work: a thread that finds nothing left to do of one goes on with the
    next, and waits only for the one that the next is made of. So experts of few rows keep all
    threads busy, which are started and awaited once. Rows may lie anywhere, are gated with those of
-   a second matrix, or are weighed and put in their places: what comes before an expert's products
+   a second matrix or activated, or are weighed and put in their places: what comes before an expert's products
    and after them needs no way through memory of its own. */
 
 #include <sched.h>
@@ -78,7 +78,7 @@ struct matrix {
 };
 
 /* What becomes of sums. */
-enum { PUT, PUT_GATED, PUT_GATED_CLAMPED };
+enum { PUT, PUT_GATED, PUT_GATED_CLAMPED, PUT_RELU, PUT_SQUARED_RELU };
 
 /* The same as ProductWork in products.py. */
 struct product_work {
@@ -476,6 +476,10 @@ INLINE Lot finished(const struct product_work *w, const float *sums, int64_t bes
     if (w->puts == PUT)
         return lot;
     Lot gate = rounded_lot(lot, w->dtype);
+    if (w->puts == PUT_RELU || w->puts == PUT_SQUARED_RELU) {
+        gate = (Lot){relu(gate.first), relu(gate.second)};
+        return w->puts == PUT_RELU ? gate : product(gate, gate);
+    }
     Lot up = rounded_lot(made(w, &w->up, sums + beside, output, num), w->dtype);
     if (w->puts == PUT_GATED)
         return gated(gate, up, w->dtype);
@@ -546,7 +550,9 @@ INLINE int is_in_place(const struct product_work *w, int weight_dtype, int is_pa
     return weight_dtype != CODED && w->num_rows <= FEW_ROWS;
 }
 
-INLINE int64_t num_matrices(const struct product_work *w) { return w->puts == PUT ? 1 : 2; }
+INLINE int64_t num_matrices(const struct product_work *w) {
+    return w->puts == PUT_GATED || w->puts == PUT_GATED_CLAMPED ? 2 : 1;
+}
 
 /* Some outputs of a matrix with rows that have been packed. */
 INLINE void multiply_matrix(const struct product_work *w, const struct matrix *matrix, Patch patch,

@@ -28,6 +28,11 @@ class Mlp:
     bias: bool = False
     """Every matrix has one."""
 
+    @property
+    def is_gated(self) -> bool:
+        """Whether what goes up is multiplied with what a gate lets through."""
+        return "gate" in self.roles
+
     def matrices(self, hidden_size: int) -> Sizes:
         """Sizes of the matrices by role."""
         D, F = hidden_size, self.width
