@@ -236,6 +236,27 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
         "mamba_n_groups": 2,
         "mamba_d_state": 12,
     },
+    "nemotron_h": {
+        "layers_block_type": [
+            *("linear_attention", "moe"),
+            "linear_attention",
+            *("full_attention", "moe"),
+        ],
+        "head_dim": 10,
+        "mamba_num_heads": 6,
+        "mamba_head_dim": 5,
+        "n_groups": 2,
+        "ssm_state_size": 12,
+        # transformers stretches steps of prompts to it, but not those of answers.
+        "time_step_min": 1e-30,
+        "n_routed_experts": 8,
+        "n_group": 4,
+        "topk_group": 2,
+        "moe_intermediate_size": 28,
+        "moe_shared_expert_intermediate_size": 44,
+        "intermediate_size": 36,
+        "routed_scaling_factor": 1.4,
+    },
     "granitemoe": _GRANITE,
     "granitemoeshared": _GRANITE | {"shared_intermediate_size": 20},
     "switch_transformers": {
@@ -285,6 +306,7 @@ _VISION = {
 _STRONG = (
     *(".gate.weight", ".wg.weight", ".router.weight", ".router.proj.weight"),
     *("router.layer.weight", "lm_head.weight", "embed_tokens.weight", "wte.weight"),
+    ".embeddings.weight",
 )
 """Ends of the names of weights whose products are to lie far apart."""
 _CHAT_TEMPLATE = (

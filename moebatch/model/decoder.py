@@ -290,14 +290,17 @@ class Decoder:
         return self._family.expert(frame, x_ND, num_rows, matrices, products, elementwise)
 
     def add_dense(self, layer: int, x_TD: Tensor, rows: slice | None = None) -> None:
-        """Adds the MLP of a layer without experts to rows, in place; to all if None."""
+        """Adds the MLP of a layer without experts, if it has one, to rows, in place; to all if
+        None."""
         weights = self._weights.layers[layer]
-        mlp = _mlp_weights(weights, "mlp", self.shape.dense)
         for chunk in self._chunks(slice(0, len(x_TD)) if rows is None else rows):
             frame, x = self.scratch.frame(), x_TD[chunk]
-            normed = self._normed(frame, x, weights, "mlp_norm")
-            made = self._mlp(frame, normed, len(x), mlp)
-            self._add(frame, x, weights, "mlp_out_norm", made)
+            if self.shape.has_mlp(layer):
+                normed = self._normed(frame, x, weights, "mlp_norm")
+                made = self._mlp(
+                    frame, normed, len(x), _mlp_weights(weights, "mlp", self.shape.dense)
+                )
+                self._add(frame, x, weights, "mlp_out_norm", made)
             self._end(x, weights)
 
     def _add(

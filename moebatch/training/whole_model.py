@@ -34,7 +34,7 @@ ExpertsWay = Literal["eager", "grouped_mm"]
 """How transformers computes experts. One by one (eager) is the only way in which choices that are
 left out are passed over; all in one product (grouped_mm) is about three times as fast with
 gradients (16 experts, 4 of which are chosen, 1,024 tokens, float32)."""
-_BLOCKS = ("block_sparse_moe", "mlp", "ffn", "feed_forward")
+_BLOCKS = ("block_sparse_moe", "mlp", "ffn", "feed_forward", "mixer")
 """What families call gate and experts of a layer; some have an MLP beside them."""
 
 
@@ -46,7 +46,10 @@ class WholeModel:
         self._module = module.eval().requires_grad_(False)
         self._num_experts = shape.num_experts
         layers = _first_of(module.base_model, "layers", "blocks")
-        self._blocks = {layer: _first_of(layers[layer], *_BLOCKS) for layer in shape.moe_layers}
+        self._blocks = {
+            layer: _first_of(layers[shape.numbers_of(layer)[1]], *_BLOCKS)
+            for layer in shape.moe_layers
+        }
 
     @property
     def routers(self) -> Mapping[int, Any]:

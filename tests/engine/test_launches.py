@@ -192,6 +192,7 @@ def decoded(
         ("qwen3_next", False),
         ("lfm2_moe", False),
         ("granitemoehybrid", False),
+        ("nemotron_h", False),
         ("qwen2_moe", True),
         pytest.param("deepseek_v3", True, marks=pytest.mark.exhaustive),
         pytest.param("qwen3_next", True, marks=pytest.mark.exhaustive),

@@ -39,13 +39,23 @@ MODELS = (
     MODEL,
     recurrent_model("lfm2_moe", "conv"),
     recurrent_model("granitemoehybrid", "linear_attention"),
+    {
+        "family": "nemotron_h",
+        "layers_block_type": [
+            *("linear_attention", "moe", "full_attention", "moe"),
+            *("linear_attention", "linear_attention", "mlp"),
+        ],
+    },
 )
 STATES = {
     "qwen3_next": 4 * 8 * 12 + 3 * (2 * 2 * 8 + 4 * 12),
     "lfm2_moe": 2 * 32,
     "granitemoehybrid": 4 * 12 * 16 + 3 * (2 * 2 * 12 + 4 * 16),
+    "nemotron_h": 6 * 12 * 5 + 3 * (2 * 2 * 12 + 6 * 5),
 }
 """Numbers of a sequence in a layer."""
+HEAD_DIMS = {"qwen3_next": 16, "nemotron_h": 10}
+"""Of layers that attend, where it is not 8."""
 ROWS = requests((1, 17, 40, 3, 96, 33, 2))
 SLICE = 8
 WHERE = {
@@ -180,7 +190,7 @@ def test_the_cache_takes_what_was_priced_and_what_the_configuration_says(
     assert groups[1].num_pages(chosen) == chosen.batch_size
     if title == "streamed":
         family = files.config["model_type"]
-        token, state = 2 * 2 * (16 if family == "qwen3_next" else 8) * 4, STATES[family] * 4
+        token, state = 2 * 2 * HEAD_DIMS.get(family, 8) * 4, STATES[family] * 4
         expected = chosen.num_kv_pages * 16 * token + len(RECURRENT) * chosen.batch_size * state
         assert in_cache["dram"] == expected
 

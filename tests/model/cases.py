@@ -243,6 +243,26 @@ CASES: dict[str, Case] = {
         {"position_embedding_type": "rope", "mamba_d_conv": 2, "mamba_n_heads": 8},
     ),
     "granite-hybrid-attends": ("granitemoehybrid", {"layer_types": ["attention"] * 3}),
+    "nemotron": ("nemotron_h", {}),
+    "nemotron-fused": ("nemotron_h", {"fused": True, "n_group": 1, "topk_group": 1}),
+    "nemotron-mlps": (
+        "nemotron_h",
+        {
+            "layers_block_type": [
+                *("full_attention", "mlp", "full_attention", "linear_attention", "moe"),
+                *("linear_attention", "mlp", "linear_attention"),
+            ],
+            "mlp_bias": True,
+            "use_bias": True,
+            "use_conv_bias": False,
+        },
+    ),
+    "nemotron-attends": (
+        "nemotron_h",
+        {"layers_block_type": ["full_attention", "moe"] * 2, "norm_topk_prob": False},
+    ),
+    "nemotron-one-group": ("nemotron_h", {"n_groups": 1, "conv_kernel": 2, "mamba_head_dim": 7}),
+    "nemotron-silu": ("nemotron_h", {"mlp_hidden_act": "silu", "n_groups": 6}),
     "qwen35": ("qwen3_5_moe_text", {}),
     "qwen35-fused": ("qwen3_5_moe_text", {"fused": True}),
     "qwen35-heads-tripled": ("qwen3_5_moe_text", {"linear_num_value_heads": 6}),

@@ -51,6 +51,7 @@ BILLIONS = {
     "lfm2-8b-a1b": 8.34,
     "granite-4.0-h-tiny": 6.94,
     "granite-4.0-h-small": 32.2,
+    "nemotron-3-nano-30b-a3b": 31.6,
     "mellum2-12b-a2.5b": 12.1,
     "mistral-small-4-119b": 119,
     "gemma-4-26b-a4b": 25.2,

@@ -31,7 +31,7 @@ class DenseParams:
         return tuple(
             shape.resident_layer_params(layer)
             - shape.mixer_params(layer)
-            - 2 * shape.hidden_size
+            - (1 + shape.has_mlp(layer)) * shape.hidden_size
             - self.shared[layer]
             for layer in range(shape.num_layers)
         )

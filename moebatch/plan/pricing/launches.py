@@ -106,8 +106,8 @@ _SORTING = 4
 """Tokens by expert."""
 _READING_BACK = 1
 """How many tokens each expert has."""
-_PRODUCTS = 3
-"""Of an MLP."""
+_ACTIVATIONS = {"relu2": 2}
+"""Those that torch takes more than one for."""
 _GATHERING = 1
 """Of an expert's tokens."""
 _TABLE = 1
@@ -170,14 +170,17 @@ class Launches:
 
     @cached_property
     def of_gates(self) -> tuple[int, ...]:
-        """By layer: norm and router, or norm and MLP where there are no experts."""
+        """By layer: norm and router, or norm and MLP where there are no experts; none where there
+        is no MLP."""
         shape = self.shape
         own_norm = self._norm * shape.router.has_own_norm
         chosen = _LOGITS + shape.router.has_exact_logits + self._choice
         gate = self._norm + own_norm + chosen + self._grouping + _READING_BACK
         dense = self._norm + self._mlp + 1 + self._scaling
-        layers = range(shape.num_layers)
-        return tuple(gate if layer in shape.moe_layers else dense for layer in layers)
+        return tuple(
+            gate if shape.is_moe(layer) else dense * shape.has_mlp(layer)
+            for layer in range(shape.num_layers)
+        )
 
     def of_experts(self, rows: Sequence[float]) -> float:
         """Experts over so many tokens each, in one task: those of few rows together, the others
@@ -235,7 +238,11 @@ class Launches:
 
     @property
     def _mlp(self) -> int:
-        return _PRODUCTS + (self._rows if self.shape.is_swiglu else _BY_TORCH).gate
+        """Products of an MLP, and what comes between them."""
+        shape, products = self.shape, len(self.shape.expert.roles)
+        if shape.is_swiglu and shape.expert.is_gated:
+            return products + self._rows.gate
+        return products + _ACTIVATIONS.get(shape.activation, 1) + shape.expert.is_gated
 
     @cached_property
     def _groups(self) -> bool:

@@ -88,17 +88,12 @@ class Price:
         return self.prices.decode_attention_s(load, self.prices.cpu)
 
     def gate_s(self, load: PassLoad, layer: int) -> float:
-        """Norm and router of a layer with experts; norm and MLP of another one, and what several
-        GPUs add up of either. As a part of `post` with what adds up there."""
+        """Norm and router of a layer with experts; norm and MLP of another one that has any, and
+        what several GPUs add up of either. As a part of `post` with what adds up there."""
         load, params = in_layer(self._shape, load, layer), self.prices.dense.gates[layer]
-        gemm_s = self._gemm_s(load, params) + self._moving_s(
-            norm_states(self._shape) / 2 * load.tokens
-        )
-        return (
-            gemm_s
-            + self.shared_s(load)
-            + self._task_s(self._launches.of_gates[layer] + self._adding)
-        )
+        beside_s = self._beside_mlp_s(load) if self._shape.has_mlp(layer) else 0.0
+        task_s = self._task_s(self._launches.of_gates[layer] + self._adding)
+        return self._gemm_s(load, params) + beside_s + task_s
 
     def shared_expert_s(self, load: PassLoad, layer: int) -> float:
         """What all tokens share of a layer's experts, which is computed where outputs are added up;
@@ -114,10 +109,15 @@ class Price:
                 continue
             count = sum(of_layers[stack.start : stack.stop])
             number, part = len(stack), in_layer(self._shape, load, stack.start)
-            moving_s = self._moving_s(norm_states(self._shape) / 2 * part.tokens * number)
-            other_s = self.shared_s(part) + self._task_s(count / number + self._adding)
-            seconds += self._gemm_s(part, params) + moving_s + number * other_s
+            beside_s = sum(map(self._shape.has_mlp, stack)) * self._beside_mlp_s(part)
+            tasks_s = number * self._task_s(count / number + self._adding)
+            seconds += self._gemm_s(part, params) + beside_s + tasks_s
         return seconds
+
+    def _beside_mlp_s(self, load: PassLoad) -> float:
+        """Norm and residual of experts or an MLP, and what several GPUs add up."""
+        moved = norm_states(self._shape) / 2 * load.tokens
+        return self._moving_s(moved) + self.shared_s(load)
 
     def combine_s(self) -> float:
         """What experts have made of a layer is added up, in a task of its own; no time where every

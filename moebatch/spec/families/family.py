@@ -6,6 +6,7 @@ these defaults are part of the format.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from types import MappingProxyType
 from typing import Any
 
@@ -15,12 +16,15 @@ from moebatch.quoting import shown
 from moebatch.spec.model.blocks import ExpertGroups, Router
 from moebatch.spec.model.config_keys import ConfigFault, ConfigKeys, FaultyConfig
 from moebatch.spec.model.grouped_attention import GroupedAttention
+from moebatch.spec.model.recurrence import MOST_SEEN, StateSpace
 from moebatch.spec.model.shape import Layers, ModelShape
 from moebatch.spec.model.tensor_names import TensorNames
 
 Windows = tuple[int | None, ...]
 _TEXT = "text_config."
 _SILU = ("silu", "swish")
+_UNLIMITED = (None, [0.0, inf], [0.0, {"__float__": "Infinity"}])
+"""The last is how transformers writes it."""
 _READABLE = (
     "FP8, MXFP4, NVFP4, GPTQ, AWQ, compressed-tensors' integers of 4 or 8 bits or bitsandbytes' NF4"
 )
@@ -259,11 +263,31 @@ def by_mlp_types(keys: ConfigKeys, num_layers: int, num_dense: int) -> tuple[int
     return tuple(layer for layer, kind in enumerate(types) if kind == sparse)
 
 
-def require_silu(keys: ConfigKeys) -> None:
-    """transformers activates convolutions of layers that recur as experts are; here SiLU follows
-    all of them."""
-    if keys.value("hidden_act") not in _SILU:
-        keys.fault("hidden_act", " or ".join(_SILU), keys.value("hidden_act"))
+def require_silu(keys: ConfigKeys, key: str = "hidden_act") -> None:
+    """`key` says what transformers activates convolutions of layers that recur with: experts are so
+    in most families. Here SiLU follows all of them."""
+    if keys.value(key) not in _SILU:
+        keys.fault(key, " or ".join(_SILU), keys.value(key))
+
+
+def state_space(keys: ConfigKeys, heads: int, head_dim: int) -> StateSpace:
+    """Mamba-2 with so many heads of values, whose steps may be of any length."""
+    limit, groups = keys.value("time_step_limit"), keys.count("mamba_n_groups")
+    if limit not in _UNLIMITED:
+        keys.fault("time_step_limit", "[0.0, Infinity]", limit)
+    if heads % groups:
+        heads_text = keys.worded("mamba_n_heads", heads)
+        groups_text = keys.worded("mamba_n_groups", groups)
+        keys.wrong("mamba_n_heads", f"{heads_text} must be a multiple of {groups_text}")
+    return StateSpace(
+        num_key_heads=groups,
+        num_value_heads=heads,
+        key_head_dim=keys.count("mamba_d_state"),
+        value_head_dim=head_dim,
+        conv_width=keys.count("mamba_d_conv", least=2, most=MOST_SEEN),
+        conv_bias=keys.flag("mamba_conv_bias"),
+        bias=keys.flag("mamba_proj_bias"),
+    )
 
 
 def recurrent_layers(
@@ -272,9 +296,14 @@ def recurrent_layers(
     """Layers that ``layer_types`` names in one of the ways of those that recur; `usual` where it
     says nothing. All others must attend, and one has to."""
     types = layer_types(keys, usual, known=(*attend, *recur))
-    if not set(types) & set(attend):
-        keys.wrong("layer_types", "no layer has full attention; models without it are not run")
+    require_attention(keys, bool(set(types) & set(attend)))
     return tuple(layer for layer, kind in enumerate(types) if kind in recur)
+
+
+def require_attention(keys: ConfigKeys, is_there: bool) -> None:
+    """Notes a fault where no layer attends."""
+    if not is_there:
+        keys.wrong("layer_types", "no layer has full attention; models without it are not run")
 
 
 def layer_types(

@@ -2,21 +2,27 @@
 whose layers are Mamba-2."""
 
 from dataclasses import replace
-from math import inf
 
 from moebatch.spec.families.family import (
     FamilySpec,
     grouped_attention,
     recurrent_layers,
     require_silu,
+    state_space,
     usual_defaults,
 )
 from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.grouped_attention import GroupedAttention
-from moebatch.spec.model.recurrence import MOST_SEEN, StateSpace
+from moebatch.spec.model.recurrence import StateSpace
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import LAYER, TensorNames, stacked_experts, usual_roles
+from moebatch.spec.model.tensor_names import (
+    LAYER,
+    OF_MAMBA,
+    TensorNames,
+    stacked_experts,
+    usual_roles,
+)
 
 _BLOCK = "block_sparse_moe."
 
@@ -52,15 +58,8 @@ def _hybrid(keys: ConfigKeys, num_layers: int) -> Layers:
 
 def _state_space(keys: ConfigKeys) -> StateSpace:
     require_silu(keys)
-    if keys.value("time_step_limit") not in _UNLIMITED:
-        keys.fault("time_step_limit", "[0.0, Infinity]", keys.value("time_step_limit"))
-    heads, groups = keys.count("mamba_n_heads"), keys.count("mamba_n_groups")
+    heads = keys.count("mamba_n_heads")
     width = keys.count("mamba_expand") * keys.count("hidden_size")
-    if heads % groups:
-        keys.wrong(
-            "mamba_n_heads",
-            f"mamba_n_heads ({heads}) must be a multiple of mamba_n_groups ({groups})",
-        )
     head_dim = width // heads
     if keys.value("mamba_d_head") != "auto":
         head_dim = keys.count("mamba_d_head")
@@ -70,32 +69,10 @@ def _state_space(keys: ConfigKeys) -> StateSpace:
             f"mamba_n_heads ({heads}) x mamba_d_head ({head_dim}) must be mamba_expand x "
             f"hidden_size ({width})",
         )
-    return StateSpace(
-        num_key_heads=groups,
-        num_value_heads=heads,
-        key_head_dim=keys.count("mamba_d_state"),
-        value_head_dim=head_dim,
-        conv_width=keys.count("mamba_d_conv", least=2, most=MOST_SEEN),
-        conv_bias=keys.flag("mamba_conv_bias"),
-        bias=keys.flag("mamba_proj_bias"),
-    )
+    return state_space(keys, heads, head_dim)
 
 
 _RECUR, _ATTEND = ("mamba", "linear_attention"), ("attention", "full_attention")
-_UNLIMITED = (None, [0.0, inf], [0.0, {"__float__": "Infinity"}])
-"""The last is how transformers writes it."""
-_OF_MAMBA = {
-    "recurrent_in": "in_proj.weight",
-    "recurrent_in_bias": "in_proj.bias",
-    "recurrent_conv": "conv1d.weight",
-    "recurrent_conv_bias": "conv1d.bias",
-    "recurrent_decay": "A_log",
-    "recurrent_step": "dt_bias",
-    "recurrent_skip": "D",
-    "recurrent_norm": "norm.weight",
-    "recurrent_out": "out_proj.weight",
-    "recurrent_out_bias": "out_proj.bias",
-}
 _NAMES = TensorNames(
     roles=usual_roles()
     | {
@@ -103,7 +80,7 @@ _NAMES = TensorNames(
         "shared_gate_up": (LAYER + "shared_mlp.input_linear.weight",),
         "shared_down": (LAYER + "shared_mlp.output_linear.weight",),
     }
-    | {role: (f"{LAYER}mamba.{name}",) for role, name in _OF_MAMBA.items()},
+    | {role: (f"{LAYER}mamba.{name}",) for role, name in OF_MAMBA.items()},
     joined={"shared_gate_up": ("shared_gate", "shared_up")},
     experts=(
         stacked_experts(_BLOCK, gate_up="input_linear.weight", down="output_linear.weight"),

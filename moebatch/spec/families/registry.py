@@ -26,6 +26,7 @@ from moebatch.spec.families.llama import LLAMA4, LLAMA4_TEXT
 from moebatch.spec.families.minimax import MINIMAX_M2
 from moebatch.spec.families.mistral import MISTRAL3, MISTRAL4
 from moebatch.spec.families.mixtral import MIXTRAL
+from moebatch.spec.families.nemotron import NEMOTRON_H
 from moebatch.spec.families.olmoe import OLMOE
 from moebatch.spec.families.phimoe import PHIMOE, RELEASED_PHIMOE
 from moebatch.spec.families.qwen import MELLUM, QWEN2_MOE, QWEN3_MOE, QWEN3_VL_MOE
@@ -41,6 +42,7 @@ _OTHERS = (
     AFMOE,
     MELLUM,
     LFM2_MOE,
+    NEMOTRON_H,
     GLM4_MOE,
     MINIMAX_M2,
     DBRX,

@@ -134,11 +134,11 @@ class ConfigKeys:
         head_dim = given_head_dim or hidden // heads
         if len(self.faults) > num_faults:
             return 1, 1, 2
-        heads_text = self._shown("num_attention_heads", heads)
-        head_text = self._shown("head_dim", head_dim)
-        hidden_text = self._shown("hidden_size", hidden)
+        heads_text = self.worded("num_attention_heads", heads)
+        head_text = self.worded("head_dim", head_dim)
+        hidden_text = self.worded("hidden_size", hidden)
         if heads % kv_heads:
-            kv_text = self._shown("num_key_value_heads", kv_heads)
+            kv_text = self.worded("num_key_value_heads", kv_heads)
             self.wrong("num_attention_heads", f"{heads_text} must be a multiple of {kv_text}")
         if hidden % heads and given_head_dim is None:
             rule = f"must be a multiple of {heads_text} where head_dim is not given"
@@ -198,15 +198,15 @@ class ConfigKeys:
     def require_countable(self, num_layers: int, num_experts: int) -> None:
         """Refuses more experts than could be looked at one by one."""
         if num_layers * num_experts > MAX_EXPERTS:
-            experts = f"{self._shown('num_experts', num_experts)} in {num_layers} layers"
+            experts = f"{self.worded('num_experts', num_experts)} in {num_layers} layers"
             self.wrong("num_experts", f"{experts} are more than {MAX_EXPERTS} in all")
 
     def experts_per_token(self) -> int:
         """Experts that each token chooses, at most all of them."""
         chosen, experts = self.count("num_experts_per_tok"), self.num_experts()
         if chosen > experts and not self._is_faulty("num_experts", "num_local_experts"):
-            chosen_text = self._shown("num_experts_per_tok", chosen)
-            experts_text = self._shown("num_experts", experts)
+            chosen_text = self.worded("num_experts_per_tok", chosen)
+            experts_text = self.worded("num_experts", experts)
             self.wrong("num_experts_per_tok", f"{chosen_text} is more than {experts_text}")
         return chosen
 
@@ -253,14 +253,15 @@ class ConfigKeys:
     def _spelled(self, key: str) -> str:
         return self._spelling.get(key, key)
 
-    def _shown(self, key: str, value: int) -> str:
-        return f"{self._spelled(key)} ({value})"
-
     def _checked_count(self, key: str, value: Any, most: int = MAX_COUNT, least: int = 1) -> int:
         if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
             return value
         self.fault(key, f"a whole number from {least} to {most}", value)
         return least
+
+    def worded(self, key: str, value: int) -> str:
+        """A figure as messages name it."""
+        return f"{self._spelled(key)} ({value})"
 
     def fault(self, key: str, expected: str, found: object) -> None:
         """Notes that a figure is not what it should be."""

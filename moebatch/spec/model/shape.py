@@ -20,6 +20,9 @@ from moebatch.spec.model.grouped_attention import RelativeAttention
 from moebatch.spec.model.recurrence import Recurrence
 from moebatch.spec.workload import Workload
 
+_NORMS_OF_MIXERS = ("input_norm", "attention_out_norm")
+"""Of the norms of a layer those before its experts or MLP."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Encoder:
@@ -58,6 +61,12 @@ class Layers:
     """A sigmoid gate weighs the shared expert, where there is one."""
     dense: Mlp | None = None
     """The MLP of layers without experts; None where the family has no such layers."""
+    bare_layers: tuple[int, ...] = ()
+    """Layers that end behind attention or recurrence: they have neither experts nor an MLP."""
+    file_numbers: tuple[tuple[int, int], ...] = ()
+    """Of each layer the number in names of tensors of what mixes tokens, and that of its experts or
+    MLP, where files number them one by one; a layer without the latter has one number twice. Empty
+    where layers are numbered as here."""
     clamped_gate: ClampedGate | None = None
     """What all of them do between their matrices; None is the usual ``activation(gate) * up``."""
     norms: tuple[str, ...] = ("input_norm", "mlp_norm")
@@ -136,6 +145,10 @@ class ModelShape(Layers):
         """Whether a layer has experts."""
         return layer in self._with_experts
 
+    def has_mlp(self, layer: int) -> bool:
+        """Whether a layer has experts or an MLP."""
+        return layer not in self._bare
+
     def is_recurrent(self, layer: int) -> bool:
         """Whether a layer has a recurrence in the place of attention."""
         return layer in self._recurrent
@@ -168,17 +181,27 @@ class ModelShape(Layers):
         return self.num_layers - self.num_encoding_layers
 
     def place_of(self, layer: int) -> Mapping[str, object]:
-        """What names of tensors may say of a layer: its number, and where there is an encoder its
-        stack, in which it is counted, and the number of the part that holds its MLP."""
+        """What names of tensors may say of a layer: its number and that of its MLP, as
+        `numbers_of` has them, and where there is an encoder its stack, in which it is counted, and
+        the number of the part that holds its MLP."""
         if self.encoder is None:
-            return {"layer": layer}
+            number, of_mlp = self.numbers_of(layer)
+            return {"layer": number, "mlp": of_mlp}
         if self.encodes(layer):
             return {"stack": "encoder", "layer": layer, "mlp": 1}
         return {"stack": "decoder", "layer": layer - self.encoder.num_layers, "mlp": 2}
 
+    def numbers_of(self, layer: int) -> tuple[int, int]:
+        """Those of a layer and of its MLP in a model that numbers them as `file_numbers` says."""
+        return self.file_numbers[layer] if self.file_numbers else (layer, layer)
+
     @cached_property
     def _with_experts(self) -> frozenset[int]:
         return frozenset(self.moe_layers)
+
+    @cached_property
+    def _bare(self) -> frozenset[int]:
+        return frozenset(self.bare_layers)
 
     @cached_property
     def _recurrent(self) -> frozenset[int]:
@@ -241,9 +264,13 @@ class ModelShape(Layers):
 
     def layer_tensors(self, layer: int) -> Sizes:
         """Sizes of everything in a layer but its experts, by role."""
-        mlp = self._moe_tensors if self.is_moe(layer) else self._dense_tensors
+        norms, mlp = self.norms, self._dense_tensors
+        if self.is_moe(layer):
+            mlp = self._moe_tensors
+        elif not self.has_mlp(layer):
+            norms, mlp = tuple(role for role in norms if role in _NORMS_OF_MIXERS), {}
         scale: Sizes = {"layer_scale": (1,)} if self.scales_layers else {}
-        return self._norm_tensors(*self.norms) | self.mixer_tensors(layer) | mlp | scale
+        return self._norm_tensors(*norms) | self.mixer_tensors(layer) | mlp | scale
 
     def streamed_tensors(self, layer: int) -> Sizes:
         """Those that may come up from the level below for each pass: matrices, but for those of

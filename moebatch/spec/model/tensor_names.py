@@ -194,6 +194,19 @@ def stacked_experts(
     return ExpertLayout(weights=weights, is_stacked=True)
 
 
+OF_MAMBA = {
+    "recurrent_in": "in_proj.weight",
+    "recurrent_in_bias": "in_proj.bias",
+    "recurrent_conv": "conv1d.weight",
+    "recurrent_conv_bias": "conv1d.bias",
+    "recurrent_decay": "A_log",
+    "recurrent_step": "dt_bias",
+    "recurrent_skip": "D",
+    "recurrent_norm": "norm.weight",
+    "recurrent_out": "out_proj.weight",
+    "recurrent_out_bias": "out_proj.bias",
+}
+"""Names of the weights of Mamba-2, behind that of the part of a layer that it is."""
 STACKED_EXPERTS = stacked_experts("mlp.experts.")
 
 USUAL_EXPERTS = (
