@@ -7,7 +7,8 @@ import torch
 from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.layout.buffers import LIBRARY_BYTES
 from moebatch.layout.footprint import FLOAT_BYTES, Footprint
-from moebatch.spec.model.recurrence import CHUNK_TOKENS, MatrixRecurrence
+from moebatch.spec.families.registry import FAMILIES
+from moebatch.spec.model.recurrence import CHUNK_TOKENS, MatrixRecurrence, StateSpace
 from moebatch.spec.model.shape import ModelShape
 from moebatch.training.reading import BATCH_TOKENS
 
@@ -17,8 +18,6 @@ _MODULE_BYTES = 96 * 2**20
 """What transformers' models bring into the process."""
 _STATES = 4
 """A gate, its gradient, and two of the optimiser."""
-_SCAN_TOKENS = 256
-"""A chunk of Mamba-2 as transformers has it; sequences are filled up to whole ones."""
 
 
 def whole_footprint(
@@ -39,7 +38,9 @@ def whole_footprint(
     shape, entries = files.shape, [entry for _, entry in files.checkpoint.tensors.values()]
     num_tokens, logits = max(BATCH_TOKENS, longest), _LOGITS * shape.vocab_size * FLOAT_BYTES
     activations = num_tokens * (_activations(shape) * dtype.itemsize + logits)
-    activations += _padded(shape, num_tokens, longest) * _matrices(shape) * FLOAT_BYTES
+    chunk = _chunk_tokens(files)
+    padded = max(1, num_tokens // longest) * ceil(longest / chunk) * chunk
+    activations += padded * _matrices(shape, chunk) * FLOAT_BYTES
     passing = {
         "files while they are loaded": sum(entry.num_bytes for entry in entries),
         "activations and their gradients": activations,
@@ -68,7 +69,7 @@ def _activations(shape: ModelShape) -> int:
     return of_all + of_mixers
 
 
-def _matrices(shape: ModelShape) -> int:
+def _matrices(shape: ModelShape, chunk_tokens: int) -> int:
     """The same of what changes matrices of recurrent layers, in float32: counted by what autograd
     keeps of transformers' modules, of 5 sizes of Mamba-2 and 4 of Gated DeltaNet."""
     recurrence = shape.recurrence
@@ -76,15 +77,16 @@ def _matrices(shape: ModelShape) -> int:
         return 0
     keys, values = recurrence.key_head_dim, recurrence.value_head_dim
     if recurrence.corrects:
-        of_head = 3 * CHUNK_TOKENS + 12 * keys + 9 * values
+        of_head = 3 * chunk_tokens + 12 * keys + 9 * values
     else:
-        of_head = 3 * _SCAN_TOKENS + 6 * keys + 8 * values
+        of_head = 3 * chunk_tokens + 6 * keys + 8 * values
     return len(shape.recurrent_layers) * recurrence.num_value_heads * of_head
 
 
-def _padded(shape: ModelShape, num_tokens: int, longest: int) -> int:
-    """Tokens of a batch of the longest sequences, filled up to whole chunks."""
-    recurrence = shape.recurrence
-    corrects = isinstance(recurrence, MatrixRecurrence) and recurrence.corrects
-    chunk = CHUNK_TOKENS if corrects else _SCAN_TOKENS
-    return max(1, num_tokens // longest) * ceil(longest / chunk) * chunk
+def _chunk_tokens(files: ModelFiles) -> int:
+    """Tokens that transformers takes through recurrent layers together; sequences are filled up to
+    whole chunks. Of Mamba-2 files say how many."""
+    if not isinstance(files.shape.recurrence, StateSpace):
+        return CHUNK_TOKENS
+    family = FAMILIES[files.shape.architecture]
+    return family.keys(files.config, family.defaults).count("mamba_chunk_size")

@@ -12,6 +12,7 @@ from moebatch.engine.approximation import Approximation
 from moebatch.engine.build import build_engine
 from moebatch.engine.spec import EngineSpec
 from moebatch.schedule.task import Kind
+from moebatch.spec.model.shape_reader import load_shape
 from moebatch.spec.request import Request
 from tests.engine.test_engine import TokenText, policy, requests, tokens_of
 from tests.engine.test_schedules import emulated, gpu_policy, run
@@ -28,6 +29,16 @@ CASES = [
     ("qwen3_moe", 2, SOME_DENSE),
     ("gpt_oss", 1, LAYERS | {"layer_types": None}),
     ("granitemoehybrid", 1, LAYERS | {"layer_types": ["mamba", "attention", *3 * ["mamba"]]}),
+    (
+        "nemotron_h",
+        2,
+        {
+            "layers_block_type": [
+                *("linear_attention", "moe", "full_attention", "mlp", "linear_attention", "moe"),
+                *("linear_attention", "full_attention", "moe", "linear_attention", "moe"),
+            ]
+        },
+    ),
 ]
 WAYS = {
     "one slot, batches of one": policy(
@@ -54,7 +65,8 @@ def case(tiny_checkpoint: Callable[..., Path]) -> Callable[..., Case]:
         family, level, options = CASES[number]
         folder = tiny_checkpoint(family, **options)
         model = load(folder)
-        pregates = random_pregates(model, level)
+        numbers = load_shape(folder).moe_layers
+        pregates = random_pregates(model, level, numbers=numbers)
         exact = greedy(model, rows()[1].prompt_tokens, MAX_TOKENS)[0]
         with_pregates(model, pregates)
         answers = [tuple(greedy(model, row.prompt_tokens, MAX_TOKENS)[0]) for row in rows()]

@@ -48,6 +48,9 @@ def deep(tiny_checkpoint: Callable[..., Path]) -> Deep:
             kinds = {"layer_types": (["linear_attention", "full_attention"] * LAYERS)[:LAYERS]}
         elif family == "gpt_oss":
             kinds = {"layer_types": (["sliding_attention", "full_attention"] * LAYERS)[:LAYERS]}
+        elif family == "nemotron_h":
+            layers = ("full_attention", "linear_attention moe", "linear_attention mlp")
+            kinds = {"layers_block_type": " ".join((layers * LAYERS)[:LAYERS]).split()}
         return tiny_checkpoint(family, num_hidden_layers=LAYERS, **kinds)
 
     return of
@@ -99,7 +102,7 @@ def test_every_schedule_equals_transformers_however_many_layers_come_up(
 
 @pytest.mark.few
 @pytest.mark.parametrize("title", ["in memory", "GPU attention, cache in main memory"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "nemotron_h"])
 def test_all_families_compute_with_what_has_come_up(
     deep: Deep,
     expected_tokens: Callable[[str], list[tuple[int, ...]]],

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from moebatch.training.reading import Reading
 from moebatch.training.whole_model import WholeModel, gate_matrix, load_whole
 from tests.calibration.test_calibrate import TEXT, owner_of
 from tests.model.oracle import greedy, load
-from tests.model.pregated import random_pregates, router_of, with_pregates
+from tests.model.pregated import moe_layers_of, random_pregates, router_of, with_pregates
 from tests.tiny import write_checkpoint
 
 Checkpoint = Callable[..., Path]
@@ -120,13 +121,20 @@ def test_gates_learn_what_is_wanted_of_them(tiny_checkpoint: Checkpoint) -> None
 
 
 @pytest.mark.few(family=("deepseek_v3",))
-@pytest.mark.parametrize("family", ["qwen2_moe", "deepseek_v3", "qwen3_next", "granitemoehybrid"])
+@pytest.mark.parametrize(
+    "family", ["qwen2_moe", "deepseek_v3", "qwen3_next", "granitemoehybrid", "nemotron_h"]
+)
 def test_calibration_teaches_and_keeps_pregates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
     monkeypatch.setattr(gate_lessons, "USUAL", Recipe(num_steps=3, batch_tokens=200))
-    recur = ["mamba", "mamba", "attention", "mamba"] if family == "granitemoehybrid" else None
-    folder = write_checkpoint(tmp_path / "model", family, num_hidden_layers=4, layer_types=recur)
+    layers: dict[str, Any] = {"num_hidden_layers": 4, "layer_types": None}
+    if family == "granitemoehybrid":
+        layers["layer_types"] = ["mamba", "mamba", "attention", "mamba"]
+    elif family == "nemotron_h":
+        mixers = ("linear_attention", "full_attention") * 2
+        layers = {"layers_block_type": ["mamba", *chain(*((each, "moe") for each in mixers))]}
+    folder = write_checkpoint(tmp_path / "model", family, **layers)
     rows = [{"messages": [{"role": "user", "content": f"Count {i}"}]} for i in range(30)]
     for i, row in enumerate(rows):
         row["messages"].append({"role": "assistant", "content": f"{i} and {i + 1}"})
@@ -142,7 +150,7 @@ def test_calibration_teaches_and_keeps_pregates(
     found = load_pregates(lesson.file, owner_of(folder), hidden_size=32)
     assert found.activation_level == 2
     model = load(folder)
-    own = [gate_matrix(router_of(model, layer)) for layer in found.moe_layers]
+    own = [gate_matrix(router_of(model, layer)) for layer in moe_layers_of(model)]
     for gate_ED, before_ED in zip(found.gates_ED, own, strict=True):
         assert 0 < (gate_ED - before_ED).abs().max() < 0.1
 

@@ -30,6 +30,11 @@ UNTIDY: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 40,
         "layer_types": ["linear_attention", "full_attention"],
     },
+    "nemotron_h": {
+        "hidden_size": 48,
+        "moe_intermediate_size": 40,
+        "moe_shared_expert_intermediate_size": 72,
+    },
     "lfm2_moe": {
         "hidden_size": 48,
         "moe_intermediate_size": 40,

@@ -40,6 +40,7 @@ _WIDTHS = {
     "qwen3_moe": {"hidden_size": 64, "moe_intermediate_size": 96},
     "phimoe": {"hidden_size": 64, "intermediate_size": 96},
     "hy_v3": {"hidden_size": 64, "moe_intermediate_size": 96},
+    "nemotron_h": {"hidden_size": 64, "moe_intermediate_size": 96},
     "lfm2_moe": {
         "hidden_size": 64,
         "moe_intermediate_size": 96,
@@ -197,7 +198,9 @@ def test_widths_of_whole_pages_begin_with_a_page(
         assert checkpoint.extent(name).offset % PAGE_BYTES == 0
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "phimoe", "hy_v3", "lfm2_moe"])
+@pytest.mark.parametrize(
+    "family", ["mixtral", "qwen3_moe", "phimoe", "hy_v3", "lfm2_moe", "nemotron_h"]
+)
 @pytest.mark.parametrize("to", ["int4", "int8", "fp8"])
 def test_transformers_loads_it_and_says_the_same(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, family: str, to: Precision

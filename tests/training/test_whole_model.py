@@ -34,6 +34,7 @@ QUANTISABLE: dict[str, Any] = {
 RECURRENT_SIZES: dict[str, dict[str, Any]] = {
     "qwen3_next": {"linear_key_head_dim": 64, "linear_value_head_dim": 48},
     "granitemoehybrid": {"mamba_d_state": 64, "hidden_size": 64, "num_hidden_layers": 3},
+    "nemotron_h": {"ssm_state_size": 64, "hidden_size": 64, "mamba_head_dim": 16},
 }
 THREE_CHOICES = {"dbrx": CASES["dbrx-top-3"][1], "phimoe": {}}
 
@@ -75,7 +76,7 @@ def test_what_recurrent_layers_keep_for_gradients_is_counted(
     "family",
     [
         *FAMILIES,
-        *("granitemoeshared", "granitemoehybrid", "lfm2_moe"),
+        *("granitemoeshared", "granitemoehybrid", "lfm2_moe", "nemotron_h"),
         *("ernie4_5_moe", "hunyuan_v1_moe", "dbrx", "phimoe"),
     ],
 )
@@ -114,7 +115,9 @@ def test_gates_leave_out_what_those_of_a_decoder_do(
 
 
 @pytest.mark.few(family=CACHED_APART)
-@pytest.mark.parametrize("family", [*FAMILIES, "dbrx", "phimoe", "granitemoehybrid", "lfm2_moe"])
+@pytest.mark.parametrize(
+    "family", [*FAMILIES, "dbrx", "phimoe", "granitemoehybrid", "lfm2_moe", "nemotron_h"]
+)
 def test_squared_gradients_are_those_of_plain_autograd(
     tiny_checkpoint: Checkpoint, family: str
 ) -> None:

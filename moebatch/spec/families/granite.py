@@ -131,6 +131,7 @@ GRANITE_MOE_HYBRID = FamilySpec(
         "mamba_expand": 2,
         "mamba_conv_bias": True,
         "mamba_proj_bias": False,
+        "mamba_chunk_size": 256,
     },
     synonyms={"layer_types": "layers_block_type"},
     rotary_type="granitemoe",

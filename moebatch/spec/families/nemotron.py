@@ -135,6 +135,7 @@ NEMOTRON_H = FamilySpec(
         mamba_d_conv=4,
         mamba_conv_bias=True,
         mamba_proj_bias=False,
+        mamba_chunk_size=128,
         num_experts=8,
         num_experts_per_tok=2,
         moe_intermediate_size=7688,
@@ -156,6 +157,7 @@ NEMOTRON_H = FamilySpec(
         "mamba_d_conv": "conv_kernel",
         "mamba_conv_bias": "use_conv_bias",
         "mamba_proj_bias": "use_bias",
+        "mamba_chunk_size": "chunk_size",
     },
     synonyms={
         "layer_types": "layer_types",
@@ -163,6 +165,7 @@ NEMOTRON_H = FamilySpec(
         "mamba_n_groups": "mamba_n_groups",
         "mamba_d_conv": "mamba_d_conv",
         "mamba_conv_bias": "mamba_conv_bias",
+        "mamba_chunk_size": "mamba_chunk_size",
         "time_step_limit": "mamba_dt_limit",
     },
     layers=_layers,
