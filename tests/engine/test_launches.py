@@ -197,6 +197,7 @@ def decoded(
         pytest.param("deepseek_v3", True, marks=pytest.mark.exhaustive),
         pytest.param("qwen3_next", True, marks=pytest.mark.exhaustive),
         pytest.param("granitemoehybrid", True, marks=pytest.mark.exhaustive),
+        pytest.param("nemotron_h", True, marks=pytest.mark.exhaustive),
     ],
     indirect=["counting"],
 )

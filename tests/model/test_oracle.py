@@ -169,6 +169,27 @@ def test_rotary_parameters_of_gemma_that_are_null_are_the_usual_ones(tmp_path: P
             Driver(folder)
 
 
+def test_nemotron_as_released_files_spell_it(tmp_path: Path) -> None:
+    """Layers by letters, and others behind the last one that guess further tokens ahead."""
+    folder = tiny.write_checkpoint(tmp_path, "nemotron_h")
+    tiny.edit_config(
+        folder,
+        layers_block_type=None,
+        hybrid_override_pattern="MEM*E",
+        num_hidden_layers=5,
+        mtp_hybrid_override_pattern="*E",
+        num_nextn_predict_layers=1,
+        time_step_limit=[0.0, float("inf")],
+    )
+    model = oracle.load(folder)
+    tensors = read_tensors(folder)
+    assert "backbone.layers.4.mixer.experts.7.up_proj.weight" in tensors
+    ahead = {"mtp.layers.0.mixer.q_proj.weight": torch.ones(3, 5)}
+    save_file(tensors | ahead, folder / "model.safetensors")
+    for seq in Driver(folder).generate(oracle.prompts(), 8, slice_tokens=7):
+        assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
+
+
 def test_llama_without_chunks_sees_everything(tmp_path: Path) -> None:
     """Where no ``layer_types`` say otherwise."""
     folder = tiny.write_checkpoint(tmp_path, "llama4_text")
