@@ -19,6 +19,7 @@ _ACTIVATIONS = (
 ACTIVATIONS = frozenset(_ACTIVATIONS.split())
 """Names that transformers knows: looking there would take seconds."""
 _LEARNT = ("prelu", "xielu")
+_USUAL_END = "ForCausalLM"
 
 
 def load_shape(folder: Path) -> ModelShape:
@@ -68,8 +69,10 @@ def _family(config: Mapping[str, Any], where: str) -> FamilySpec:
         by_type = {family.model_type: family for family in FAMILIES.values()}
         family = by_type.get(model_type) if isinstance(model_type, str) else None
     if family is None:
+        names = ", ".join(name.removesuffix(_USUAL_END) for name in FAMILIES)
         message = (
-            f"architecture {shown(found)} is not supported; supported are {', '.join(FAMILIES)}"
+            f"architecture {shown(found)} is not supported; supported are (with "
+            f"{_USUAL_END} behind names that have no such ending) {names}"
         )
         raise FaultyConfig(where, [ConfigFault("architectures", message, names_key=True)])
     return family
