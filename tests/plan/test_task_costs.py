@@ -145,6 +145,24 @@ def test_passes_without_prompts_leave_an_encoder_out(work: Work) -> None:
 
 
 @pytest.mark.parametrize("name", ["klotski", "cgopipe", "klotski without a GPU"])
+def test_layers_that_only_mix_tokens_cost_nothing_behind_that(name: str) -> None:
+    """But for a task, which is handed over all the same."""
+    whole, under = CASES[name]
+    layers = range(SHAPE.num_layers)
+    sparse, bare = tuple(layers[::2]), tuple(layers[1::2])
+    shape = replace(SHAPE, moe_layers=sparse, bare_layers=bare)
+    of = problem(whole.hardware, shape=shape)
+    load = decode_load(of, under)
+    planned = by_device(of.cost.of_pass(load, under).lanes)
+    found = of_a_pass(simulated(of, under, "decode"))
+    assert found == pytest.approx(planned, rel=0.03)
+    price = Price(prices=of.prices, policy=under)
+    gates_s = [price.gate_s(load, layer) for layer in layers]
+    assert price.gates_s(load, layers) == pytest.approx(sum(gates_s), rel=1e-6)
+    assert gates_s[1] == of.prices.main.task_s < gates_s[0]
+
+
+@pytest.mark.parametrize("name", ["klotski", "cgopipe", "klotski without a GPU"])
 def test_what_all_tokens_share_is_computed_where_outputs_are_added_up(name: str) -> None:
     alone, under = CASES[name]
     shape = replace(SHAPE, shared_expert=Mlp(width=SHAPE.expert.width))
