@@ -38,15 +38,16 @@ ARCHITECTURES = {
     "gemma4_text": gguf.MODEL_ARCH.GEMMA4,
     "granitemoehybrid": gguf.MODEL_ARCH.GRANITE_HYBRID,
     "lfm2_moe": gguf.MODEL_ARCH.LFM2MOE,
+    "nemotron_h": gguf.MODEL_ARCH.NEMOTRON_H_MOE,
 }
 LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 RECURRENT = ("qwen3_next", "qwen3_5_moe_text")
-HYBRID = ("granitemoehybrid", "lfm2_moe")
+HYBRID = ("granitemoehybrid", "lfm2_moe", "nemotron_h")
 """Those whose files say by heads of keys which layers recur."""
 _SHARED = ("glm4_moe", "dots1", "deepseek", *LATENT)
 _WITH_SIGMOIDS = ("glm4_moe", "minimax_m2", "dots1", "deepseek_v3", "glm4_moe_lite", "lfm2_moe")
 _GRANITE = ("granitemoe", "granitemoeshared", "granitemoehybrid")
-_INTERLEAVED = ("mixtral", "deepseek", *_GRANITE)
+_INTERLEAVED = ("mixtral", "deepseek", "nemotron_h", *_GRANITE)
 _HALVES = {
     "Q2_K": (80, 82),
     "Q3_K": (108,),
@@ -94,6 +95,7 @@ def write_gguf(
     """
     config = json.loads((source / "config.json").read_text())
     config = {**config.get("text_config", {}), **config}
+    config.setdefault("num_hidden_layers", len(config.get("layers_block_type", ())))
     architecture = ARCHITECTURES[config["model_type"]]
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     tensors = read_tensors(source)
@@ -227,6 +229,9 @@ def _gguf_name(name: str, names: Any) -> str:
     merged = merged.removeprefix("model.") if "feed_forward.experts" in merged else merged
     merged = merged.replace("e_score_correction_bias", "e_score_correction.bias")
     merged = merged.replace("expert_bias", "expert_bias.bias")
+    if ".mixer.experts." in merged:
+        merged = merged.replace("backbone", "model").replace("mixer", "mlp")
+    merged = merged.replace("mixer.dt_bias", "mixer.dt.bias")
     merged = merged.replace("dt_bias", "dt_proj.bias").replace("sinks", "sinks.weight")
     theirs = names.get_name(merged, try_suffixes=(".weight", ".bias"))
     assert isinstance(theirs, str), name
@@ -282,7 +287,9 @@ def _as_matrix(name: str, weight: Tensor, config: Mapping[str, Any]) -> Tensor:
         return weight.squeeze(1)
     if name.endswith((".A_log", ".D")):
         return weight.unsqueeze(1)
-    return weight.view(config["mamba_n_groups"], -1) if "mamba.norm" in name else weight
+    is_norm = "mamba.norm" in name or "mixer.norm" in name
+    groups = config.get("mamba_n_groups") or config.get("n_groups")
+    return weight.view(groups, -1) if is_norm else weight
 
 
 def _of_gemma(name: str) -> str:
@@ -359,7 +366,7 @@ def _metadata(config: Mapping[str, Any], *, older: bool) -> dict[str, Any]:
         "attention.key_length": config.get("head_dim"),
         "attention.value_length": config.get("head_dim"),
         "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps"),
-        "rope.freq_base": config["rope_parameters"].get("rope_theta"),
+        "rope.freq_base": config.get("rope_parameters", {}).get("rope_theta"),
         "expert_count": next(config[key] for key in _NUM_EXPERTS if key in config),
         "expert_used_count": next(config[key] for key in _NUM_CHOSEN if key in config),
         "expert_feed_forward_length": config.get("moe_intermediate_size"),
@@ -437,6 +444,25 @@ def _metadata(config: Mapping[str, Any], *, older: bool) -> dict[str, Any]:
             "ssm.inner_size": config["mamba_expand"] * config["hidden_size"],
             "rope.scaling.finetuned": config["position_embedding_type"] == "rope",
         }
+    if family == "nemotron_h":
+        kinds, width = config["layers_block_type"], config["moe_intermediate_size"]
+        heads = config["num_key_value_heads"]
+        found |= {
+            "attention.head_count_kv": [heads * (kind == "full_attention") for kind in kinds],
+            "attention.layer_norm_epsilon": config["layer_norm_epsilon"],
+            "feed_forward_length": [width * (kind == "moe") for kind in kinds],
+            "expert_shared_feed_forward_length": config["moe_shared_expert_intermediate_size"],
+            "expert_shared_count": config["n_shared_experts"],
+            "expert_weights_norm": config["norm_topk_prob"],
+            "expert_weights_scale": config["routed_scaling_factor"],
+            "expert_group_count": config["n_group"],
+            "ssm.conv_kernel": config["conv_kernel"],
+            "ssm.state_size": config["ssm_state_size"],
+            "ssm.group_count": config["n_groups"],
+            "ssm.time_step_rank": config["mamba_num_heads"],
+            "ssm.inner_size": config["mamba_num_heads"] * config["mamba_head_dim"],
+            "rope.scaling.finetuned": False,
+        }
     if family == "lfm2_moe":
         found |= {
             "attention.head_count_kv": by_layer,
@@ -470,7 +496,7 @@ def _metadata(config: Mapping[str, Any], *, older: bool) -> dict[str, Any]:
             "rope.freq_base_swa": rotary["sliding_attention"]["rope_theta"],
         }
     found["attention.sliding_window"] = config.get("sliding_window")
-    found |= _scaling(config["rope_parameters"])
+    found |= _scaling(config.get("rope_parameters", {}))
     return found
 
 

@@ -49,6 +49,13 @@ WIDTHS: dict[str, dict[str, Any]] = {
         "mamba_n_heads": 8,
         "layer_types": ["mamba", "attention"],
     },
+    "nemotron_h": {
+        "moe_intermediate_size": 256,
+        "moe_shared_expert_intermediate_size": 256,
+        "mamba_head_dim": 40,
+        "n_group": 1,
+        "topk_group": 1,
+    },
     "lfm2_moe": {
         "moe_intermediate_size": 256,
         "routed_scaling_factor": 1.0,
@@ -234,7 +241,7 @@ def test_norms_of_one_group_may_be_matrices(trimmed: bool, written: Callable[...
 @pytest.mark.parametrize(
     ("heads", "why"),
     [
-        (2, "is 2, expected a number for each layer, 0 where it recurs"),
+        (2, "is 2, expected a number for each layer, 0 where it does not attend"),
         ([0, 0], r"is \[0, 0\], expected one number of at least 1 wherever a layer attends"),
         ([2, 1], r"is \[2, 1\], expected one number of at least 1 wherever a layer attends"),
     ],
@@ -245,6 +252,22 @@ def test_which_layers_recur_must_be_clear(
 ) -> None:
     folder = written("F32", family, metadata={"attention.head_count_kv": heads})
     with pytest.raises(CheckpointError, match=why):
+        open_model(folder, "auto")
+
+
+def test_layers_of_nemotron_that_guess_ahead_are_passed_over(written: Callable[..., Path]) -> None:
+    """Files have them behind the last one, as a layer that attends and has experts."""
+    heads, widths = [0, 0, 0, 2, 0, 2], [0, 256, 0, 0, 256, 256]
+    behind = {"block_count": 6, "nextn_predict_layers": 1}
+    by_layer = {"attention.head_count_kv": heads, "feed_forward_length": widths}
+    folder = written("F32", "nemotron_h", metadata=behind | by_layer)
+    require_tokens_of_transformers(folder, folder, 0.0)
+
+
+def test_layers_of_nemotron_say_what_they_are(written: Callable[..., Path]) -> None:
+    folder = written("F32", "nemotron_h", metadata={"feed_forward_length": 256})
+    why = "is 256, expected a number for each layer, 0 where it has no experts"
+    with pytest.raises(CheckpointError, match=f"nemotron_h_moe.feed_forward_length {why}"):
         open_model(folder, "auto")
 
 

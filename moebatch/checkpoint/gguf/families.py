@@ -40,14 +40,19 @@ def _key_heads(said: GgufMetadata, usual: int | None = None) -> int:
     return count
 
 
+def _by_layer(said: GgufMetadata, key: str, has_none: str) -> list[Any]:
+    found = said.get(key)
+    if isinstance(found, list):
+        return found
+    raise said.fault(
+        f"{said.architecture}.{key} is {shown(found)}, expected a number for each layer, 0 where "
+        f"it {has_none}"
+    )
+
+
 def _kinds_by_heads(said: GgufMetadata, *, recurs: str, attends: str) -> dict[str, Any]:
     """Layers without heads of keys recur."""
-    by_layer = said.get(_KEY_HEADS)
-    if not isinstance(by_layer, list):
-        raise said.fault(
-            f"{said.architecture}.{_KEY_HEADS} is {shown(by_layer)}, expected a number for each "
-            "layer, 0 where it recurs"
-        )
+    by_layer = _by_layer(said, _KEY_HEADS, "does not attend")
     return {
         "num_key_value_heads": _key_heads(said),
         "layer_types": [attends if count else recurs for count in by_layer],
@@ -198,6 +203,23 @@ def _granite_hybrid(said: GgufMetadata) -> dict[str, Any]:
     }
 
 
+def _nemotron(said: GgufMetadata) -> dict[str, Any]:
+    """A layer of a file has heads of keys, or the width of an expert, or else it is Mamba-2."""
+    heads = _by_layer(said, _KEY_HEADS, "does not attend")
+    widths = _by_layer(said, "feed_forward_length", "has no experts")
+    kinds = [
+        "full_attention" if count else "moe" if width else "linear_attention"
+        for count, width in zip(heads, widths, strict=False)
+    ]
+    count = said.num_layers
+    return {
+        "num_key_value_heads": _key_heads(said),
+        "layer_types": kinds[:count] if type(count) is int else kinds,
+        "intermediate_size": said.get("expert_feed_forward_length"),
+        "mamba_d_head": said.count("ssm.inner_size") // said.count("ssm.time_step_rank"),
+    }
+
+
 def _state_space(said: GgufMetadata) -> Arranged:
     by_head = AsRows(1)
     by_group = AsRows(said.count("ssm.inner_size") // said.count("ssm.group_count"))
@@ -255,6 +277,12 @@ _GRANITE_SCALES = {
     "residual_multiplier": "residual_scale",
     "attention_multiplier": "attention.scale",
     "logits_scaling": "logit_scale",
+}
+_MAMBA_SIZES = {
+    "mamba_d_conv": "ssm.conv_kernel",
+    "mamba_d_state": "ssm.state_size",
+    "mamba_n_groups": "ssm.group_count",
+    "mamba_n_heads": "ssm.time_step_rank",
 }
 _QWEN3 = GgufFamily(
     architecture="Qwen3MoeForCausalLM",
@@ -328,15 +356,24 @@ FAMILIES = {
     "granitehybrid": GgufFamily(
         architecture="GraniteMoeHybridForCausalLM",
         width="intermediate_size",
-        sizes=_GRANITE_SCALES
-        | {
-            "mamba_d_conv": "ssm.conv_kernel",
-            "mamba_d_state": "ssm.state_size",
-            "mamba_n_groups": "ssm.group_count",
-            "mamba_n_heads": "ssm.time_step_rank",
-        },
+        sizes=_GRANITE_SCALES | _MAMBA_SIZES,
         flags={"mamba_conv_bias": "ssm_conv1d.bias"},
         keys=_granite_hybrid,
+        arranged=_state_space,
+    ),
+    "nemotron_h_moe": GgufFamily(
+        architecture="NemotronHForCausalLM",
+        sizes=_MAMBA_SIZES
+        | _GROUP_SIZES
+        | {
+            "rms_norm_eps": "attention.layer_norm_epsilon",
+            "moe_latent_size": "moe_latent_size",
+            "moe_shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+            "routed_scaling_factor": "expert_weights_scale",
+        },
+        flags={"mamba_conv_bias": "ssm_conv1d.bias"},
+        entries={"hidden_act": "relu2"},
+        keys=_nemotron,
         arranged=_state_space,
     ),
     "lfm2moe": GgufFamily(

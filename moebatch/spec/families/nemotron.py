@@ -193,6 +193,7 @@ NEMOTRON_H = FamilySpec(
                 weights={name: (role,) for role, name in _STACKS.items()}, is_stacked=True
             ),
         ),
+        in_gguf={"mlp_norm": "attn_norm.weight"},
     ).also_under({"model": "backbone"}),
 )
 """As released, and as transformers holds it in memory. Layers that guess further tokens ahead,

@@ -151,6 +151,9 @@ class StoredExperts:
         named: list[tuple[float, StoredExperts]] = []
         for layout in layouts:
             experts = cls.of(shape, shape.expert_format, layout)
+            roles = {role for weight in experts.weights for role in weight.roles}
+            if not roles >= {*shape.expert.roles}:
+                continue  # has them beside gates, of which the model has none
             first = shape.moe_layers[0]
             weights = list(experts.named_weights(first, 0))
             found = [find(*weight, shape.expert_format) for weight in weights]

@@ -128,7 +128,7 @@ class TensorNames:
         if not _is_gguf(names):
             templates = self.roles[role]
         elif role in self.in_gguf:
-            templates = (_GGUF_LAYER + self.in_gguf[role],)
+            templates = (_in_gguf_layer(role, self.in_gguf[role]),)
         else:
             templates = _GGUF_ROLES[role]
         candidates = [template.format(**place) for template in templates]
@@ -221,7 +221,7 @@ BLOCK_EXPERTS = (
 """Those of Mixtral, and of families that are named after it."""
 
 _GGUF_EMBEDDING = "token_embd.weight"
-_GGUF_LAYER = "blk.{layer}."
+_GGUF_LAYER, _GGUF_MLP = "blk.{layer}.", "blk.{mlp}."
 _IN_GGUF_LAYERS = {
     "input_norm": ("attn_norm.weight",),
     "mlp_norm": ("ffn_norm.weight", "post_attention_norm.weight"),
@@ -257,12 +257,20 @@ _IN_GGUF_LAYERS = {
     "recurrent_norm": ("ssm_norm.weight",),
     "recurrent_out": ("ssm_out.weight",),
 }
+
+
+def _in_gguf_layer(role: str, name: str) -> str:
+    is_of_mlp = role.startswith(("mlp_", "router", "shared_"))
+    return f"{_GGUF_MLP if is_of_mlp else _GGUF_LAYER}{name}"
+
+
 _GGUF_ROLES = {
     "embedding": (_GGUF_EMBEDDING,),
     "final_norm": ("output_norm.weight", "token_embd_norm.weight"),
     "head": ("output.weight",),
     **{
-        role: tuple(_GGUF_LAYER + name for name in names) for role, names in _IN_GGUF_LAYERS.items()
+        role: tuple(_in_gguf_layer(role, name) for name in names)
+        for role, names in _IN_GGUF_LAYERS.items()
     },
 }
 """Names in GGUF files, which most families share."""
@@ -272,7 +280,7 @@ def _gguf_experts(end: str, *, is_stacked: bool, **joined: tuple[str, ...]) -> E
     """Matrices, and their biases, by what stands for them in names; `joined` are several."""
     roles = joined or {role: (role,) for role in ("gate", "up")}
     named = {
-        f"{_GGUF_LAYER}ffn_{name}{end}": each for name, each in {**roles, "down": ("down",)}.items()
+        f"{_GGUF_MLP}ffn_{name}{end}": each for name, each in {**roles, "down": ("down",)}.items()
     }
     return ExpertLayout(
         weights={f"{name}.weight": each for name, each in named.items()},
