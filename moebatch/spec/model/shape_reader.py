@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from moebatch.quoting import shown
@@ -19,7 +20,8 @@ _ACTIVATIONS = (
 ACTIVATIONS = frozenset(_ACTIVATIONS.split())
 """Names that transformers knows: looking there would take seconds."""
 _LEARNT = ("prelu", "xielu")
-_USUAL_END = "ForCausalLM"
+_LINE = 100
+"""Characters of a line of names; longer ones would lose their middle."""
 
 
 def load_shape(folder: Path) -> ModelShape:
@@ -69,10 +71,7 @@ def _family(config: Mapping[str, Any], where: str) -> FamilySpec:
         by_type = {family.model_type: family for family in FAMILIES.values()}
         family = by_type.get(model_type) if isinstance(model_type, str) else None
     if family is None:
-        names = ", ".join(name.removesuffix(_USUAL_END) for name in FAMILIES)
-        message = (
-            f"architecture {shown(found)} is not supported; supported are (with "
-            f"{_USUAL_END} behind names that have no such ending) {names}"
-        )
+        known = fill(", ".join(FAMILIES), _LINE)
+        message = f"architecture {shown(found)} is not supported; supported are\n{known}"
         raise FaultyConfig(where, [ConfigFault("architectures", message, names_key=True)])
     return family
