@@ -72,7 +72,11 @@ class DenseWeights:
         if streamed is not None:
             for layer, roles in enumerate(staying):
                 if layer in streamed:
-                    taken = {role: roles.pop(role) for role in shape.streamed_tensors(layer)}
+                    taken = {
+                        role: roles.pop(role)
+                        for role, weight in [*roles.items()]
+                        if shape.is_streamed(role, weight.shape)
+                    }
                     moving[layer] = _load_below(files, layer, taken, streamed)
         all_layers, *of_layers = _load(files, {None: of_all, **dict(enumerate(staying))}, memory)
         return cls.of(

@@ -102,7 +102,7 @@ def test_every_schedule_equals_transformers_however_many_layers_come_up(
 
 @pytest.mark.few
 @pytest.mark.parametrize("title", ["in memory", "GPU attention, cache in main memory"])
-@pytest.mark.parametrize("family", [*FAMILIES, "nemotron_h"])
+@pytest.mark.parametrize("family", [*FAMILIES, "nemotron_h", "dbrx"])
 def test_all_families_compute_with_what_has_come_up(
     deep: Deep,
     expected_tokens: Callable[[str], list[tuple[int, ...]]],

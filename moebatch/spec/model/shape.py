@@ -278,8 +278,13 @@ class ModelShape(Layers):
         return {
             role: size
             for role, size in self.layer_tensors(layer).items()
-            if len(size) == 2 and not role.startswith("router")
+            if self.is_streamed(role, size)
         }
+
+    @staticmethod
+    def is_streamed(role: str, size: tuple[int, ...]) -> bool:
+        """Whether one of that size may."""
+        return len(size) == 2 and not role.startswith("router")
 
     def streamed(self, count: int) -> tuple[int, ...]:
         """Which layers do so where so many do: those that take least, as all need room for the
