@@ -90,6 +90,7 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
         "head_dim": 16,
     },
     "olmoe": {"intermediate_size": 24, "num_experts": 8},
+    "flex_olmo": {"intermediate_size": 24, "num_experts": 7, "num_experts_per_tok": 5},
     "glm4_moe": {
         "intermediate_size": 56,
         "moe_intermediate_size": 24,

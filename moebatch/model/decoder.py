@@ -343,7 +343,8 @@ class Decoder:
     def _normed(
         self, frame: Frame, x_TD: Tensor, weights: Mapping[str, Tensor], role: str
     ) -> Tensor:
-        """The norm of x with rows up to the next bucket; those beyond x hold garbage."""
+        """The norm of x with rows up to the next bucket; those beyond x hold garbage. Without that
+        norm a layer takes x as it is."""
         normed_ND = frame.take(self._products.rows(len(x_TD)), self.shape.hidden_size)
         self._norm(frame, x_TD, weights, role, normed_ND[: len(x_TD)])
         return normed_ND
@@ -351,6 +352,9 @@ class Decoder:
     def _norm(
         self, frame: Frame, x_TD: Tensor, weights: Mapping[str, Tensor], role: str, out_TD: Tensor
     ) -> None:
+        if role not in weights:
+            out_TD.copy_(x_TD)
+            return
         room, eps, weight_D = frame.take_float(*x_TD.shape), self.shape.rms_eps, weights[role]
         if self.shape.norm.kind == "layer":
             layers.layer_norm(x_TD, weight_D, weights.get(f"{role}_bias"), eps, room, out_TD)

@@ -186,6 +186,7 @@ def decoded(
         ("qwen3_moe", False),
         ("qwen2_moe", False),
         ("granitemoeshared", False),
+        ("flex_olmo", False),
         ("gemma4_text", False),
         ("gpt_oss", False),
         ("deepseek_v3", False),

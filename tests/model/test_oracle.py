@@ -23,7 +23,7 @@ Checkpoint = Callable[..., Path]
 ALL = (
     *tiny.FAMILIES,
     *("gemma4_text", "llama4_text", "dbrx", "phimoe", "afmoe", "mistral3"),
-    *("lfm2_moe", "granitemoehybrid", "nemotron_h"),
+    *("lfm2_moe", "granitemoehybrid", "nemotron_h", "flex_olmo"),
 )
 
 

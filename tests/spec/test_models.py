@@ -26,6 +26,7 @@ BILLIONS = {
     "qwen3-next-80b-a3b": 79.7,
     "qwen3.5-35b-a3b": 34.7,
     "olmoe-1b-7b": 6.92,
+    "flexolmo-7x7b": 33.3,
     "deepseek-moe-16b": 16.4,
     "deepseek-v2-lite": 15.7,
     "deepseek-v3": 671,

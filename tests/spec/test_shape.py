@@ -30,6 +30,7 @@ ARCHITECTURES = {
     "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "olmoe": "OlmoeForCausalLM",
+    "flex_olmo": "FlexOlmoForCausalLM",
     "glm4_moe": "Glm4MoeForCausalLM",
     "minimax_m2": "MiniMaxM2ForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
@@ -66,6 +67,7 @@ OTHERS = (
     "mellum",
     "mistral4",
     "phimoe",
+    "flex_olmo",
 )
 NEEDED = {"glm4_moe": {"head_dim": 128}, "deepseek_v2": {"num_experts_per_tok": 6}}
 """What is refused without: the default sizes do not divide each other."""
@@ -583,7 +585,7 @@ def assert_attention_agrees(shape: ModelShape, config: Any) -> None:
         "lfm2_moe",
     )
     qk_norms = dict.fromkeys(per_head, "head")
-    qk_norms |= {"olmoe": "full", "minimax_m2": "full"}
+    qk_norms |= {"olmoe": "full", "flex_olmo": "full", "minimax_m2": "full"}
     qk_norm = "head" if getattr(config, "use_qk_norm", False) else qk_norms.get(family, "none")
     assert attention.qk_norm == qk_norm
     share = config.rope_parameters.get("partial_rotary_factor", 1.0)

@@ -77,7 +77,7 @@ def test_what_recurrent_layers_keep_for_gradients_is_counted(
     [
         *FAMILIES,
         *("granitemoeshared", "granitemoehybrid", "lfm2_moe", "nemotron_h"),
-        *("ernie4_5_moe", "hunyuan_v1_moe", "dbrx", "phimoe"),
+        *("ernie4_5_moe", "hunyuan_v1_moe", "dbrx", "phimoe", "flex_olmo"),
     ],
 )
 def test_gates_leave_out_what_those_of_a_decoder_do(

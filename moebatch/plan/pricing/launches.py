@@ -175,8 +175,9 @@ class Launches:
         shape = self.shape
         own_norm = self._norm * shape.router.has_own_norm
         chosen = _LOGITS + shape.router.has_exact_logits + self._choice
-        gate = self._norm + own_norm + chosen + self._grouping + _READING_BACK
-        dense = self._norm + self._mlp + 1 + self._scaling
+        gate = self._before("mlp_norm") + own_norm + chosen + self._grouping + _READING_BACK
+        behind = self._norm * ("mlp_out_norm" in shape.norms)
+        dense = self._before("mlp_norm") + self._mlp + behind + 1 + self._scaling
         return tuple(
             gate if shape.is_moe(layer) else dense * shape.has_mlp(layer)
             for layer in range(shape.num_layers)
@@ -236,6 +237,10 @@ class Launches:
     def _norm(self) -> int:
         return _LAYER_NORM if self.shape.norm.kind == "layer" else self._rows.norm
 
+    def _before(self, role: str) -> int:
+        """A norm of hidden states, or without that norm a copy."""
+        return self._norm if role in self.shape.norms else 1
+
     @property
     def _mlp(self) -> int:
         """Products of an MLP, and what comes between them."""
@@ -270,11 +275,12 @@ class Launches:
     def _projection(self) -> int:
         """Up to what is cached, rotated, from the norm on."""
         attention = self.shape.attention
+        before = self._before("input_norm")
         rotation = self._rows.rotation * (attention.rotary_dim > 0)
         if not isinstance(attention, LatentAttention):
-            return self._norm + 1 + self._norm * attention.num_norms + rotation
+            return before + 1 + self._norm * attention.num_norms + rotation
         compressing = 0 if attention.query_rank is None else 1 + self._norm
-        return self._norm + compressing + 2 + self._norm + rotation
+        return before + compressing + 2 + self._norm + rotation
 
     def _of_mixer(self, load: PassLoad) -> float:
         """Of a mean layer, which attends or recurs."""

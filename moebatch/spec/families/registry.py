@@ -27,7 +27,7 @@ from moebatch.spec.families.minimax import MINIMAX_M2
 from moebatch.spec.families.mistral import MISTRAL3, MISTRAL4
 from moebatch.spec.families.mixtral import MIXTRAL
 from moebatch.spec.families.nemotron import NEMOTRON_H
-from moebatch.spec.families.olmoe import OLMOE
+from moebatch.spec.families.olmoe import FLEX_OLMO, OLMOE
 from moebatch.spec.families.phimoe import PHIMOE, RELEASED_PHIMOE
 from moebatch.spec.families.qwen import MELLUM, QWEN2_MOE, QWEN3_MOE, QWEN3_VL_MOE
 from moebatch.spec.families.qwen_delta import QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_NEXT
@@ -39,6 +39,7 @@ _QWEN = (QWEN2_MOE, QWEN3_MOE, QWEN3_VL_MOE, QWEN3_NEXT, QWEN3_5_MOE_TEXT, QWEN3
 _GRANITE = (GRANITE_MOE, GRANITE_MOE_SHARED, GRANITE_MOE_HYBRID)
 _OTHERS = (
     OLMOE,
+    FLEX_OLMO,
     AFMOE,
     MELLUM,
     LFM2_MOE,

@@ -70,11 +70,11 @@ class Layers:
     clamped_gate: ClampedGate | None = None
     """What all of them do between their matrices; None is the usual ``activation(gate) * up``."""
     norms: tuple[str, ...] = ("input_norm", "mlp_norm")
-    """Roles of the norms of a layer, [D] each. What attention has made may be normed before it is
-    added, ``attention_out_norm``, and so may what experts and MLPs have made together,
-    ``mlp_out_norm``. Experts and the shared one may have such of their own before,
-    ``experts_out_norm`` and ``shared_out_norm``; ``shared_norm`` is what the shared one sees of
-    hidden states, where that is not what experts see."""
+    """Roles of the norms of a layer, [D] each; without one of these two hidden states are taken as
+    they are. What attention has made may be normed before it is added, ``attention_out_norm``, and
+    so may what experts and MLPs have made together, ``mlp_out_norm``. Experts and the shared one
+    may have such of their own before, ``experts_out_norm`` and ``shared_out_norm``; ``shared_norm``
+    is what the shared one sees of hidden states, where that is not what experts see."""
     scales_layers: bool = False
     """Hidden states are multiplied by a learnt number at the end of each layer."""
     most_attended: int | None = None
