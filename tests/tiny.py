@@ -213,6 +213,27 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
         },
     },
     "exaone_moe": _SHARED | {"num_experts": 7, "sliding_window": 9, "sliding_window_pattern": 2},
+    "sarvam_moe": _SHARED
+    | {
+        "n_routed_experts": 7,
+        "n_shared_experts": 2,
+        "attention_bias": True,
+        "rope_parameters": {"rope_theta": 700.0},
+    },
+    "sarvam_mla": _LATENT
+    | {
+        "n_shared_experts": 2,
+        "moe_intermediate_size": 20,
+        "q_lora_rank": None,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 5000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "mscale": 1.0,
+            "mscale_all_dim": 0.7,
+        },
+    },
     "solar_open": {
         "moe_intermediate_size": 20,
         "n_routed_experts": 7,

@@ -356,6 +356,18 @@ CASES: dict[str, Case] = {
     "solar": ("solar_open", {}),
     "solar-fused": ("solar_open", {"fused": True, "attention_bias": True}),
     "solar-groups": ("solar_open", {"n_routed_experts": 8, "n_group": 4, "topk_group": 2}),
+    "sarvam-moe": ("sarvam_moe", {}),
+    "sarvam-moe-fused": ("sarvam_moe", {"fused": True, "first_k_dense_replace": 2}),
+    "sarvam-moe-plain": (
+        "sarvam_moe",
+        {"attention_bias": False, "use_qk_norm": False, "partial_rotary_factor": 0.4},
+    ),
+    "sarvam-mla": ("sarvam_mla", {}),
+    "sarvam-mla-fused": ("sarvam_mla", {"fused": True, "n_group": 3, "topk_group": 2}),
+    "sarvam-mla-plain": (
+        "sarvam_mla",
+        {"q_lora_rank": 18, "attention_bias": True, "rope_parameters": {"rope_theta": 700.0}},
+    ),
     "gemma": ("gemma4_text", {}),
     "gemma-shards": ("gemma4_text", {"max_shard_size": "40KB"}),
     "gemma-bias": ("gemma4_text", {"attention_bias": True, "final_logit_softcapping": None}),

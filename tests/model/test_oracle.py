@@ -212,6 +212,28 @@ def test_rope_as_released_files_of_dbrx_spell_it(tmp_path: Path) -> None:
         assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
 
 
+def test_yarn_as_released_files_of_sarvam_spell_it(tmp_path: Path) -> None:
+    """Under the name of DeepSeek's code, beside sizes that other code reads."""
+    folder = tiny.write_checkpoint(tmp_path, "sarvam_mla")
+    path = folder / "config.json"
+    yarn = json.loads(path.read_text())["rope_parameters"]
+    theta = yarn.pop("rope_theta")
+    del yarn["rope_type"]
+    tiny.edit_config(
+        folder,
+        architectures=["SarvamMLAForCausalLM"],
+        rope_parameters=None,
+        rope_theta=theta,
+        rope_scaling=yarn | {"type": "deepseek_yarn"},
+        head_dim=28,
+        q_head_dim=14,
+    )
+    model = oracle.load(folder)
+    assert model.config.rope_parameters["rope_type"] == "yarn"
+    for seq in Driver(folder).generate(oracle.prompts(), 8):
+        assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
+
+
 def test_long_factors_and_scales_are_for_long_sequences(
     tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,6 +41,7 @@ _WIDTHS = {
     "phimoe": {"hidden_size": 64, "intermediate_size": 96},
     "hy_v3": {"hidden_size": 64, "moe_intermediate_size": 96},
     "nemotron_h": {"hidden_size": 64, "moe_intermediate_size": 96},
+    "sarvam_moe": {"hidden_size": 64, "moe_intermediate_size": 96},
     "lfm2_moe": {
         "hidden_size": 64,
         "moe_intermediate_size": 96,
@@ -199,7 +200,7 @@ def test_widths_of_whole_pages_begin_with_a_page(
 
 
 @pytest.mark.parametrize(
-    "family", ["mixtral", "qwen3_moe", "phimoe", "hy_v3", "lfm2_moe", "nemotron_h"]
+    "family", ["mixtral", "qwen3_moe", "phimoe", "hy_v3", "lfm2_moe", "nemotron_h", "sarvam_moe"]
 )
 @pytest.mark.parametrize("to", ["int4", "int8", "fp8"])
 def test_transformers_loads_it_and_says_the_same(

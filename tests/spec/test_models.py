@@ -47,6 +47,8 @@ BILLIONS = {
     "dots.llm1": 142.8,
     "solar-open-100b": 102.6,
     "k-exaone-236b-a23b": 236,
+    "sarvam-30b": 32.2,
+    "sarvam-105b": 106,
     "qwen3-vl-30b-a3b": 30.5,
     "trinity-mini": 26.1,
     "lfm2-8b-a1b": 8.34,

@@ -39,6 +39,8 @@ ARCHITECTURES = {
     "hy_v3": "HYV3ForCausalLM",
     "dots1": "Dots1ForCausalLM",
     "solar_open": "SolarOpenForCausalLM",
+    "sarvam_moe": "SarvamMoEForCausalLM",
+    "sarvam_mla": "SarvamMLAForCausalLM",
     "exaone_moe": "ExaoneMoeForCausalLM",
     "afmoe": "AfmoeForCausalLM",
     "mellum": "MellumForCausalLM",
@@ -68,7 +70,10 @@ OTHERS = (
     "mistral4",
     "phimoe",
     "flex_olmo",
+    "sarvam_moe",
+    "sarvam_mla",
 )
+LATENT = (*tiny.LATENT, "mistral4", "sarvam_mla")
 NEEDED = {"glm4_moe": {"head_dim": 128}, "deepseek_v2": {"num_experts_per_tok": 6}}
 """What is refused without: the default sizes do not divide each other."""
 BIASES = ("correction_bias", "expert_bias")
@@ -120,6 +125,9 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ),
     ("exaone_moe", {"num_shared_experts": 3, "n_group": 4, "sliding_window_pattern": 5}),
     ("solar_open", {"n_group": 4, "attention_bias": True, "n_shared_experts": 2}),
+    ("sarvam_moe", {"num_experts": 16, "num_shared_experts": 2, "use_qkv_bias": True}),
+    ("sarvam_moe", {"n_group": 4, "use_qk_norm": False, "partial_rotary_factor": 0.5}),
+    ("sarvam_mla", {"num_experts": 16, "q_lora_rank": 40, "rope_interleave": False}),
     ("granitemoe", {"num_key_value_heads": 8, "attention_multiplier": 0.1, "logits_scaling": 6.0}),
     ("granitemoeshared", {"shared_intermediate_size": 24, "residual_multiplier": 0.22}),
     ("qwen3_5_moe_text", {"linear_conv_kernel_dim": 3, "linear_value_head_dim": 24}),
@@ -508,7 +516,7 @@ def assert_agrees(shape: ModelShape, config: Any) -> None:
     assert shape.attention.num_heads == config.num_attention_heads
     assert shape.attention.num_kv_heads == config.num_key_value_heads
     derived = config.hidden_size // config.num_attention_heads
-    if family not in tiny.LATENT:
+    if family not in LATENT:
         assert shape.attention.head_dim == (getattr(config, "head_dim", None) or derived)
     assert shape.vocab_size == config.vocab_size
     assert shape.tie_word_embeddings == config.tie_word_embeddings
@@ -527,7 +535,7 @@ def assert_agrees(shape: ModelShape, config: Any) -> None:
     width = getattr(config, "moe_intermediate_size", None)
     assert shape.expert_width == (width or config.intermediate_size)
     of_shared = ("n_shared_experts", "moe_num_shared_experts", "num_shared_experts")
-    shared = sum(getattr(config, key, 0) for key in of_shared) * (width or 0)
+    shared = max(getattr(config, key, 0) for key in of_shared) * (width or 0)
     shared = getattr(config, "shared_expert_intermediate_size", shared)
     shared = getattr(config, "shared_intermediate_size", shared)
     assert shape.dense_width == (getattr(config, "intermediate_size", 0) if width else 0)
@@ -556,7 +564,7 @@ def assert_agrees(shape: ModelShape, config: Any) -> None:
 def assert_attention_agrees(shape: ModelShape, config: Any) -> None:
     family, attention = config.model_type, shape.attention
     bias = getattr(config, "attention_bias", getattr(config, "use_bias", False))
-    if family in (*tiny.LATENT, "mistral4"):
+    if family in LATENT:
         assert isinstance(attention, LatentAttention)
         assert attention.qkv_bias == attention.output_bias == bias
         assert attention.nope_head_dim == config.qk_nope_head_dim
@@ -571,7 +579,8 @@ def assert_attention_agrees(shape: ModelShape, config: Any) -> None:
         return
     assert isinstance(attention, GroupedAttention)
     assert attention.qkv_bias == (bias or getattr(config, "qkv_bias", False))
-    assert attention.output_bias == (bias and family not in ("glm4_moe", "solar_open"))
+    without = ("glm4_moe", "solar_open", "sarvam_moe")
+    assert attention.output_bias == (bias and family not in without)
     per_head = (
         "qwen3_moe",
         "qwen3_next",

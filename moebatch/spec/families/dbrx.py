@@ -80,10 +80,10 @@ DBRX = FamilySpec(
         "hidden_act": "ffn_config.ffn_act_fn.name",
     },
     synonyms={
-        "hidden_size": "hidden_size",
-        "num_hidden_layers": "num_hidden_layers",
-        "num_attention_heads": "num_attention_heads",
-        "max_position_embeddings": "max_position_embeddings",
+        "hidden_size": ("hidden_size",),
+        "num_hidden_layers": ("num_hidden_layers",),
+        "num_attention_heads": ("num_attention_heads",),
+        "max_position_embeddings": ("max_position_embeddings",),
     },
     layers=_layers,
     names=TensorNames(

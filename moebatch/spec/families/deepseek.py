@@ -35,7 +35,8 @@ def _v2(keys: ConfigKeys, num_layers: int) -> Layers:
     return latent_layers(keys, num_layers, latent, _group_limited_router(keys))
 
 
-def _v3(keys: ConfigKeys, num_layers: int) -> Layers:
+def v3_layers(keys: ConfigKeys, num_layers: int) -> Layers:
+    """With latents, and experts whose choice is corrected."""
     latent = latent_attention(keys, rotates_neighbours=keys.flag("rope_interleave"))
     return latent_layers(keys, num_layers, latent, corrected_router(keys))
 
@@ -43,7 +44,7 @@ def _v3(keys: ConfigKeys, num_layers: int) -> Layers:
 def _glm_lite(keys: ConfigKeys, num_layers: int) -> Layers:
     num_dense = keys.count_or_zero("first_k_dense_replace")
     sparse = by_mlp_types(keys, num_layers, num_dense)
-    return replace(_v3(keys, num_layers), moe_layers=sparse)
+    return replace(v3_layers(keys, num_layers), moe_layers=sparse)
 
 
 def _sparsely(keys: ConfigKeys, num_layers: int) -> Layers:
@@ -178,7 +179,7 @@ DEEPSEEK_V2 = FamilySpec(
     },
     # Only the part of a head that has rotary positions is bound by the rules of head sizes.
     spelling={"num_experts": "n_routed_experts", "head_dim": "qk_rope_head_dim"},
-    synonyms={"num_experts": "num_experts"},
+    synonyms={"num_experts": ("num_experts",)},
     layers=_v2,
     names=_NAMES,
 )
@@ -207,8 +208,8 @@ DEEPSEEK_V3 = FamilySpec(
         "rope_interleave": True,
     },
     spelling=DEEPSEEK_V2.spelling,
-    synonyms={"num_experts": "num_local_experts"},
-    layers=_v3,
+    synonyms={"num_experts": ("num_local_experts",)},
+    layers=v3_layers,
     names=_NAMES,
 )
 GLM4_MOE_LITE = FamilySpec(
@@ -236,7 +237,7 @@ GLM4_MOE_LITE = FamilySpec(
         "routed_scaling_factor": 1.8,
     },
     spelling=DEEPSEEK_V2.spelling,
-    synonyms={"num_experts": "num_local_experts", "head_dim": "head_dim"},
+    synonyms={"num_experts": ("num_local_experts",), "head_dim": ("head_dim",)},
     layers=_glm_lite,
     names=_NAMES,
 )

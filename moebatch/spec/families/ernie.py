@@ -67,7 +67,7 @@ ERNIE_4_5_MOE = FamilySpec(
         "num_experts_per_tok": "moe_k",
         "num_shared": "moe_num_shared_experts",
     },
-    synonyms={"num_experts": "num_experts", "num_experts_per_tok": "num_experts_per_tok"},
+    synonyms={key: (key,) for key in ("num_experts", "num_experts_per_tok")},
     layers=_layers,
     names=TensorNames(
         roles=usual_roles(shared="mlp.shared_experts")

@@ -36,6 +36,9 @@ class FamilySpec:
 
     architecture: str
     model_type: str
+    runs_as: str | None = None
+    """Class of transformers that computes it, where that is another family's: files that
+    transformers writes have its name in ``architectures``, and tell both by ``model_type``."""
     other_types: tuple[str, ...] = ()
     """``model_type`` of others that are alike."""
     defaults: Mapping[str, Any]
@@ -46,7 +49,7 @@ class FamilySpec:
     """What its tensors are called in files."""
     spelling: Mapping[str, str] = field(default_factory=dict)
     """Where the family keeps a key under another name; ``ffn_config.moe_top_k`` is nested."""
-    synonyms: Mapping[str, str] = field(default_factory=dict)
+    synonyms: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Names under which transformers reads keys beside the family's own."""
     by_layer: Collection[str] = ()
     """Keys whose numbers files may give for each layer; all have to be the same."""
@@ -55,12 +58,17 @@ class FamilySpec:
     rotary_keys: Collection[str] = ()
     """Rotary parameters that are read of this family, and passed over in all others."""
 
+    @property
+    def types(self) -> tuple[str, ...]:
+        """All that ``model_type`` may be."""
+        return (self.model_type, *self.other_types)
+
     def shape(self, config: Mapping[str, Any], where: str) -> ModelShape:
         """What a raw ``config.json`` describes. Raises FaultyConfig with all faults at once."""
         quantised = _quantised(config, where)
         keys = self.keys(config, self.defaults)
         model_type = config.get("model_type", self.model_type)
-        if model_type not in (self.model_type, *self.other_types):
+        if model_type not in self.types:
             expected = f"{shown(self.model_type)} as in the architecture"
             keys.fault("model_type", expected, model_type)
         shape = self._shape(keys, quantised)
@@ -81,7 +89,9 @@ class FamilySpec:
             architecture=architecture,
             model_type=model_type,
             spelling=nested(self.defaults, self.spelling),
-            synonyms={key: f"{_TEXT}{name}" for key, name in self.synonyms.items()},
+            synonyms={
+                key: [f"{_TEXT}{name}" for name in names] for key, names in self.synonyms.items()
+            },
             rotary_type=self.rotary_type or self.model_type,
         )
 

@@ -22,8 +22,9 @@ from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import LAYER
 
 
-def _glm4(keys: ConfigKeys, num_layers: int) -> Layers:
-    """Released files hold a layer more, which foretells tokens and is not computed."""
+def glm4_layers(keys: ConfigKeys, num_layers: int) -> Layers:
+    """Of which the first ones are dense. Released files hold a layer more, which foretells tokens
+    and is not computed."""
     qk_norm = "head" if keys.flag("use_qk_norm") else "none"
     attention = grouped_attention(
         keys, qkv_bias="attention_bias", rotates_part=True, qk_norm=qk_norm
@@ -99,7 +100,7 @@ GLM4_MOE = FamilySpec(
     ),
     spelling=DEEPSEEK_MOE.spelling,
     synonyms=DEEPSEEK_V3.synonyms,
-    layers=_glm4,
+    layers=glm4_layers,
     names=_NAMES,
 )
 DOTS1 = FamilySpec(

@@ -133,7 +133,7 @@ GRANITE_MOE_HYBRID = FamilySpec(
         "mamba_proj_bias": False,
         "mamba_chunk_size": 256,
     },
-    synonyms={"layer_types": "layers_block_type"},
+    synonyms={"layer_types": ("layers_block_type",)},
     rotary_type="granitemoe",
     layers=_hybrid,
     names=_NAMES,

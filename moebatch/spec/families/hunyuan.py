@@ -63,7 +63,10 @@ HUNYUAN_V1_MOE = FamilySpec(
         num_experts=1,
     ),
     spelling={"num_experts": "num_experts", "num_experts_per_tok": "moe_topk"},
-    synonyms={"num_experts": "num_local_experts", "num_experts_per_tok": "num_experts_per_tok"},
+    synonyms={
+        "num_experts": ("num_local_experts",),
+        "num_experts_per_tok": ("num_experts_per_tok",),
+    },
     by_layer=("num_experts", "num_experts_per_tok"),
     rotary_keys=("alpha",),
     layers=_v1,

@@ -93,7 +93,7 @@ LFM2_MOE = FamilySpec(
         norm_topk_prob=True,
     ),
     spelling={"rms_norm_eps": "norm_eps"},
-    synonyms={"tie_word_embeddings": "tie_embedding"},
+    synonyms={"tie_word_embeddings": ("tie_embedding",)},
     layers=_layers,
     names=TensorNames(
         roles=usual_roles()

@@ -31,6 +31,7 @@ from moebatch.spec.families.olmoe import FLEX_OLMO, OLMOE
 from moebatch.spec.families.phimoe import PHIMOE, RELEASED_PHIMOE
 from moebatch.spec.families.qwen import MELLUM, QWEN2_MOE, QWEN3_MOE, QWEN3_VL_MOE
 from moebatch.spec.families.qwen_delta import QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_NEXT
+from moebatch.spec.families.sarvam import SARVAM_MLA, SARVAM_MOE
 from moebatch.spec.families.switch import SWITCH_TRANSFORMERS
 
 _SPARSE = (DEEPSEEK_V32, GLM_MOE_DSA)
@@ -54,6 +55,8 @@ _OTHERS = (
     HY_V3,
     DOTS1,
     SOLAR_OPEN,
+    SARVAM_MOE,
+    SARVAM_MLA,
     EXAONE_MOE,
     GEMMA4_TEXT,
     GEMMA4,

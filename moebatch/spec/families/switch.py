@@ -99,7 +99,7 @@ SWITCH_TRANSFORMERS = FamilySpec(
         "rms_norm_eps": "layer_norm_epsilon",
         "hidden_act": "dense_act_fn",
     },
-    synonyms={key: key for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")},
+    synonyms={key: (key,) for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")},
     layers=_layers,
     names=TensorNames(
         roles={

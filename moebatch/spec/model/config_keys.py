@@ -54,7 +54,7 @@ class ConfigKeys:
         defaults: Mapping[str, Any],
         spelling: Mapping[str, str],
         by_layer: Collection[str] = (),
-        synonyms: Mapping[str, str] = MappingProxyType({}),
+        synonyms: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ) -> None:
         """`defaults` are the values of keys that a file may leave out; `spelling` says where the
         family keeps a key under another name, ``ffn_config.moe_top_k`` is nested; `by_layer` are
@@ -216,17 +216,18 @@ class ConfigKeys:
         return self._defaults.get(key) if found is _ABSENT else found
 
     def _found(self, key: str) -> Any:
-        """What the file holds, under either name."""
-        own, synonym = self._spelled(key), self._synonyms.get(key)
-        found = self._found_as(key, own)
-        other = None if synonym is None else self._found_as(key, synonym)
-        if other is None or other is _ABSENT:
-            return found
-        if found not in (None, _ABSENT, other):
-            self.wrong(
-                key, f"{own} ({shown(found)}) and {synonym} ({shown(other)}) contradict each other"
-            )
-        return other
+        """What the file holds, under any of its names."""
+        name = self._spelled(key)
+        found = self._found_as(key, name)
+        for synonym in self._synonyms.get(key, ()):
+            other = self._found_as(key, synonym)
+            if other is None or other is _ABSENT:
+                continue
+            if found not in (None, _ABSENT, other):
+                both = f"{name} ({shown(found)}) and {synonym} ({shown(other)})"
+                self.wrong(key, f"{both} contradict each other")
+            name, found = synonym, other
+        return found
 
     def _found_as(self, key: str, name: str) -> Any:
         found: Any = self._config

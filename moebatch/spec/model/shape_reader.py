@@ -66,6 +66,9 @@ def _family(config: Mapping[str, Any], where: str) -> FamilySpec:
     if isinstance(architectures, list) and architectures:
         found = architectures[0]
         family = FAMILIES.get(found) if isinstance(found, str) else None
+        if family is not None and model_type not in family.types:
+            others = (each for each in FAMILIES.values() if each.runs_as == found)
+            family = next((each for each in others if model_type in each.types), family)
     else:
         found = model_type
         by_type = {family.model_type: family for family in FAMILIES.values()}

@@ -57,7 +57,8 @@ class TensorNames:
     experts: tuple[ExpertLayout, ...]
     """Layouts in use, that of released checkpoints first."""
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Roles of weights that hold those of other roles, one below the other."""
+    """Roles of weights that hold those of other roles, one below the other, unless these lie apart
+    under names that they have."""
     flat: Collection[str] = ()
     """Roles of vectors that lie in files as matrices of one row, but for GGUF."""
     in_gguf: Mapping[str, str] = field(default_factory=dict)
@@ -90,14 +91,18 @@ class TensorNames:
     def _named(self, sizes: Sizes, names: Container[str], place: Mapping[str, object]) -> Named:
         sizes = dict(sizes)
         is_own = not _is_gguf(names)
-        for whole, parts in self.joined.items():
-            if parts[0] in sizes and is_own:
+        for whole, parts in self.joined.items() if is_own else ():
+            if parts[0] in sizes and not self._lies_there(parts[0], names, place):
                 of_parts = [sizes.pop(part) for part in parts]
                 height = sum(size[0] for size in of_parts)
                 sizes[whole] = (height, *of_parts[0][1:])
         for role in sizes.keys() & self.flat if is_own else ():
             sizes[role] = (1, *sizes[role])
         return {role: (self._name(role, names, place), size) for role, size in sizes.items()}
+
+    def _lies_there(self, role: str, names: Container[str], place: Mapping[str, object]) -> bool:
+        """Whether a weight lies under a name of its own."""
+        return role in self.roles and _is_there(self._name(role, names, place), names)
 
     def also_under(self, beginnings: Mapping[str, str]) -> "TensorNames":
         """The same names, and first of all those that begin otherwise, up to their first dot, as
@@ -132,14 +137,13 @@ class TensorNames:
         else:
             templates = _GGUF_ROLES[role]
         candidates = [template.format(**place) for template in templates]
-        there = (name for name in candidates if any(each in names for each in _stored_as(name)))
-        return next(there, candidates[0])
+        return next((name for name in candidates if _is_there(name, names)), candidates[0])
 
 
-def _stored_as(name: str) -> tuple[str, ...]:
-    """What says that a weight is there, as it is or as formats of codes have it."""
+def _is_there(name: str, names: Container[str]) -> bool:
+    """Whether a weight is, as it is or as formats of codes have it."""
     stem = name.removesuffix(".weight")
-    return name, f"{name}_packed", f"{stem}.qweight"
+    return any(each in names for each in (name, f"{name}_packed", f"{stem}.qweight"))
 
 
 def usual_roles(*, shared: str = "mlp.shared_expert") -> dict[str, tuple[str, ...]]:
