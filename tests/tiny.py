@@ -161,6 +161,14 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
     | {"n_shared_experts": 2, "moe_intermediate_size": 24, "num_experts_per_tok": 3},
     "deepseek_v3": _LATENT
     | {"n_shared_experts": 1, "moe_intermediate_size": 24, "n_group": 3, "topk_group": 2},
+    "axk1": _LATENT
+    | {
+        "n_shared_experts": 2,
+        "moe_intermediate_size": 20,
+        "n_group": 3,
+        "topk_group": 2,
+        "mlp_layer_types": ["sparse", "dense", "sparse"],
+    },
     "deepseek_v32": _LATENT | _INDEXED,
     "glm_moe_dsa": _LATENT | _INDEXED,
     "ernie4_5_moe": {

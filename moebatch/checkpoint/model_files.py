@@ -167,7 +167,9 @@ def open_model(folder: Path, dtype: Dtype | Literal["auto"]) -> ModelFiles:
     Raises CheckpointError when anything is missing, damaged, hostile or not supported.
     """
     config, shape, checkpoint = _opened(folder)
-    layouts = _names_of(shape).expert_layouts(checkpoint.tensors)
+    names = _names_of(shape)
+    shape = names.found(shape, checkpoint.tensors)
+    layouts = names.expert_layouts(checkpoint.tensors)
     if not layouts:
         raise CheckpointError(
             f"{folder}: {shape.architecture} can be planned only; it is not known what tensors of "

@@ -9,8 +9,8 @@ CHOICE_STATES = 2
 
 
 def norm_states(shape: ModelShape) -> int:
-    """Hidden states that norms and residuals of a layer move per token."""
-    return _NORM_STATES * len(shape.norms)
+    """Hidden states that norms and residuals of a layer with experts move per token."""
+    return _NORM_STATES * len(shape.norms + shape.moe_norms)
 
 
 def elementwise_bytes(shape: ModelShape, dtype_bytes: int) -> int:

@@ -244,7 +244,7 @@ def step_elements(shape: ModelShape, limits: Limits) -> int:
         rows * D,  # output
         *(num_biased * [width, width, D]),  # biases of experts that are computed together
     )
-    more_norms = MLP_NORMS & {*shape.norms}
+    more_norms = MLP_NORMS & {*shape.norms, *shape.moe_norms}
     mlp += len(more_norms) * (rows * D, rows * D * 2)  # a sum or normed input, and in float32
     words = 2 if shape.router.has_exact_logits else 1
     router = (

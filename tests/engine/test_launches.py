@@ -190,6 +190,7 @@ def decoded(
         ("gemma4_text", False),
         ("gpt_oss", False),
         ("deepseek_v3", False),
+        ("axk1", False),
         ("qwen3_next", False),
         ("lfm2_moe", False),
         ("granitemoehybrid", False),

@@ -234,6 +234,25 @@ def test_yarn_as_released_files_of_sarvam_spell_it(tmp_path: Path) -> None:
         assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
 
 
+def test_released_files_of_axk1_correct_no_choice_and_hold_norms_that_are_not_used(
+    tmp_path: Path,
+) -> None:
+    folder = tiny.write_checkpoint(tmp_path, "axk1")
+    tensors = {
+        name: tensor for name, tensor in read_tensors(folder).items() if "correction" not in name
+    }
+    norm = "model.layers.{}.post_mlp_layernorm.weight"
+    tensors[norm.format(1)] = 3 * tensors[norm.format(0)]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    model = oracle.load(folder)
+    for seq in Driver(folder).generate(oracle.prompts(), 8, slice_tokens=7):
+        assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
+    del tensors[norm.format(0)]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"layers\.0\.post_mlp_layernorm"):
+        Driver(folder)
+
+
 def test_long_factors_and_scales_are_for_long_sequences(
     tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,7 @@ BILLIONS = {
     "deepseek-v3": 671,
     "deepseek-v3.2": 671,
     "glm-5": 744,
+    "a.x-k1": 519,
     "glm-4.5-air": 106,
     "glm-4.5": 355,
     "minimax-m2": 230,

@@ -53,6 +53,7 @@ ARCHITECTURES = {
     "deepseek_v2": "DeepseekV2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
     "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
+    "axk1": "AXK1ForCausalLM",
     "deepseek_v32": "DeepseekV32ForCausalLM",
     "glm_moe_dsa": "GlmMoeDsaForCausalLM",
     "qwen3_next": "Qwen3NextForCausalLM",
@@ -72,8 +73,9 @@ OTHERS = (
     "flex_olmo",
     "sarvam_moe",
     "sarvam_mla",
+    "axk1",
 )
-LATENT = (*tiny.LATENT, "mistral4", "sarvam_mla")
+LATENT = (*tiny.LATENT, "mistral4", "sarvam_mla", "axk1")
 NEEDED = {"glm4_moe": {"head_dim": 128}, "deepseek_v2": {"num_experts_per_tok": 6}}
 """What is refused without: the default sizes do not divide each other."""
 BIASES = ("correction_bias", "expert_bias")
@@ -126,6 +128,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("exaone_moe", {"num_shared_experts": 3, "n_group": 4, "sliding_window_pattern": 5}),
     ("solar_open", {"n_group": 4, "attention_bias": True, "n_shared_experts": 2}),
     ("sarvam_moe", {"num_experts": 16, "num_shared_experts": 2, "use_qkv_bias": True}),
+    ("axk1", {"first_k_dense_replace": 2, "moe_layer_freq": 3, "num_local_experts": 64}),
     ("sarvam_moe", {"n_group": 4, "use_qk_norm": False, "partial_rotary_factor": 0.5}),
     ("sarvam_mla", {"num_experts": 16, "q_lora_rank": 40, "rope_interleave": False}),
     ("granitemoe", {"num_key_value_heads": 8, "attention_multiplier": 0.1, "logits_scaling": 6.0}),

@@ -216,7 +216,7 @@ class Launches:
         shape = self.shape
         shared = self._mlp + (not self.is_fused) if shape.shared_expert else 0
         mixed = 3 * bool(shared and shape.shared_expert_gate)
-        norms = (self._norm + self._rows.sum) * len(MLP_NORMS & {*shape.norms})
+        norms = (self._norm + self._rows.sum) * len(MLP_NORMS & {*shape.norms, *shape.moe_norms})
         others = self._scaling + shape.scales_layers
         added = self._rows.add + _LOOKING
         return added + self._sorting(is_joined) + shared + mixed + norms + others

@@ -1,6 +1,6 @@
 """DeepSeek-MoE, DeepSeek-V2 and DeepSeek-V3, of which Kimi-K2 is one; GLM-4.7-Flash (Zhipu AI),
-which is built as DeepSeek-V3 is; and two with DeepSeek Sparse Attention, DeepSeek-V3.2 and GLM-5.
-"""
+which is built as DeepSeek-V3 is, and A.X-K1 (SK Telecom), which norms what experts have made; and
+two with DeepSeek Sparse Attention, DeepSeek-V3.2 and GLM-5."""
 
 from dataclasses import replace
 from math import log
@@ -42,9 +42,12 @@ def v3_layers(keys: ConfigKeys, num_layers: int) -> Layers:
 
 
 def _glm_lite(keys: ConfigKeys, num_layers: int) -> Layers:
-    num_dense = keys.count_or_zero("first_k_dense_replace")
-    sparse = by_mlp_types(keys, num_layers, num_dense)
-    return replace(v3_layers(keys, num_layers), moe_layers=sparse)
+    layers = v3_layers(keys, num_layers)
+    return replace(layers, moe_layers=by_mlp_types(keys, num_layers, layers.moe_layers))
+
+
+def _axk1(keys: ConfigKeys, num_layers: int) -> Layers:
+    return replace(_glm_lite(keys, num_layers), moe_norms=("mlp_out_norm",))
 
 
 def _sparsely(keys: ConfigKeys, num_layers: int) -> Layers:
@@ -241,6 +244,34 @@ GLM4_MOE_LITE = FamilySpec(
     layers=_glm_lite,
     names=_NAMES,
 )
+AXK1 = FamilySpec(
+    architecture="AXK1ForCausalLM",
+    model_type="axk1",
+    defaults=dict(DEEPSEEK_V3.defaults)
+    | {
+        "vocab_size": 163840,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 64,
+        "max_position_embeddings": 32768,
+        "num_experts": 192,
+        "first_k_dense_replace": 1,
+    },
+    spelling=DEEPSEEK_V2.spelling,
+    synonyms=DEEPSEEK_V3.synonyms,
+    layers=_axk1,
+    names=replace(
+        _NAMES,
+        roles=dict(_NAMES.roles)
+        | {
+            "mlp_out_norm": (
+                LAYER + "post_mlp_layernorm.weight",
+                LAYER + "mlp.post_mlp_layernorm.weight",
+            )
+        },
+        may_lack_correction=True,
+    ),
+)
+"""Released files hold such norms of dense layers as well, which are not computed."""
 DEEPSEEK_V32 = FamilySpec(
     architecture="DeepseekV32ForCausalLM",
     model_type="deepseek_v32",

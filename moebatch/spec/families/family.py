@@ -4,7 +4,7 @@ Released configurations omit what equals the default of the family's class in tr
 these defaults are part of the format.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from types import MappingProxyType
@@ -264,11 +264,11 @@ def rotated_by_windows(
     }
 
 
-def by_mlp_types(keys: ConfigKeys, num_layers: int, num_dense: int) -> tuple[int, ...]:
-    """Layers that ``mlp_layer_types`` calls sparse; all but the first `num_dense` where there are
-    no such types."""
+def by_mlp_types(keys: ConfigKeys, num_layers: int, otherwise: Container[int]) -> tuple[int, ...]:
+    """Layers that ``mlp_layer_types`` calls sparse; where there are no such types, those that are
+    in `otherwise`."""
     dense, sparse = known = ("dense", "sparse")
-    usual = [dense if layer < num_dense else sparse for layer in range(num_layers)]
+    usual = [sparse if layer in otherwise else dense for layer in range(num_layers)]
     types = layer_types(keys, usual, known, key="mlp_layer_types")
     return tuple(layer for layer, kind in enumerate(types) if kind == sparse)
 

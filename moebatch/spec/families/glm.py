@@ -48,12 +48,12 @@ def _exaone(keys: ConfigKeys, num_layers: int) -> Layers:
     attention = grouped_attention(keys, qk_norm="head")
     step = 1 if keys.value("layer_types") else keys.count("sliding_window_pattern")
     windows = by_layer_types(keys, num_layers, lambda layer: (layer + 1) % step != 0)
-    sparse = by_mlp_types(keys, num_layers, keys.count_or_zero("first_k_dense_replace"))
+    sparse = by_mlp_types(keys, num_layers, _moe_layers(keys, num_layers))
     layers = _layers(keys, attention, windows, sparse)
     return replace(layers, **rotated_by_windows(keys, attention, windows))
 
 
-def _moe_layers(keys: ConfigKeys, num_layers: int) -> Sequence[int]:
+def _moe_layers(keys: ConfigKeys, num_layers: int) -> range:
     return range(keys.count_or_zero("first_k_dense_replace"), num_layers)
 
 

@@ -32,7 +32,7 @@ def _v3(keys: ConfigKeys, num_layers: int) -> Layers:
     width, num_shared = keys.count("moe_intermediate_size"), keys.count("num_shared_experts")
     return Layers(
         attention=grouped_attention(keys, biases="attention_bias", qk_norm="head"),
-        moe_layers=by_mlp_types(keys, num_layers, num_dense=1),
+        moe_layers=by_mlp_types(keys, num_layers, range(1, num_layers)),
         expert=Mlp(width=width),
         dense=Mlp(width=keys.count("intermediate_size"), bias=mlp_bias),
         shared_expert=Mlp(width=num_shared * width, bias=mlp_bias),

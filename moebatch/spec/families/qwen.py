@@ -71,7 +71,7 @@ def _mellum(keys: ConfigKeys, num_layers: int) -> Layers:
         global_attention=full if slide and see_all else None,
         global_layers=see_all if slide else (),
         sliding_windows=windows,
-        moe_layers=by_mlp_types(keys, num_layers, 0),
+        moe_layers=by_mlp_types(keys, num_layers, range(num_layers)),
         expert=Mlp(width=keys.count("moe_intermediate_size")),
         dense=Mlp(width=keys.count("intermediate_size")),
         router=softmax_router(keys),

@@ -4,6 +4,7 @@ from moebatch.registry import Registry
 from moebatch.spec.families.afmoe import AFMOE
 from moebatch.spec.families.dbrx import DBRX
 from moebatch.spec.families.deepseek import (
+    AXK1,
     DEEPSEEK_MOE,
     DEEPSEEK_V2,
     DEEPSEEK_V3,
@@ -35,7 +36,8 @@ from moebatch.spec.families.sarvam import SARVAM_MLA, SARVAM_MOE
 from moebatch.spec.families.switch import SWITCH_TRANSFORMERS
 
 _SPARSE = (DEEPSEEK_V32, GLM_MOE_DSA)
-_DEEPSEEK = (DEEPSEEK_MOE, DEEPSEEK_V2, DEEPSEEK_V3, *_SPARSE, GLM4_MOE_LITE, MISTRAL4, MISTRAL3)
+_LATENT = (DEEPSEEK_V2, DEEPSEEK_V3, *_SPARSE, GLM4_MOE_LITE, AXK1, MISTRAL4, MISTRAL3)
+_DEEPSEEK = (DEEPSEEK_MOE, *_LATENT)
 _QWEN = (QWEN2_MOE, QWEN3_MOE, QWEN3_VL_MOE, QWEN3_NEXT, QWEN3_5_MOE_TEXT, QWEN3_5_MOE)
 _GRANITE = (GRANITE_MOE, GRANITE_MOE_SHARED, GRANITE_MOE_HYBRID)
 _OTHERS = (

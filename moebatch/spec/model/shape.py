@@ -75,6 +75,8 @@ class Layers:
     so may what experts and MLPs have made together, ``mlp_out_norm``. Experts and the shared one
     may have such of their own before, ``experts_out_norm`` and ``shared_out_norm``; ``shared_norm``
     is what the shared one sees of hidden states, where that is not what experts see."""
+    moe_norms: tuple[str, ...] = ()
+    """Roles of those that only layers with experts have beside these."""
     scales_layers: bool = False
     """Hidden states are multiplied by a learnt number at the end of each layer."""
     most_attended: int | None = None
@@ -148,6 +150,12 @@ class ModelShape(Layers):
     def has_mlp(self, layer: int) -> bool:
         """Whether a layer has experts or an MLP."""
         return layer not in self._bare
+
+    def norms_of(self, layer: int) -> tuple[str, ...]:
+        """Roles of the norms of a layer."""
+        if not self.has_mlp(layer):
+            return tuple(role for role in self.norms if role in _NORMS_OF_MIXERS)
+        return self.norms + self.moe_norms * self.is_moe(layer)
 
     def is_recurrent(self, layer: int) -> bool:
         """Whether a layer has a recurrence in the place of attention."""
@@ -264,13 +272,9 @@ class ModelShape(Layers):
 
     def layer_tensors(self, layer: int) -> Sizes:
         """Sizes of everything in a layer but its experts, by role."""
-        norms, mlp = self.norms, self._dense_tensors
-        if self.is_moe(layer):
-            mlp = self._moe_tensors
-        elif not self.has_mlp(layer):
-            norms, mlp = tuple(role for role in norms if role in _NORMS_OF_MIXERS), {}
         scale: Sizes = {"layer_scale": (1,)} if self.scales_layers else {}
-        return self._norm_tensors(*norms) | self.mixer_tensors(layer) | mlp | scale
+        norms = self._norm_tensors(*self.norms_of(layer))
+        return norms | self.mixer_tensors(layer) | self._mlp_tensors(layer) | scale
 
     def streamed_tensors(self, layer: int) -> Sizes:
         """Those that may come up from the level below for each pass: matrices, but for those of
@@ -341,6 +345,11 @@ class ModelShape(Layers):
     def _recurrence_tensors(self) -> Sizes:
         assert self.recurrence is not None, "layers are recurrent by one"
         return self.recurrence.tensors(self.hidden_size)
+
+    def _mlp_tensors(self, layer: int) -> Sizes:
+        if self.is_moe(layer):
+            return self._moe_tensors
+        return self._dense_tensors if self.has_mlp(layer) else {}
 
     @cached_property
     def _dense_tensors(self) -> Sizes:

@@ -61,6 +61,8 @@ class TensorNames:
     under names that they have."""
     flat: Collection[str] = ()
     """Roles of vectors that lie in files as matrices of one row, but for GGUF."""
+    may_lack_correction: bool = False
+    """Checkpoints without what corrects the choice of experts are read; it is none, then."""
     in_gguf: Mapping[str, str] = field(default_factory=dict)
     """Names in GGUF that are not those of other families, behind that of the layer."""
 
@@ -72,6 +74,17 @@ class TensorNames:
             if not layout.is_stacked and all(len(roles) == 1 for roles in layout.weights.values()):
                 return {roles[0]: template for template, roles in layout.weights.items()}
         return {}
+
+    def found(self, shape: ModelShape, names: Container[str]) -> ModelShape:
+        """The shape of a model whose checkpoint holds `names`, as far as these say more than its
+        ``config.json``."""
+        router, role = shape.router, "router_correction"
+        if not self.may_lack_correction or not router.has_correction:
+            return shape
+        places = map(shape.place_of, shape.moe_layers)
+        if any(self._name(role, names, place) in names for place in places):
+            return shape
+        return replace(shape, router=replace(router, has_correction=False))
 
     def global_weights(self, shape: ModelShape, names: Container[str]) -> Named:
         """Name and size by role of what no layer owns; `names` is what the checkpoint holds.
