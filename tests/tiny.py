@@ -220,6 +220,29 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
             "llama_4_scaling_beta": 0.9,
         },
     },
+    "mimo_v2_flash": {
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 1,
+        "intermediate_size": 56,
+        "moe_intermediate_size": 20,
+        "n_routed_experts": 7,
+        "head_dim": 14,
+        "v_head_dim": 9,
+        "sliding_window": 9,
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "default",
+                "rope_theta": 300.0,
+                "partial_rotary_factor": 0.6,
+            },
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": 20.0,
+                "partial_rotary_factor": 0.3,
+            },
+        },
+    },
     "exaone_moe": _SHARED | {"num_experts": 7, "sliding_window": 9, "sliding_window_pattern": 2},
     "sarvam_moe": _SHARED
     | {

@@ -117,7 +117,7 @@ class Decoder:
         self._outputs_TKD = room(num_tokens, shape.experts_per_token, shape.hidden_size)
 
     @property
-    def sink_scores(self) -> Sequence[Tensor]:
+    def sink_scores(self) -> Mapping[int, Tensor]:
         """What an `AttentionCore` beside the decoder has to know of its weights."""
         return self._weights.sink_scores
 

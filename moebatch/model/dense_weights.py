@@ -45,10 +45,10 @@ class DenseWeights:
     are none for values, as are their biases."""
 
     @property
-    def sink_scores(self) -> list[Tensor]:
-        """Of each layer what takes part in the softmax of every head, [H]; empty where nothing
-        does."""
-        return [roles["sink_scores"] for roles in self.layers if "sink_scores" in roles]
+    def sink_scores(self) -> dict[int, Tensor]:
+        """By layer what takes part in the softmax of every head, [H], where something does."""
+        name = "sink_scores"
+        return {layer: roles[name] for layer, roles in enumerate(self.layers) if name in roles}
 
     @classmethod
     def of(

@@ -189,6 +189,7 @@ def decoded(
         ("flex_olmo", False),
         ("gemma4_text", False),
         ("gpt_oss", False),
+        ("mimo_v2_flash", False),
         ("deepseek_v3", False),
         ("axk1", False),
         ("qwen3_next", False),

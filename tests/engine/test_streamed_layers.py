@@ -46,7 +46,9 @@ def deep(tiny_checkpoint: Callable[..., Path]) -> Deep:
         kinds: dict[str, Any] = {}
         if family in RECURRENT:
             kinds = {"layer_types": (["linear_attention", "full_attention"] * LAYERS)[:LAYERS]}
-        elif family == "gpt_oss":
+        elif family == "axk1":
+            kinds = {"mlp_layer_types": None}
+        elif family in ("gpt_oss", "mimo_v2_flash"):
             kinds = {"layer_types": (["sliding_attention", "full_attention"] * LAYERS)[:LAYERS]}
         elif family == "nemotron_h":
             layers = ("full_attention", "linear_attention moe", "linear_attention mlp")
@@ -102,7 +104,9 @@ def test_every_schedule_equals_transformers_however_many_layers_come_up(
 
 @pytest.mark.few
 @pytest.mark.parametrize("title", ["in memory", "GPU attention, cache in main memory"])
-@pytest.mark.parametrize("family", [*FAMILIES, "nemotron_h", "dbrx"])
+@pytest.mark.parametrize(
+    "family", [*FAMILIES, "nemotron_h", "dbrx", "sarvam_moe", "axk1", "mimo_v2_flash"]
+)
 def test_all_families_compute_with_what_has_come_up(
     deep: Deep,
     expected_tokens: Callable[[str], list[tuple[int, ...]]],

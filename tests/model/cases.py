@@ -427,6 +427,21 @@ CASES: dict[str, Case] = {
             },
         },
     ),
+    "mimo": ("mimo_v2_flash", {}),
+    "mimo-fused": ("mimo_v2_flash", {"fused": True, "attention_value_scale": None}),
+    "mimo-slides": ("mimo_v2_flash", {"layer_types": ["sliding_attention"] * 4, "v_head_dim": 20}),
+    "mimo-full": (
+        "mimo_v2_flash",
+        {
+            "layer_types": ["full_attention"] * 4,
+            "attention_bias": True,
+            "mlp_layer_types": ["sparse", "dense"] * 2,
+            "n_routed_experts": 8,
+            "n_group": 4,
+            "topk_group": 2,
+        },
+    ),
+    "mimo-usual": ("mimo_v2_flash", {"layer_types": None, "num_hidden_layers": 7}),
     "mistral4": ("mistral3", {}),
     "mistral4-fused": ("mistral3", {"fused": True, "rope_interleave": False, "q_lora_rank": None}),
     "mistral4-groups": (

@@ -54,6 +54,7 @@ needs_kernels = pytest.mark.skipif(
     contexts=st.lists(st.integers(1, 700), min_size=1, max_size=6),
     heads=st.sampled_from([(4, 4), (8, 2), (8, 1), (6, 2), (5, 1), (28, 4)]),
     head_dim=st.sampled_from([8, 20, 64, 80, 96, 128, 256]),
+    value_dim=st.sampled_from([None, 9, 64, 100, 128]),
     dtype=st.sampled_from(DTYPES),
     cached_in=st.sampled_from([None, *get_args(CacheDtype)]),
     num_threads=st.integers(1, 3),
@@ -63,12 +64,13 @@ def test_equal_to_torch_within_rounding(
     contexts: list[int],
     heads: tuple[int, int],
     head_dim: int,
+    value_dim: int | None,
     dtype: torch.dtype,
     cached_in: CacheDtype | None,
     num_threads: int,
     seed: int,
 ) -> None:
-    cache = Cache(contexts, heads[1], head_dim, dtype, seed, cached_in)
+    cache = Cache(contexts, heads[1], head_dim, dtype, seed, cached_in, value_dim)
     q_THC = cache.noise(len(contexts), heads[0], head_dim)
     torch.testing.assert_close(
         attended(q_THC, cache, num_threads),
@@ -146,7 +148,7 @@ def test_broken_numbers_stay_broken_and_with_their_sequence(
         cache.keys_RGC[cache.rows[1][20], 0, 5] = 1.0
         q_THC[1, :2, 5] = what
     else:
-        lies_RGC = cache.keys_RGC if where == "keys" else cache.values_RGC
+        lies_RGC = cache.keys_RGC if where == "keys" else cache.values_RGV
         lies_RGC[cache.rows[1][20], 0, 5] = what
         q_THC[1, :, 5] = 1.0
     got = attended(q_THC, cache, 1)
@@ -192,8 +194,8 @@ def test_thousands_of_faint_positions_count_beside_a_dominant_one(
     cache = Cache([6000], 1, 64, dtype, 6, cached_in)
     cache.keys_RGC[:] = 0.0
     cache.keys_RGC[cache.rows[0][0], 0, 0] = 88.0
-    cache.values_RGC[:] = 1.0
-    cache.values_RGC[cache.rows[0][0]] = 0.0
+    cache.values_RGV[:] = 1.0
+    cache.values_RGV[cache.rows[0][0]] = 0.0
     q_THC = torch.zeros(1, 4, 64, dtype=dtype)
     q_THC[..., 0] = 1.0  # weights of exp(-11), which are 0.09 together
     torch.testing.assert_close(
@@ -523,6 +525,7 @@ class Cache:
         dtype: torch.dtype,
         seed: int,
         cached_in: CacheDtype | None = None,
+        value_dim: int | None = None,
     ) -> None:
         self.cached_in = cached_in
         self._generator = torch.Generator().manual_seed(seed)
@@ -531,20 +534,20 @@ class Cache:
         pages = torch.randperm(sum(counts), generator=self._generator)
         rows = (pages[:, None] * PAGE_TOKENS + torch.arange(PAGE_TOKENS)).split(counts)
         self.rows = [part.flatten()[:context] for part, context in zip(rows, contexts, strict=True)]
-        size = (len(pages) * PAGE_TOKENS, num_kv_heads, head_dim)
-        self._size = size
-        self.keys_RGC, self.values_RGC = self.noise(*size), self.noise(*size)
+        size = (len(pages) * PAGE_TOKENS, num_kv_heads)
+        self.keys_RGC = self.noise(*size, head_dim)
+        self.values_RGV = self.noise(*size, value_dim or head_dim)
         unused = torch.ones(size[0], dtype=torch.bool)
         unused[torch.cat(self.rows)] = False
-        self.keys_RGC[unused] = self.values_RGC[unused] = torch.nan
+        self.keys_RGC[unused] = self.values_RGV[unused] = torch.nan
 
     @property
     def stored(self) -> tuple[Tensor, Tensor]:
         """Keys and values as kernels read them."""
-        numbers = self.keys_RGC, self.values_RGC
+        numbers = self.keys_RGC, self.values_RGV
         if self.cached_in is None:
             return numbers
-        keys, values = (encode(x_RGC, self.cached_in) for x_RGC in numbers)
+        keys, values = (encode(x, self.cached_in) for x in numbers)
         return keys, values
 
     @property
@@ -552,7 +555,11 @@ class Cache:
         """What these are."""
         if self.cached_in is None:
             return self.stored
-        keys, values = (decode(x, self.cached_in, torch.empty(self._size)) for x in self.stored)
+        sizes = self.keys_RGC.shape, self.values_RGV.shape
+        keys, values = (
+            decode(x, self.cached_in, torch.empty(size))
+            for x, size in zip(self.stored, sizes, strict=True)
+        )
         return keys, values
 
     def noise(self, *size: int) -> Tensor:
@@ -570,23 +577,28 @@ def attended(
         starts_B=lengths.cumsum(0),
         rows_N=torch.cat(cache.rows[::-1]),
     )
-    out_THC = torch.full_like(q_THC, torch.nan)
+    out_THV = room_for(q_THC, cache)
     cached = Cached(*cache.stored, cache.cached_in)  # only pointers go to the kernel
     scoring = Scoring(q_THC.shape[2] ** -0.5)
-    work = work_of(queries, q_THC, cached, out_THC, scoring, num_threads=num_threads)
+    work = work_of(queries, q_THC, cached, out_THV, scoring, num_threads=num_threads)
     (helpers or Helpers()).run(KERNELS.attend, work, num_threads)
-    return out_THC
+    return out_THV
 
 
 def reference(q_THC: Tensor, cache: Cache) -> Tensor:
     """By torch, in float64, rounded at the end."""
-    out_THC, numbers = torch.empty_like(q_THC), cache.numbers
+    out_THV, numbers = room_for(q_THC, cache), cache.numbers
     for token, rows in enumerate(cache.rows):
         k_GSC, v_GSC = (kv[rows].double().transpose(0, 1) for kv in numbers)
         q_H1C = q_THC[token].double()[:, None]
         out = F.scaled_dot_product_attention(q_H1C[None], k_GSC[None], v_GSC[None], enable_gqa=True)
-        out_THC[token] = out[0, :, 0].to(q_THC.dtype)
-    return out_THC
+        out_THV[token] = out[0, :, 0].to(q_THC.dtype)
+    return out_THV
+
+
+def room_for(q_THC: Tensor, cache: Cache) -> Tensor:
+    """NaN, as many as attention puts out."""
+    return q_THC.new_full((*q_THC.shape[:2], cache.values_RGV.shape[2]), torch.nan)
 
 
 def plan_of(slices: Sequence[tuple[int, int]], window: int | None) -> AttentionPlan:

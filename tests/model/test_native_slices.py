@@ -25,7 +25,7 @@ from moebatch.model.native.scoring import Scoring
 from moebatch.spec.model.cache_layout import CacheDtype
 from moebatch.spec.model.shape_reader import read_shape
 from tests.few import examples
-from tests.model.test_native_attention import KERNELS, Cache
+from tests.model.test_native_attention import KERNELS, Cache, room_for
 from tests.model.test_parts import planner
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -46,6 +46,7 @@ class Case:
     slices: Sequence[tuple[int, int]]
     heads: tuple[int, int] = (8, 2)
     head_dim: int = 64
+    value_dim: int | None = None
     window: int | None = None
     dtype: torch.dtype = torch.bfloat16
     cache_dtype: torch.dtype | None = None
@@ -58,7 +59,7 @@ class Case:
         lengths = [sum(each) for each in self.slices]
         cache_dtype = self.cache_dtype or self.dtype
         sizes = lengths, self.heads[1], self.head_dim
-        cache = Cache(*sizes, cache_dtype, self.seed, self.cached_in)
+        cache = Cache(*sizes, cache_dtype, self.seed, self.cached_in, self.value_dim)
         num_tokens = sum(num for num, _ in self.slices)
         q_THC = cache.noise(num_tokens, self.heads[0], self.head_dim).to(self.dtype)
         object.__setattr__(self, "cache", cache)
@@ -82,7 +83,7 @@ class Case:
         helpers: Helpers | None = None,
         rows_per_item: int | None = None,
         q_THC: Tensor | None = None,
-        out_THC: Tensor | None = None,
+        out_THV: Tensor | None = None,
         sink_scores_H: Tensor | None = None,
     ) -> Tensor:
         """By the kernel."""
@@ -96,13 +97,13 @@ class Case:
             num_pairs=0,
         )
         q_THC = self.q_THC if q_THC is None else q_THC
-        out_THC = torch.full_like(self.q_THC, torch.nan) if out_THC is None else out_THC
+        out_THV = room_for(self.q_THC, self.cache) if out_THV is None else out_THV
         cached = Cached(*self.cache.stored, self.cached_in)  # only pointers go to the kernel
         work = work_of(
             slices,
             q_THC,
             cached,
-            out_THC,
+            out_THV,
             Scoring(self.head_dim**-0.5, sink_scores_H=sink_scores_H),
             num_threads=num_threads,
             window=self.window,
@@ -111,11 +112,11 @@ class Case:
             work.rows_per_item = rows_per_item
         (helpers or Helpers()).run(KERNELS.attend_slices, work, num_threads)
         assert not work.has_failed
-        return out_THC
+        return out_THV
 
     def reference(self) -> Tensor:
         """By torch, in float64, rounded at the end."""
-        out_THC, firsts = torch.empty_like(self.q_THC), self.firsts()
+        out_THV, firsts = room_for(self.q_THC, self.cache), self.firsts()
         numbers = self.cache.numbers
         for i, (num_tokens, context) in enumerate(self.slices):
             rows, tokens = self.cache.rows[i], slice(firsts[i], firsts[i + 1])
@@ -129,8 +130,8 @@ class Case:
             out = F.scaled_dot_product_attention(
                 q_HTC[None], k_GSC[None], v_GSC[None], attn_mask=mask, enable_gqa=True
             )
-            out_THC[tokens] = out[0].transpose(0, 1).to(self.dtype)
-        return out_THC
+            out_THV[tokens] = out[0].transpose(0, 1).to(self.dtype)
+        return out_THV
 
 
 def assert_close(case: Case, got: Tensor) -> None:
@@ -144,6 +145,7 @@ def assert_close(case: Case, got: Tensor) -> None:
     slices=st.lists(st.tuples(st.integers(1, 150), st.integers(0, 400)), min_size=1, max_size=4),
     heads=st.sampled_from([(4, 4), (8, 2), (8, 1), (6, 2), (5, 1), (28, 4)]),
     head_dim=st.sampled_from([8, 20, 48, 64, 80, 128]),
+    value_dim=st.sampled_from([None, 9, 64, 100]),
     window=st.one_of(st.none(), st.integers(1, 200)),
     dtype=st.sampled_from(DTYPES),
     cached_in=st.sampled_from([None, *get_args(CacheDtype)]),
@@ -154,6 +156,7 @@ def test_equal_to_torch_within_rounding(
     slices: list[tuple[int, int]],
     heads: tuple[int, int],
     head_dim: int,
+    value_dim: int | None,
     window: int | None,
     dtype: torch.dtype,
     cached_in: CacheDtype | None,
@@ -164,6 +167,7 @@ def test_equal_to_torch_within_rounding(
         slices=slices,
         heads=heads,
         head_dim=head_dim,
+        value_dim=value_dim,
         window=window,
         dtype=dtype,
         cached_in=cached_in,
@@ -198,7 +202,7 @@ def test_tokens_may_lie_apart(dtype: torch.dtype) -> None:
     q_THC[:, :num_heads] = case.q_THC
     out_THC = torch.full((num_tokens, num_heads + 1, head_dim), 7.0, dtype=dtype)
     out, beside = out_THC[:, :num_heads], out_THC[:, num_heads:]
-    case.attended(q_THC=q_THC[:, :num_heads], out_THC=out)
+    case.attended(q_THC=q_THC[:, :num_heads], out_THV=out)
     assert_close(case, out)
     assert (beside == 7).all()
 

@@ -23,7 +23,7 @@ Checkpoint = Callable[..., Path]
 ALL = (
     *tiny.FAMILIES,
     *("gemma4_text", "llama4_text", "dbrx", "phimoe", "afmoe", "mistral3"),
-    *("lfm2_moe", "granitemoehybrid", "nemotron_h", "flex_olmo"),
+    *("lfm2_moe", "granitemoehybrid", "nemotron_h", "flex_olmo", "mimo_v2_flash"),
 )
 
 
@@ -251,6 +251,26 @@ def test_released_files_of_axk1_correct_no_choice_and_hold_norms_that_are_not_us
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=r"layers\.0\.post_mlp_layernorm"):
         Driver(folder)
+
+
+def test_layers_of_mimo_as_released_files_spell_them(tmp_path: Path) -> None:
+    """A window without the token itself, no factor of weights, and rotary parameters that
+    transformers takes for granted."""
+    folder = tiny.write_checkpoint(tmp_path, "mimo_v2_flash")
+    tiny.edit_config(
+        folder,
+        rope_parameters=None,
+        routed_scaling_factor=None,
+        sliding_window=5,
+        sliding_window_size=5,
+        rope_theta=70.0,
+        swa_rope_theta=60.0,
+    )
+    model = oracle.load(folder)
+    assert model.config.sliding_window == 6
+    assert model.config.rope_parameters["full_attention"]["rope_theta"] == 5e6
+    for seq in Driver(folder).generate(oracle.prompts(), 8, slice_tokens=7):
+        assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
 
 
 def test_long_factors_and_scales_are_for_long_sequences(

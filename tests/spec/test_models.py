@@ -37,6 +37,7 @@ BILLIONS = {
     "glm-4.5": 355,
     "minimax-m2": 230,
     "kimi-k2": 1026,
+    "mimo-v2-flash": 309,
     "glm-4.7-flash": 29.9,
     "gpt-oss-20b": 20.9,
     "gpt-oss-120b": 116.8,

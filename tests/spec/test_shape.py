@@ -33,6 +33,7 @@ ARCHITECTURES = {
     "flex_olmo": "FlexOlmoForCausalLM",
     "glm4_moe": "Glm4MoeForCausalLM",
     "minimax_m2": "MiniMaxM2ForCausalLM",
+    "mimo_v2_flash": "MiMoV2FlashForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
     "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
     "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM",
@@ -195,8 +196,8 @@ def test_absent_keys_are_filled_as_transformers_fills_them(family: str) -> None:
 )
 def test_names_that_transformers_takes_for_others_are_read(architecture: str) -> None:
     family = FAMILIES[architecture]
-    sizes = {"num_experts": 32, "num_experts_per_tok": 3, "num_hidden_layers": 6, "head_dim": 64}
-    sizes |= {"hidden_size": 512, "num_attention_heads": 8, "max_position_embeddings": 77}
+    sizes = {"num_experts": 32, "num_experts_per_tok": 3, "num_hidden_layers": 6, "head_dim": 96}
+    sizes |= {"hidden_size": 768, "num_attention_heads": 8, "max_position_embeddings": 77}
     named = {family.spelling.get(key, key): size for key, size in sizes.items()}
     config: dict[str, Any] = {"architectures": [architecture]}
     config |= {"num_key_value_heads": 4, "n_shared_experts": 2}

@@ -25,7 +25,7 @@ from tests.quantised import decoded_beside, write_quantised
 from tests.tiny import CACHED_APART, FAMILIES, edit_config, write_checkpoint
 
 Checkpoint = Callable[..., Path]
-SENSITIVITIES = {0: 1.0, 1: 0.3, 2: 3.0}
+SENSITIVITIES = {0: 1.0, 1: 0.3, 2: 3.0, 3: 0.5}
 QUANTISABLE: dict[str, Any] = {
     "hidden_size": 64,
     "moe_intermediate_size": 32,
@@ -78,6 +78,7 @@ def test_what_recurrent_layers_keep_for_gradients_is_counted(
         *FAMILIES,
         *("granitemoeshared", "granitemoehybrid", "lfm2_moe", "nemotron_h"),
         *("ernie4_5_moe", "hunyuan_v1_moe", "dbrx", "phimoe", "flex_olmo"),
+        "mimo_v2_flash",
     ],
 )
 def test_gates_leave_out_what_those_of_a_decoder_do(

@@ -4,7 +4,8 @@ Shape letters: T tokens of the micro-batch, S positions, H query heads, G KV hea
 V that of values, R rows of the cache.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -52,11 +53,13 @@ class AttentionCore:
         *,
         dtype: torch.dtype,
         device: torch.device,
-        sink_scores: Sequence[Tensor] = (),
+        sink_scores: Mapping[int, Tensor] = MappingProxyType({}),
     ) -> None:
-        """`sink_scores` [H] are those of each layer, as `DenseWeights.sink_scores` has them."""
+        """`sink_scores` [H] are those of layers, as `DenseWeights.sink_scores` has them."""
         self.device = device
-        self._sink_scores = [scores_H.to(device, torch.float32) for scores_H in sink_scores]
+        self._sink_scores = {
+            layer: scores_H.to(device, torch.float32) for layer, scores_H in sink_scores.items()
+        }
         self._num_rows = limits.kv_rows
         self._attentions = [shape.attention_of(layer) for layer in range(shape.num_layers)]
         self._windows = shape.sliding_windows
@@ -151,8 +154,7 @@ class AttentionCore:
             assert micro_batch.turns is not None, "queries turn where there are sinks"
             turned_THC = _turned(frame, q_THC, micro_batch.turns, attention.rotated_from)
             sinks = SinkQueries(num_sinks, turned_THC)
-        sink_scores_H = self._sink_scores[layer] if self._sink_scores else None
-        return Scoring(attention.scale, sinks, sink_scores_H)
+        return Scoring(attention.scale, sinks, self._sink_scores.get(layer))
 
     def _attend_seen(
         self,

@@ -1,6 +1,6 @@
 """The projections of attention whose query heads share heads of keys and values.
 
-Shape letters: N rows after bucketing, D hidden, H query heads, C head size.
+Shape letters: N rows after bucketing, D hidden, H query heads, C head size, V that of values.
 """
 
 from collections.abc import Mapping
@@ -53,11 +53,11 @@ class GroupedAttentionBlock:
             qkv.q_THC[:num_tokens].mul_(query_scales_T11)
         return qkv
 
-    def output(self, frame: Frame, out_NHC: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+    def output(self, frame: Frame, out_NHV: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """What attention adds to the hidden states, [N, D]."""
-        room_ND = frame.take(len(out_NHC), self._hidden_size)
+        room_ND = frame.take(len(out_NHV), self._hidden_size)
         return self._products.linear(
-            out_NHC.flatten(1), weights["o"], weights.get("o_bias"), room_ND
+            out_NHV.flatten(1), weights["o"], weights.get("o_bias"), room_ND
         )
 
     def attend(
@@ -72,11 +72,11 @@ class GroupedAttentionBlock:
     ) -> Tensor:
         """All of it, where the core and the cache are on the device of the weights."""
         qkv = self.project(frame, normed_ND, micro_batch, weights)
-        out_NHC = frame.take(*qkv.q_THC.shape)
-        core.attend(layer, qkv, micro_batch, parts, out_NHC)
+        out_NHV = frame.take(*qkv.q_THC.shape[:2], self._attention.cached_value_dim)
+        core.attend(layer, qkv, micro_batch, parts, out_NHV)
         if "output_gate" in weights:
-            gate_output(frame.branch(), normed_ND, out_NHC, weights, self._products)
-        return self.output(frame, out_NHC, weights)
+            gate_output(frame.branch(), normed_ND, out_NHV, weights, self._products)
+        return self.output(frame, out_NHV, weights)
 
     def _unrotated(
         self, frame: Frame, normed_ND: Tensor, num_tokens: int, weights: Mapping[str, Tensor]
@@ -86,12 +86,15 @@ class GroupedAttentionBlock:
         room = frame.take(len(normed_ND), len(weights[roles]))
         bias = weights.get(f"{roles}_bias")
         together = self._products.linear(normed_ND, weights[roles], bias, room)
-        widths = (attention.query_width, attention.kv_width, attention.kv_width)
+        widths = (attention.query_width, attention.kv_width, attention.value_width)
+        sizes = (attention.head_dim, attention.head_dim, attention.cached_value_dim)
         parts = [*torch.split(together, list(widths[: len(roles)]), dim=1)]
         if attention.values_are_keys:
             parts.append(frame.take(*parts[1].shape).copy_(parts[1]))
-        q_NHC, *kv = (y.view(len(y), -1, attention.head_dim) for y in parts)
+        q_NHC, *kv = (y.view(len(y), -1, size) for y, size in zip(parts, sizes, strict=True))
         qkv = Qkv(q_NHC, tuple(kv))
+        if attention.value_scale != 1:
+            kv[1][:num_tokens].mul_(attention.value_scale)
         if not attention.norms_rotated:
             self._norm(frame, qkv, num_tokens, weights)
         if attention.clip_qkv is not None:

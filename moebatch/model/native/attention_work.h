@@ -15,6 +15,7 @@ typedef struct {
                                  NULL */
     int64_t num_slices; /* or single queries */
     int64_t num_heads, num_kv_heads, num_sinks, head_dim, value_dim;
+    int64_t value_head; /* numbers of the cached head in which values are the first ones */
     int64_t query_row, sink_query_row, out_row, key_row, value_row;
     int64_t window; /* positions that a query of a slice sees, with its own */
     int64_t kv_heads_per_item; /* divides num_kv_heads; a single query is one item or several */

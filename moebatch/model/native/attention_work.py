@@ -64,8 +64,12 @@ class Cached(NamedTuple):
     @property
     def row_bytes(self) -> int:
         """Bytes of a position, all heads together; values that are part of their keys are none."""
-        is_part = self.values_RGV.data_ptr() == self.keys_RGC.data_ptr()
-        return self.keys_RGC[0].nbytes + (0 if is_part else self.values_RGV[0].nbytes)
+        return self.keys_RGC[0].nbytes + (0 if self.is_shared else self.values_RGV[0].nbytes)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether values are part of their keys."""
+        return self.values_RGV.data_ptr() == self.keys_RGC.data_ptr()
 
 
 class AttentionWork(ctypes.Structure):
@@ -88,6 +92,7 @@ class AttentionWork(ctypes.Structure):
         ("num_sinks", ctypes.c_int64),
         ("head_dim", ctypes.c_int64),
         ("value_dim", ctypes.c_int64),
+        ("value_head", ctypes.c_int64),
         ("query_row", ctypes.c_int64),
         ("sink_query_row", ctypes.c_int64),
         ("out_row", ctypes.c_int64),
@@ -128,9 +133,8 @@ def work_of(
     assert q_THC.dtype == out_THV.dtype and keys_RGC.dtype == values_RGV.dtype
     (num_tokens, num_heads, head_dim), num_kv_heads = q_THC.shape, keys_RGC.shape[1]
     counts_B = seen.counts_B if isinstance(seen, QuerySlices) else None
-    if counts_B is None:
-        assert keys_RGC.stride(0) == values_RGV.stride(0), "rows of both are as far apart"
-        assert out_THV.shape[2] == head_dim or num_kv_heads == 1
+    value_dim = out_THV.shape[2]
+    assert not cached.is_shared or num_kv_heads == 1 or value_dim == head_dim
     has_few = len(seen.tokens_B) < _QUERIES_PER_THREAD * num_threads
     return AttentionWork(
         queries=q_THC.data_ptr(),
@@ -148,7 +152,8 @@ def work_of(
         num_kv_heads=num_kv_heads,
         num_sinks=num_sinks,
         head_dim=head_dim,
-        value_dim=out_THV.shape[2],
+        value_dim=value_dim,
+        value_head=head_dim if cached.is_shared else value_dim,
         query_row=q_THC.stride(0),
         sink_query_row=sinks_THC.stride(0),
         out_row=out_THV.stride(0),

@@ -1,9 +1,8 @@
 /* Attention of single query tokens to a KV cache of flat rows, read where it lies.
 
    Letters: H query heads, G KV heads, C head size, V that of values, R cache rows; keys are
-   [R, G, C] and values [R, G, V], or with a scale behind each head where they are codes. Where the
-   sizes differ there is one KV head, whose values are the first numbers of its keys. Rows of both
-   are as far apart.
+   [R, G, C] and values [R, G, V], or with a scale behind each head where they are codes. Values may
+   be the first numbers of their keys, where there is one KV head.
    A query sees the rows that are listed for it, BLOCK positions at a time. The first of them are
    sinks, if there are such, which it meets as another query. Everything is summed in
    float32; the softmax is corrected as larger scores come (Milakov and Gimelshein, Online
@@ -99,11 +98,16 @@ INLINE void add_lanes(const Floats *sums, float *totals, int is_whole) {
 }
 #endif
 
+/* Where each of BLOCK positions begins, in bytes. */
+typedef struct {
+    int64_t keys[BLOCK], values[BLOCK];
+} Offsets;
+
 /* Keys and values of some positions at one KV head. */
 typedef struct {
     const char *keys, *values; /* of cache row 0 */
-    const int64_t *offsets;    /* of each of BLOCK positions, in bytes */
-    int num;                   /* of positions; those beyond repeat the last one */
+    const Offsets *offsets;
+    int num; /* of positions; those beyond repeat the last one */
 } Unit;
 
 /* Whether a cache is multiplied in pairs with queries of a type. */
@@ -160,8 +164,8 @@ INLINE void multiply(Floats *sums, const float *queries, int64_t width, Unit uni
                      int is_paired) {
 #pragma GCC unroll 16
     for (int t = 0; t < at_once; t++) {
-        const char *p = unit.keys + unit.offsets[first + t] + c * size_of(dtype);
-        prefetch(next.keys + next.offsets[first + t] + c * size_of(dtype), dtype);
+        const char *p = unit.keys + unit.offsets->keys[first + t] + c * size_of(dtype);
+        prefetch(next.keys + next.offsets->keys[first + t] + c * size_of(dtype), dtype);
         if (is_paired) {
             Floats pairs = cached_pairs(p, num, dtype);
 #pragma GCC unroll 4
@@ -249,9 +253,9 @@ INLINE void add_lot(float *sums, int64_t width, float weights[][BLOCK], const fl
         lots[h].second = read_floats(sums + h * width + c + LANES) * corrections[h];
     }
     for (int t = 0; t < unit.num; t++) {
-        const char *p = unit.values + unit.offsets[t] + c * size_of(dtype);
+        const char *p = unit.values + unit.offsets->values[t] + c * size_of(dtype);
         Lot value = num < LOT ? load_part(p, num, dtype) : load(p, dtype);
-        prefetch(next.values + next.offsets[t] + c * size_of(dtype), dtype);
+        prefetch(next.values + next.offsets->values[t] + c * size_of(dtype), dtype);
 #pragma GCC unroll 4
         for (int h = 0; h < heads; h++) {
             lots[h].first += value.first * weights[h][t];
@@ -307,10 +311,10 @@ INLINE void attend_unit(const AttentionWork *w, Room room, int64_t head, Unit un
     float scores[4][BLOCK], corrections[4], *sums = room.sums + head * room.value_width;
     score(room.queries + head * room.width, room.width, unit, next, w->head_dim, scores, heads,
           dtype, is_paired);
-    scale_codes(scores, unit.keys, unit.offsets, w->head_dim, heads, dtype);
+    scale_codes(scores, unit.keys, unit.offsets->keys, w->head_dim, heads, dtype);
     for (int h = 0; h < heads; h++)
         corrections[h] = weigh(scores[h], unit.num, &room.softmax[head + h]);
-    scale_codes(scores, unit.values, unit.offsets, w->head_dim, heads, dtype);
+    scale_codes(scores, unit.values, unit.offsets->values, w->value_head, heads, dtype);
     int64_t c = 0, width = room.value_width;
     for (; c + LOT <= w->value_dim; c += LOT)
         add_lot(sums, width, scores, corrections, unit, next, c, LOT, heads, dtype);
@@ -318,12 +322,16 @@ INLINE void attend_unit(const AttentionWork *w, Room room, int64_t head, Unit un
         add_lot(sums, width, scores, corrections, unit, next, c, w->value_dim - c, heads, dtype);
 }
 
-/* Byte offsets of a block of the positions [first, stop); returns how many there are. */
-INLINE int locate(const AttentionWork *w, int64_t first, int64_t stop, int64_t row_bytes,
-                  int64_t *offsets) {
+/* Places of a block of the positions [first, stop); returns how many there are. */
+INLINE int locate(const AttentionWork *w, int64_t first, int64_t stop, int dtype,
+                  Offsets *offsets) {
+    const int64_t key_bytes = w->key_row * size_of(dtype), value_bytes = w->value_row * size_of(dtype);
     int num = stop - first < BLOCK ? (int)(stop - first) : BLOCK;
-    for (int t = 0; t < BLOCK; t++)
-        offsets[t] = w->rows[first + (t < num ? t : num - 1)] * row_bytes;
+    for (int t = 0; t < BLOCK; t++) {
+        int64_t row = w->rows[first + (t < num ? t : num - 1)];
+        offsets->keys[t] = row * key_bytes;
+        offsets->values[t] = row * value_bytes;
+    }
     return num;
 }
 
@@ -419,12 +427,12 @@ INLINE void attend(const AttentionWork *w, int64_t item, int64_t next_item, Room
     int64_t parts = w->num_kv_heads / w->kv_heads_per_item, shared = w->num_heads / w->num_kv_heads;
     int64_t query = item / parts, part = item % parts;
     int64_t token = w->tokens[query], head = part * room.num_heads, bytes = size_of(w->dtype);
-    int64_t head_bytes = cached_bytes(w->head_dim, dtype), row_bytes = w->key_row * size_of(dtype);
-    int64_t part_bytes = w->kv_heads_per_item * head_bytes, stop = w->starts[query + 1];
-    int64_t offsets[BLOCK], next_offsets[BLOCK];
+    int64_t key_bytes = cached_bytes(w->head_dim, dtype), first_head = part * w->kv_heads_per_item;
+    int64_t value_bytes = cached_bytes(w->value_head, dtype), stop = w->starts[query + 1];
+    Offsets offsets, next_offsets;
     int64_t first = w->starts[query], sinks_stop = first + w->num_sinks;
     sinks_stop = sinks_stop < stop ? sinks_stop : stop;
-    int num = locate(w, first, first < sinks_stop ? sinks_stop : stop, row_bytes, offsets);
+    int num = locate(w, first, first < sinks_stop ? sinks_stop : stop, dtype, &offsets);
     begin(w, room, head);
     if (first < sinks_stop) {
         int64_t place = token * w->sink_query_row + head * w->head_dim;
@@ -437,22 +445,23 @@ INLINE void attend(const AttentionWork *w, int64_t item, int64_t next_item, Room
             int64_t place = token * w->query_row + head * w->head_dim;
             take_queries(w, w->queries + place * bytes, room, dtype, is_paired);
         }
-        memcpy(next_offsets, offsets, sizeof offsets);
+        next_offsets = offsets;
         if (next_first < stop) {
             int64_t end = next_first < sinks_stop ? sinks_stop : stop;
-            next_num = locate(w, next_first, end, row_bytes, next_offsets);
+            next_num = locate(w, next_first, end, dtype, &next_offsets);
         } else if (next_item < w->num_slices * parts) {
             const int64_t *starts = w->starts + next_item / parts;
             next_part = next_item % parts;
-            locate(w, starts[0], starts[1], row_bytes, next_offsets);
+            locate(w, starts[0], starts[1], dtype, &next_offsets);
         }
         for (int64_t g = 0; g < w->kv_heads_per_item; g++) {
-            int64_t before = part * part_bytes + g * head_bytes;
-            Unit unit = {w->keys + before, w->values + before, offsets, num};
-            Unit next = {unit.keys + head_bytes, unit.values + head_bytes, offsets, num};
+            const int64_t kv_head = first_head + g, next_head = next_part * w->kv_heads_per_item;
+            Unit unit = {w->keys + kv_head * key_bytes, w->values + kv_head * value_bytes, &offsets,
+                         num};
+            Unit next = {unit.keys + key_bytes, unit.values + value_bytes, &offsets, num};
             if (g + 1 == w->kv_heads_per_item)
-                next = (Unit){w->keys + next_part * part_bytes, w->values + next_part * part_bytes,
-                              next_offsets, next_num};
+                next = (Unit){w->keys + next_head * key_bytes, w->values + next_head * value_bytes,
+                              &next_offsets, next_num};
             int64_t h = g * shared, end = h + shared;
 #define HEADS(heads)                                                                               \
     for (; h + heads <= end; h += heads)                                                           \
@@ -461,7 +470,7 @@ INLINE void attend(const AttentionWork *w, int64_t item, int64_t next_item, Room
             HEADS(2)
             HEADS(1)
         }
-        memcpy(offsets, next_offsets, sizeof offsets);
+        offsets = next_offsets;
         num = next_num;
         first = next_first;
     }

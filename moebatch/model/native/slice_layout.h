@@ -86,14 +86,14 @@ INLINE void copy_words(uint32_t *to, const char *from, int64_t num, int from_dty
         widen(to, from, from_dtype);
 }
 
-/* Of `num` numbers of a cached token at one KV head TILE words from c on; zeros if it is not there.
- */
-INLINE void copy_cached(uint32_t *to, const char *head, int64_t c, int64_t num,
+/* Of `num` numbers of a cached token at one KV head, which has `size` of them, TILE words from c
+   on; zeros if it is not there. */
+INLINE void copy_cached(uint32_t *to, const char *head, int64_t c, int64_t num, int64_t size,
                         const AttentionWork *w, int dtype) {
     if (!head)
         memset(to, 0, 4 * TILE);
     else if (is_cached_code(w->cache_dtype))
-        widen_cached((float *)to, head, c, c + TILE, w->head_dim, w->cache_dtype);
+        widen_cached((float *)to, head, c, c + TILE, size, w->cache_dtype);
     else
         copy_words(to, head + c * size_of(w->cache_dtype), num - c, w->cache_dtype, dtype);
 }
@@ -172,12 +172,12 @@ INLINE void copy_positions(const AttentionWork *w, const int64_t *rows, int64_t 
     const int64_t bytes = size_of(w->cache_dtype), padded = up_to(num, SIDE);
     const int64_t at_once = 4 * TILE / size_of(dtype), to_next = words_of(KEYS, dtype) * TILE;
     const int64_t before = head * cached_bytes(w->head_dim, w->cache_dtype);
-    const int64_t values_before = head * cached_bytes(w->value_dim, w->cache_dtype);
+    const int64_t values_before = head * cached_bytes(w->value_head, w->cache_dtype);
     for (int64_t t = 0; t < padded; t++)
         for (int64_t c = 0; c < room.width; c += at_once) {
             const char *key = t < num ? w->keys + rows[t] * w->key_row * bytes + before : NULL;
-            copy_cached(room.keys + t * room.words + words_of(c, dtype), key, c, w->head_dim, w,
-                        dtype);
+            copy_cached(room.keys + t * room.words + words_of(c, dtype), key, c, w->head_dim,
+                        w->head_dim, w, dtype);
         }
     for (int64_t t = 0; t < padded; t += at_once)
         for (int64_t c = 0; c < room.value_width; c += at_once) {
@@ -185,7 +185,7 @@ INLINE void copy_positions(const AttentionWork *w, const int64_t *rows, int64_t 
             for (int64_t i = 0; i < at_once; i++) {
                 const char *value = w->values + values_before;
                 value = t + i < num ? value + rows[t + i] * w->value_row * bytes : NULL;
-                copy_cached(lines[i], value, c, w->value_dim, w, dtype);
+                copy_cached(lines[i], value, c, w->value_dim, w->value_head, w, dtype);
             }
             uint32_t *tile = room.values + c / TILE * to_next + words_of(t, dtype) * TILE;
             transpose_values(tile, to_next, lines, dtype);
@@ -196,7 +196,7 @@ INLINE void copy_positions(const AttentionWork *w, const int64_t *rows, int64_t 
 INLINE void fetch_ahead(const AttentionWork *w, Ahead *ahead) {
     const int64_t bytes = size_of(w->cache_dtype);
     const int64_t of_head = cached_bytes(w->head_dim, w->cache_dtype);
-    const int64_t of_values = cached_bytes(w->value_dim, w->cache_dtype);
+    const int64_t of_values = cached_bytes(w->value_head, w->cache_dtype);
     for (int64_t i = 0; i < ahead->num_at_once && ahead->rows < ahead->end; i++, ahead->rows++) {
         const char *key = w->keys + *ahead->rows * w->key_row * bytes + ahead->head * of_head;
         const char *value = w->values + *ahead->rows * w->value_row * bytes + ahead->head * of_values;

@@ -33,6 +33,7 @@ from moebatch.layout.scratch import (
 )
 from moebatch.layout.setup import CHUNK_BYTES
 from moebatch.schedule.task import Kind
+from moebatch.spec.model.attention import Attention
 from moebatch.spec.model.blocks import Router
 from moebatch.spec.model.grouped_attention import GroupedAttention
 from moebatch.spec.model.latent_attention import LatentAttention
@@ -271,29 +272,29 @@ class Launches:
     def _chooses(self) -> bool:
         return self.is_fused and chooses_at_once(self.shape)
 
-    @property
-    def _projection(self) -> int:
+    def _projection(self, attention: Attention) -> int:
         """Up to what is cached, rotated, from the norm on."""
-        attention = self.shape.attention
         before = self._before("input_norm")
         rotation = self._rows.rotation * (attention.rotary_dim > 0)
         if not isinstance(attention, LatentAttention):
-            return before + 1 + self._norm * attention.num_norms + rotation
+            scaling = isinstance(attention, GroupedAttention) and attention.value_scale != 1
+            return before + 1 + self._norm * attention.num_norms + rotation + scaling
         compressing = 0 if attention.query_rank is None else 1 + self._norm
         return before + compressing + 2 + self._norm + rotation
 
     def _of_mixer(self, load: PassLoad) -> float:
         """Of a mean layer, which attends or recurs."""
-        shape = self.shape
-        attending = shape.num_attention_layers / shape.num_layers
-        found = attending * self._of_attention(load)
+        shape, found = self.shape, 0.0
+        attending = [n for n in range(shape.num_layers) if not shape.is_recurrent(n)]
+        for attention, count in Counter(map(shape.attention_of, attending)).items():
+            found += count * self._of_attention(attention, load)
         if shape.recurrence is not None:
             recurring = self._of_recurrence(shape.recurrence, load) + self._added
-            found += (1 - attending) * recurring
-        return found
+            found += len(shape.recurrent_layers) * recurring
+        return found / shape.num_layers
 
-    def _of_attention(self, load: PassLoad) -> float:
-        attention, parts = self.shape.attention, self._num_parts
+    def _of_attention(self, attention: Attention, load: PassLoad) -> float:
+        parts = self._num_parts
         group, one_slice = _DECODE_GROUP + parts, _PROMPT_SLICE
         if isinstance(attention, LatentAttention):
             group += _ABSORBED + _BROUGHT_BACK
@@ -306,7 +307,8 @@ class Launches:
             groups, group = int(load.decode_positions > 0), 1
         slices = ceil(load.prompt_tokens / PROMPT_ROWS)
         core = parts + groups * group + slices * one_slice
-        return self._projection + core + _OUTPUT_GATE * attention.gates_output + self._added
+        gating = _OUTPUT_GATE * attention.gates_output
+        return self._projection(attention) + core + gating + self._added
 
     def _of_recurrence(self, recurrence: Recurrence, load: PassLoad) -> float:
         """Rows of states are taken for neighbours, as they are until sequences end."""
@@ -325,8 +327,9 @@ class Launches:
 
     def _of_pre(self, load: PassLoad) -> float:
         """Queries, and what is cached, are laid out for another device."""
-        absorbed = _ABSORBED * isinstance(self.shape.attention, LatentAttention)
-        return self._projection + absorbed + 1 + self._num_parts
+        attention = self.shape.attention
+        absorbed = _ABSORBED * isinstance(attention, LatentAttention)
+        return self._projection(attention) + absorbed + 1 + self._num_parts
 
     def _of_out(self, load: PassLoad) -> float:
         """Sums of latents are brought back before."""

@@ -204,7 +204,7 @@ def corrected_router(keys: ConfigKeys) -> Router:
         has_correction=True,
         norm_order=1.0 if keys.flag("norm_topk_prob") else None,
         least_norm=1e-20,
-        scale=keys.positive("routed_scaling_factor"),
+        scale=keys.positive_or_none("routed_scaling_factor") or 1.0,
         has_exact_logits=True,
         has_exact_weights=True,
     )
@@ -260,6 +260,21 @@ def rotated_by_windows(
         "attention": attention,
         "global_attention": replace(attention, num_rotated=0) if see_all else None,
         "global_layers": see_all,
+        "sliding_windows": windows,
+    }
+
+
+def in_two_ways(
+    windows: Windows, sliding: GroupedAttention, full: GroupedAttention
+) -> dict[str, Any]:
+    """What `Layers` says of attention where layers with a window attend otherwise than those that
+    see everything."""
+    see_all = tuple(layer for layer, window in enumerate(windows) if window is None)
+    slide = len(see_all) < len(windows)
+    return {
+        "attention": sliding if slide else full,
+        "global_attention": full if slide and see_all else None,
+        "global_layers": see_all if slide else (),
         "sliding_windows": windows,
     }
 

@@ -10,6 +10,7 @@ from moebatch.spec.families.family import (
     by_mlp_types,
     everywhere,
     grouped_attention,
+    in_two_ways,
     nested,
     softmax_router,
     usual_defaults,
@@ -63,14 +64,9 @@ def _qwen3_vl(keys: ConfigKeys, num_layers: int) -> Layers:
 def _mellum(keys: ConfigKeys, num_layers: int) -> Layers:
     """Layers with a sliding window rotate otherwise than those that see everything."""
     windows = by_layer_types(keys, num_layers, lambda layer: False)
-    see_all = tuple(layer for layer, window in enumerate(windows) if window is None)
-    slide = len(see_all) < num_layers
     full = grouped_attention(keys, biases="attention_bias", qk_norm="head", rotary="full_attention")
     return Layers(
-        attention=replace(full, rotary="sliding_attention") if slide else full,
-        global_attention=full if slide and see_all else None,
-        global_layers=see_all if slide else (),
-        sliding_windows=windows,
+        **in_two_ways(windows, replace(full, rotary="sliding_attention"), full),
         moe_layers=by_mlp_types(keys, num_layers, range(num_layers)),
         expert=Mlp(width=keys.count("moe_intermediate_size")),
         dense=Mlp(width=keys.count("intermediate_size")),

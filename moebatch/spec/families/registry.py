@@ -24,6 +24,7 @@ from moebatch.spec.families.granite import (
 from moebatch.spec.families.hunyuan import HUNYUAN_V1_MOE, HY_V3
 from moebatch.spec.families.lfm2 import LFM2_MOE
 from moebatch.spec.families.llama import LLAMA4, LLAMA4_TEXT
+from moebatch.spec.families.mimo import MIMO_V2_FLASH
 from moebatch.spec.families.minimax import MINIMAX_M2
 from moebatch.spec.families.mistral import MISTRAL3, MISTRAL4
 from moebatch.spec.families.mixtral import MIXTRAL
@@ -49,6 +50,7 @@ _OTHERS = (
     NEMOTRON_H,
     GLM4_MOE,
     MINIMAX_M2,
+    MIMO_V2_FLASH,
     DBRX,
     GPT_OSS,
     *_GRANITE,

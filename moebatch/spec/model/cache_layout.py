@@ -63,11 +63,10 @@ class CacheLayout:
 
     @classmethod
     @cache  # plans ask thousands of times
-    def of_heads(cls, num_heads: int, head_dim: int) -> "CacheLayout":
-        """Keys and values of so many heads."""
-        return cls(
-            (CachePart("keys", num_heads, head_dim), CachePart("values", num_heads, head_dim))
-        )
+    def of_heads(cls, num_heads: int, head_dim: int, value_dim: int | None = None) -> "CacheLayout":
+        """Keys and values of so many heads; values of that size, or of that of keys."""
+        keys = CachePart("keys", num_heads, head_dim)
+        return cls((keys, replace(keys, name="values", head_dim=value_dim or head_dim)))
 
     def cached_in(self, dtype: CacheDtype | None) -> "CacheLayout":
         """The same numbers in 8 bits, or None."""

@@ -158,11 +158,14 @@ class ConfigKeys:
         self.fault("rope_scaling", "an object", said)
         return {}
 
-    def rotary_dim(self, head_dim: int) -> int:
+    def rotary_dim(self, head_dim: int, kind: str | None = None) -> int:
         """Numbers of a head that rotate: a share of them, ``partial_rotary_factor``, which stands
-        among the rotary parameters or beside them; else ``rotary_dim``, else all."""
+        among the rotary parameters, those of layers of that kind where each has its own, or beside
+        them; else ``rotary_dim``, else all."""
         key = "partial_rotary_factor"
-        parameters = self.rope()
+        parameters = self.rope() if kind is None else self.rope().get(kind)
+        if not isinstance(parameters, Mapping):
+            parameters = {}
         if "proportional" in (parameters.get("rope_type"), parameters.get("type")):
             return head_dim  # the share says which of them rotate fast
         share = parameters.get(key, self.value(key))

@@ -21,6 +21,10 @@ class GroupedAttention(Attention):
     qk_norm: QkNorm = "none"
     """RMS norm of queries and keys: per head, over their full width, per head without weights, or
     none."""
+    value_head_dim: int | None = None
+    """Size of a head of values; None is that of queries and keys."""
+    value_scale: float = 1.0
+    """By what values are multiplied before they are cached."""
     norms_values: bool = False
     """Values are normed per head, without weights."""
     values_are_keys: bool = False
@@ -61,7 +65,17 @@ class GroupedAttention(Attention):
     @property
     def cached_parts(self) -> CacheLayout:
         """Keys and values."""
-        return CacheLayout.of_heads(self.num_kv_heads, self.head_dim)
+        return CacheLayout.of_heads(self.num_kv_heads, self.head_dim, self.value_head_dim)
+
+    @property
+    def cached_value_dim(self) -> int:
+        """As `value_head_dim` says."""
+        return self.head_dim if self.value_head_dim is None else self.value_head_dim
+
+    @property
+    def value_width(self) -> int:
+        """Width of the values of a token in one layer, all heads side by side."""
+        return self.num_kv_heads * self.cached_value_dim
 
     def tensors(self, hidden_size: int) -> Sizes:
         """Projections, their biases, norms and sinks."""
@@ -71,9 +85,10 @@ class GroupedAttention(Attention):
             "with queries": {"gated_q": 2 * width},
             "apart": {"q": width, "output_gate": width},
         }[self.gate]
-        widths = query | dict.fromkeys("k" if self.values_are_keys else "kv", self.kv_width)
+        values = {} if self.values_are_keys else {"v": self.value_width}
+        widths = query | {"k": self.kv_width} | values
         sizes: Sizes = {role: (width, hidden_size) for role, width in widths.items()}
-        sizes["o"] = (hidden_size, self.query_width)
+        sizes["o"] = (hidden_size, self.result_width)
         if self.qkv_bias:
             sizes |= {f"{role}_bias": (width,) for role, width in widths.items()}
         if self.output_bias:
@@ -92,13 +107,13 @@ class GroupedAttention(Attention):
         """Queries or keys in float32 that are normed, all three, and results."""
         normed = 2 * self.query_width * bool(self.num_norms)
         projected = self.query_width + self.kv_width
-        widths = (normed, projected, self.kv_width, self.query_width)
+        widths = (normed, projected, self.value_width, self.result_width)
         return tuple(num_rows * width for width in widths)
 
     @property
     def flops_per_pair(self) -> int:
-        """Scores and sums over heads of the same size."""
-        return 4 * self.query_width
+        """Scores over heads of keys, sums over heads of values."""
+        return 2 * (self.query_width + self.result_width)
 
     @property
     def decode_flops_per_pair(self) -> int:

@@ -1,0 +1,113 @@
+"""MiMo-V2-Flash (Xiaomi): most layers slide, with scores for sinks and twice the heads of keys."""
+
+from dataclasses import replace
+
+from moebatch.spec.families.family import (
+    FamilySpec,
+    Windows,
+    by_layer_types,
+    by_mlp_types,
+    corrected_router,
+    grouped_attention,
+    in_two_ways,
+    usual_defaults,
+)
+from moebatch.spec.model.blocks import Mlp
+from moebatch.spec.model.config_keys import ConfigKeys
+from moebatch.spec.model.grouped_attention import GroupedAttention
+from moebatch.spec.model.shape import Layers
+from moebatch.spec.model.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, usual_roles
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_SHARE = 0.334
+
+
+def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
+    """Released files hold layers more, which foretell tokens and are not computed."""
+    windows = _windows(keys, num_layers)
+    sparse = by_mlp_types(keys, num_layers, range(1, num_layers))
+    return Layers(
+        **in_two_ways(windows, _sliding_attention(keys), _attention(keys, _FULL)),
+        moe_layers=sparse,
+        expert=Mlp(width=keys.count("moe_intermediate_size")),
+        dense=Mlp(width=keys.count("intermediate_size")),
+        router=corrected_router(keys),
+    )
+
+
+def _windows(keys: ConfigKeys, num_layers: int) -> Windows:
+    """``sliding_window_size`` of released files leaves out the token itself."""
+    windows = by_layer_types(keys, num_layers, lambda layer: layer > 0 and (layer + 1) % 6 != 0)
+    others = keys.count_or_none("sliding_window_size")
+    if others is None:
+        return windows
+    return tuple(None if window is None else others + 1 for window in windows)
+
+
+def _attention(keys: ConfigKeys, kind: str) -> GroupedAttention:
+    found = grouped_attention(
+        keys,
+        qkv_bias="attention_bias",
+        value_head_dim=keys.count("v_head_dim"),
+        value_scale=keys.positive_or_none("attention_value_scale") or 1.0,
+        rotary=kind,
+    )
+    return replace(found, num_rotated=keys.rotary_dim(found.head_dim, kind))
+
+
+def _sliding_attention(keys: ConfigKeys) -> GroupedAttention:
+    found = _attention(keys, _SLIDING)
+    kv_heads = 2 * found.num_kv_heads
+    if found.num_heads % kv_heads:
+        keys.wrong(
+            "num_key_value_heads",
+            f"num_attention_heads ({found.num_heads}) must be a multiple of {kv_heads}, twice "
+            "num_key_value_heads, which layers that slide have",
+        )
+    return replace(found, num_kv_heads=kv_heads, has_sink_scores=True)
+
+
+MIMO_V2_FLASH = FamilySpec(
+    architecture="MiMoV2FlashForCausalLM",
+    model_type="mimo_v2_flash",
+    defaults=usual_defaults(
+        vocab_size=152576,
+        hidden_size=4096,
+        intermediate_size=16384,
+        num_hidden_layers=48,
+        num_attention_heads=64,
+        num_key_value_heads=4,
+        head_dim=192,
+        v_head_dim=128,
+        attention_value_scale=0.707,
+        sliding_window=129,
+        max_position_embeddings=131072,
+        rope_parameters={
+            _FULL: {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": _SHARE},
+            _SLIDING: {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": _SHARE},
+        },
+        rms_norm_eps=1e-5,
+        moe_intermediate_size=2048,
+        num_experts_per_tok=8,
+        num_experts=256,
+        routed_scaling_factor=1.0,
+        n_group=1,
+        topk_group=1,
+        norm_topk_prob=True,
+    ),
+    spelling={"num_experts": "n_routed_experts"},
+    synonyms={"num_experts": ("num_local_experts",)},
+    layers=_layers,
+    rotary_type="mixtral",
+    names=TensorNames(
+        roles=usual_roles()
+        | {
+            "sink_scores": (
+                LAYER + "self_attn.attention_sink_bias",
+                LAYER + "self_attn.sinks",
+            ),
+            "router_correction": (LAYER + "mlp.gate.e_score_correction_bias",),
+        },
+        experts=USUAL_EXPERTS,
+    ),
+)
