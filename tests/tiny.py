@@ -281,6 +281,19 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
         "routed_scaling_factor": 1.4,
         "layer_types": ["conv", "full_attention", "conv"],
     },
+    "kimi_linear": {
+        "intermediate_size": 56,
+        "moe_intermediate_size": 24,
+        "num_key_value_heads": 4,
+        "num_local_experts": 8,
+        "kv_lora_rank": 20,
+        "qk_nope_head_dim": 6,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 10,
+        "linear_num_heads": 3,
+        "linear_head_dim": 12,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    },
     "granitemoehybrid": _GRANITE
     | {
         "shared_intermediate_size": 20,

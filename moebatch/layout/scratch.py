@@ -294,6 +294,8 @@ def _recurrence_elements(shape: ModelShape, rows: int) -> tuple[int, ...]:
     others = (
         rows * D,  # normed input
         rows * recurrence.projected_width,  # projections
+        rows * recurrence.widened_width,  # those that are projected again
+        _ALIGNMENT * bool(recurrence.widened_width),  # between the two of them
         rows * recurrence.output_width,  # what comes out, gated
         rows * D,  # projected output
     )

@@ -27,11 +27,14 @@ _TOGETHER = {
     "qk": ("q", "k"),
     "qk_bias": ("q_bias", "k_bias"),
     "cross_kv": ("cross_k", "cross_v"),
+    "delta_qkv": ("delta_q", "delta_k", "delta_v"),
     "delta_qkvz": ("delta_qkv", "delta_z"),
     "delta_ba": ("delta_b", "delta_a"),
     "recurrent_in": ("delta_qkvz", "delta_ba"),
+    "recurrent_conv": tuple(f"recurrent_conv_{role}" for role in "qkv"),
 }
-"""Projections of the same input: one product of one matrix is a third faster than three."""
+"""Projections of the same input, and convolutions of what they make: one product of one matrix is a
+third faster than three."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

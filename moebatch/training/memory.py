@@ -18,6 +18,8 @@ _MODULE_BYTES = 96 * 2**20
 """What transformers' models bring into the process."""
 _STATES = 4
 """A gate, its gradient, and two of the optimiser."""
+_AMONG = 4
+"""Decays of channels, and products of keys that they are multiplied with."""
 
 
 def whole_footprint(
@@ -71,13 +73,16 @@ def _activations(shape: ModelShape) -> int:
 
 def _matrices(shape: ModelShape, chunk_tokens: int) -> int:
     """The same of what changes matrices of recurrent layers, in float32: counted by what autograd
-    keeps of transformers' modules, of 5 sizes of Mamba-2 and 4 of Gated DeltaNet."""
+    keeps of transformers' modules, of 5 sizes of Mamba-2, 4 of Gated DeltaNet and 3 of Kimi Delta
+    Attention, which has what is left of each token when each other one comes for each channel."""
     recurrence = shape.recurrence
     if not isinstance(recurrence, MatrixRecurrence):
         return 0
     keys, values = recurrence.key_head_dim, recurrence.value_head_dim
     if recurrence.corrects:
         of_head = 3 * chunk_tokens + 12 * keys + 9 * values
+        if recurrence.fading_dim > 1:
+            of_head += _AMONG * chunk_tokens * keys
     else:
         of_head = 3 * chunk_tokens + 6 * keys + 8 * values
     return len(shape.recurrent_layers) * recurrence.num_value_heads * of_head

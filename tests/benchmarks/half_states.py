@@ -52,7 +52,7 @@ def _given(left: float, every: int) -> DeltaInput:
     )
     rates = torch.rand(_TOKENS, _HEADS)
     rates[torch.arange(_TOKENS) % every != 0] *= 1e-3
-    fading = torch.full((_TOKENS, _HEADS), left).log()
+    fading = torch.full((_TOKENS, _HEADS, 1), left).log()
     return DeltaInput(q, k, torch.randn(_TOKENS, _HEADS, _SIZE), rates, fading)
 
 
@@ -83,7 +83,7 @@ def _stepwise(given: DeltaInput, kept: Kept, dtype: torch.dtype) -> Tensor:
     out = []
     for token in range(_TOKENS):
         q, k, v, rates, fading = (each[token].to(dtype) for each in given)
-        state *= fading.exp()[:, None, None]
+        state *= fading.exp()[..., None]
         found = (k[:, None] @ state)[:, 0]
         state += k[..., None] * ((v - found) * rates[:, None])[:, None]
         out.append((q[:, None] @ state)[:, 0])

@@ -196,11 +196,13 @@ def decoded(
         ("lfm2_moe", False),
         ("granitemoehybrid", False),
         ("nemotron_h", False),
+        ("kimi_linear", False),
         ("qwen2_moe", True),
         pytest.param("deepseek_v3", True, marks=pytest.mark.exhaustive),
         pytest.param("qwen3_next", True, marks=pytest.mark.exhaustive),
         pytest.param("granitemoehybrid", True, marks=pytest.mark.exhaustive),
         pytest.param("nemotron_h", True, marks=pytest.mark.exhaustive),
+        pytest.param("kimi_linear", True, marks=pytest.mark.exhaustive),
     ],
     indirect=["counting"],
 )

@@ -28,6 +28,7 @@ CASES = [
     ("deepseek_v3", 3, LAYERS),
     ("qwen3_moe", 2, SOME_DENSE),
     ("gpt_oss", 1, LAYERS | {"layer_types": None}),
+    ("kimi_linear", 1, LAYERS | {"layer_types": None}),
     ("granitemoehybrid", 1, LAYERS | {"layer_types": ["mamba", "attention", *3 * ["mamba"]]}),
     (
         "nemotron_h",

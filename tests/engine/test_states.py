@@ -46,16 +46,18 @@ MODELS = (
             *("linear_attention", "linear_attention", "mlp"),
         ],
     },
+    recurrent_model("kimi_linear", "linear_attention"),
 )
 STATES = {
     "qwen3_next": 4 * 8 * 12 + 3 * (2 * 2 * 8 + 4 * 12),
     "lfm2_moe": 2 * 32,
     "granitemoehybrid": 4 * 12 * 16 + 3 * (2 * 2 * 12 + 4 * 16),
     "nemotron_h": 6 * 12 * 5 + 3 * (2 * 2 * 12 + 6 * 5),
+    "kimi_linear": 3 * 12 * 12 + 3 * 3 * 3 * 12,
 }
 """Numbers of a sequence in a layer."""
-HEAD_DIMS = {"qwen3_next": 16, "nemotron_h": 10}
-"""Of layers that attend, where it is not 8."""
+TOKENS = {"qwen3_next": 2 * 2 * 16, "nemotron_h": 2 * 2 * 10, "kimi_linear": 20 + 8}
+"""Numbers of a token in the layer that attends, where they are not those of most."""
 ROWS = requests((1, 17, 40, 3, 96, 33, 2))
 SLICE = 8
 WHERE = {
@@ -190,7 +192,7 @@ def test_the_cache_takes_what_was_priced_and_what_the_configuration_says(
     assert groups[1].num_pages(chosen) == chosen.batch_size
     if title == "streamed":
         family = files.config["model_type"]
-        token, state = 2 * 2 * HEAD_DIMS.get(family, 8) * 4, STATES[family] * 4
+        token, state = TOKENS.get(family, 2 * 2 * 8) * 4, STATES[family] * 4
         expected = chosen.num_kv_pages * 16 * token + len(RECURRENT) * chosen.batch_size * state
         assert in_cache["dram"] == expected
 

@@ -22,7 +22,9 @@ from tests.job.test_run import EMULATED, on_gpu, policy, run, texts, write
 from tests.native import kernels
 
 Checkpoint = Callable[..., Path]
-RECURRENT = pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_moe", "granitemoehybrid"])
+RECURRENT = pytest.mark.parametrize(
+    "family", ["qwen3_next", "qwen3_5_moe", "kimi_linear", "granitemoehybrid"]
+)
 
 
 def test_it_is_said_and_part_of_what_answers_belong_to(

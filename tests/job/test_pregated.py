@@ -122,7 +122,8 @@ def test_gates_learn_what_is_wanted_of_them(tiny_checkpoint: Checkpoint) -> None
 
 @pytest.mark.few(family=("deepseek_v3",))
 @pytest.mark.parametrize(
-    "family", ["qwen2_moe", "deepseek_v3", "qwen3_next", "granitemoehybrid", "nemotron_h"]
+    "family",
+    ["qwen2_moe", "deepseek_v3", "qwen3_next", "granitemoehybrid", "nemotron_h", "kimi_linear"],
 )
 def test_calibration_teaches_and_keeps_pregates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
@@ -131,6 +132,8 @@ def test_calibration_teaches_and_keeps_pregates(
     layers: dict[str, Any] = {"num_hidden_layers": 4, "layer_types": None}
     if family == "granitemoehybrid":
         layers["layer_types"] = ["mamba", "mamba", "attention", "mamba"]
+    elif family == "kimi_linear":
+        layers["layer_types"] = ["linear_attention", "full_attention"] * 2
     elif family == "nemotron_h":
         mixers = ("linear_attention", "full_attention") * 2
         layers = {"layers_block_type": ["mamba", *chain(*((each, "moe") for each in mixers))]}

@@ -76,6 +76,14 @@ def test_exact_answers_forbid_it(tmp_path: Path, tiny_checkpoint: Checkpoint) ->
     assert not check_job(path, CheckOptions()).faults
 
 
+def test_layers_without_rotary_positions_forbid_it(
+    tmp_path: Path, tiny_checkpoint: Checkpoint
+) -> None:
+    path = write_with(tmp_path, tiny_checkpoint("kimi_linear"), FEW)
+    with pytest.raises(ConfigError, match=r"model\.attention: .* has no rotary positions, so"):
+        run(path, policy=policy())
+
+
 @pytest.mark.parametrize(
     ("attention", "message"),
     [

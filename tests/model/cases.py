@@ -236,6 +236,21 @@ CASES: dict[str, Case] = {
     "lfm2-bias": ("lfm2_moe", {"conv_bias": True, "conv_L_cache": 5, "use_expert_bias": False}),
     "lfm2-not-normed": ("lfm2_moe", {"norm_topk_prob": False, "num_dense_layers": 0}),
     "lfm2-attends": ("lfm2_moe", {"layer_types": ["full_attention"] * 3}),
+    "kimi-linear": ("kimi_linear", {}),
+    "kimi-linear-queries": ("kimi_linear", {"q_lora_rank": 18, "attention_bias": True}),
+    "kimi-linear-groups": (
+        "kimi_linear",
+        {"n_group": 4, "topk_group": 2, "norm_topk_prob": False, "n_shared_experts": 2},
+    ),
+    "kimi-linear-odd": (
+        "kimi_linear",
+        {"linear_conv_kernel_dim": 3, "linear_head_dim": 33, "linear_num_heads": 2},
+    ),
+    "kimi-linear-types": (
+        "kimi_linear",
+        {"mlp_layer_types": ["sparse", "dense", "sparse"], "linear_conv_kernel_dim": 2},
+    ),
+    "kimi-linear-attends": ("kimi_linear", {"layer_types": ["full_attention"] * 3}),
     "granite-hybrid": ("granitemoehybrid", {}),
     "granite-hybrid-fused": ("granitemoehybrid", {"fused": True, "mamba_n_groups": 1}),
     "granite-hybrid-bias": (

@@ -91,14 +91,16 @@ def launches(dtype: torch.dtype) -> list[Launch]:
 
 
 def _take_steps(kept_in: torch.dtype) -> None:
-    """Of heads as Qwen3-Next has them."""
+    """Of heads as Qwen3-Next has them, and as Kimi-Linear."""
     spans = StateSpans(*torch.zeros(4, 2, dtype=torch.int64))
     rates, v = torch.empty(2, 32), torch.empty(2, 32, 128)
     q = v[:, :16].contiguous()
     matrices = torch.empty(2, 32, 128, 128, dtype=kept_in)
-    given, out = DeltaInput(q, q, v, rates, rates), torch.empty_like(v)
+    given, out = DeltaInput(q, q, v, rates, rates[..., None]), torch.empty_like(v)
     for corrects in (True, False):
         DeltaSteps().take(spans, given, matrices, out, corrects=corrects)
+    by_channel = DeltaInput(v, v, v, rates, torch.empty_like(v))
+    DeltaSteps().take(spans, by_channel, matrices, out, corrects=True)
 
 
 def _run_experts(

@@ -41,7 +41,12 @@ from moebatch.model.routing.tokens import ExpertTokens, group_by_expert
 from moebatch.model.scratch import Frame
 from moebatch.spec.model.blocks import ClampedGate, Router
 from moebatch.spec.model.models import load_model
-from moebatch.spec.model.recurrence import GatedDelta, MatrixRecurrence, StateSpace
+from moebatch.spec.model.recurrence import (
+    ChannelDelta,
+    GatedDelta,
+    MatrixRecurrence,
+    StateSpace,
+)
 from moebatch.spec.model.shape import ModelShape
 from tests.few import examples
 from tests.gpu_kernels import DEVICE, use_gpu_kernels, use_launch
@@ -415,13 +420,15 @@ def test_tokens_attend_to_rows_anywhere_in_the_cache(
 
 @pytest.mark.parametrize("kept_in", [torch.float32, torch.float16])
 @pytest.mark.parametrize("heads", [(1, 2, 16, 32), (2, 4, 24, 40), (1, 3, 7, 33), (2, 2, 128, 128)])
-@pytest.mark.parametrize("kind", [GatedDelta, StateSpace])
+@pytest.mark.parametrize("kind", [GatedDelta, ChannelDelta, StateSpace])
 def test_steps_of_a_recurrence(
     kind: type[MatrixRecurrence], heads: tuple[int, int, int, int], kept_in: torch.dtype
 ) -> None:
     """Those of torch, which rounds with the same noise; states of others are left alone."""
     (G, H, K, V), T = heads, 3
+    ranks = {"rank": K} if kind is ChannelDelta else {}
     recurrence = kind(
+        **ranks,
         num_key_heads=G,
         num_value_heads=H,
         key_head_dim=K,
@@ -430,8 +437,11 @@ def test_steps_of_a_recurrence(
         state_dtype="float16" if kept_in == torch.float16 else "float32",
     )
     q_TGK, k_TGK = (F.normalize(noise(i, torch.float32, T, G, K), dim=-1) for i in (1, 2))
-    rates_TH, fading_TH = (noise(i, torch.float32, T, H).sigmoid() for i in (3, 4))
-    given = DeltaInput(q_TGK, k_TGK, noise(5, torch.float32, T, H, V), rates_TH, -fading_TH)
+    rates_TH, fading_THF = (
+        noise(i, torch.float32, T, *size).sigmoid()
+        for i, size in ((3, (H,)), (4, (H, recurrence.fading_dim)))
+    )
+    given = DeltaInput(q_TGK, k_TGK, noise(5, torch.float32, T, H, V), rates_TH, -fading_THF)
     rows, tokens, befores = [4, 1, 2], [0, 2, 1], [7, 0, 70000]
     table = torch.tensor([rows, tokens, [1] * T, befores], device=DEVICE)
     ours, theirs = (noise(6, kept_in, T + 2, H, K, V) for _ in "ot")

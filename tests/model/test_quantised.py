@@ -35,6 +35,13 @@ UNTIDY: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 40,
         "moe_shared_expert_intermediate_size": 72,
     },
+    "kimi_linear": {
+        "hidden_size": 48,
+        "linear_num_heads": 9,  # of less than a word upstream does not unpack zero points
+        "moe_intermediate_size": 40,
+        "intermediate_size": 72,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
     "lfm2_moe": {
         "hidden_size": 48,
         "moe_intermediate_size": 40,

@@ -47,6 +47,11 @@ _WIDTHS = {
         "moe_intermediate_size": 96,
         "layer_types": ["conv", "full_attention"],
     },
+    "kimi_linear": {
+        "hidden_size": 64,
+        "moe_intermediate_size": 96,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
     "dbrx": {
         "hidden_size": 64,
         "d_model": 64,
@@ -200,9 +205,15 @@ def test_widths_of_whole_pages_begin_with_a_page(
 
 
 @pytest.mark.parametrize(
-    "family", ["mixtral", "qwen3_moe", "phimoe", "hy_v3", "lfm2_moe", "nemotron_h", "sarvam_moe"]
+    ("family", "to"),
+    [
+        ("kimi_linear", "fp8"),
+        *itertools.product(
+            ("mixtral", "qwen3_moe", "phimoe", "hy_v3", "lfm2_moe", "nemotron_h", "sarvam_moe"),
+            ("int4", "int8", "fp8"),
+        ),
+    ],
 )
-@pytest.mark.parametrize("to", ["int4", "int8", "fp8"])
 def test_transformers_loads_it_and_says_the_same(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, family: str, to: Precision
 ) -> None:
@@ -221,13 +232,16 @@ def test_transformers_loads_it_and_says_the_same(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("to", ["int4", "int8", "fp8"])
-def test_experts_that_lie_transposed_in_flat_stacks_are_written_as_all_others(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, to: Precision, dtype: str
+@pytest.mark.parametrize("family", ["dbrx", "kimi_linear"])
+def test_experts_of_what_transformers_does_not_load_are_written_as_all_others(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, family: str, to: Precision, dtype: str
 ) -> None:
-    source, output = model_of(tiny_checkpoint, "dbrx", dtype=dtype), tmp_path / "out"
+    """Of DBRX they lie transposed in flat stacks; of Kimi-Linear, whose convolutions transformers
+    does not find beside integers, they are as they were."""
+    source, output = model_of(tiny_checkpoint, family, dtype=dtype), tmp_path / "out"
     summary = packed(source, output, to)
     before, after = open_model(source, "auto"), open_model(output, "auto")
-    assert before.experts.is_flat and not after.experts.is_stacked
+    assert before.experts.is_flat == (family == "dbrx") and not after.experts.is_stacked
     for key in before.expert_records():
         weights, found = matrices(before, key), matrices(after, key)
         for role, weight in weights.items():

@@ -11,6 +11,7 @@ from moebatch.errors import CheckpointError, ConfigError, Fault
 from moebatch.spec.files.library import find, names
 from moebatch.spec.model.models import load_model
 from moebatch.spec.model.named_formats import named_format
+from moebatch.spec.model.recurrence import ChannelDelta, GatedDelta
 from moebatch.spec.model.shape import ModelShape
 from moebatch.spec.model.shape_reader import read_shape
 
@@ -38,6 +39,7 @@ BILLIONS = {
     "minimax-m2": 230,
     "kimi-k2": 1026,
     "mimo-v2-flash": 309,
+    "kimi-linear-48b-a3b": 49.1,
     "glm-4.7-flash": 29.9,
     "gpt-oss-20b": 20.9,
     "gpt-oss-120b": 116.8,
@@ -163,6 +165,21 @@ class TestLibrary:
         shape = shape_of(name)
         assert 2 * shape.mixer_params(0) == attention_bytes
         assert shape.expert_stored_bytes == 2 * shape.expert_params == expert_bytes
+
+    def test_channels_that_fade_apart_cost_as_much_as_heads_that_do(self) -> None:
+        """As kernels take it: within a tenth, steps and slices."""
+        apart = shape_of("kimi-linear-48b-a3b").recurrence
+        assert isinstance(apart, ChannelDelta)
+        together = GatedDelta(
+            num_key_heads=apart.num_key_heads,
+            num_value_heads=apart.num_value_heads,
+            key_head_dim=apart.key_head_dim,
+            value_head_dim=apart.value_head_dim,
+            conv_width=apart.conv_width,
+        )
+        assert apart.decode_flops == together.decode_flops
+        assert apart.prompt_flops == together.prompt_flops
+        assert apart.state == together.state
 
     def test_unknown_names_are_refused_with_near_ones(self) -> None:
         with pytest.raises(ConfigError, match=r"did you mean .*mixtral-8x7b"):

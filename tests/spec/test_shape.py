@@ -50,6 +50,7 @@ ARCHITECTURES = {
     "granitemoeshared": "GraniteMoeSharedForCausalLM",
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     "lfm2_moe": "Lfm2MoeForCausalLM",
+    "kimi_linear": "KimiLinearForCausalLM",
     "phimoe": "PhimoeForCausalLM",
     "deepseek_v2": "DeepseekV2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
@@ -70,6 +71,7 @@ OTHERS = (
     "afmoe",
     "mellum",
     "mistral4",
+    "kimi_linear",
     "phimoe",
     "flex_olmo",
     "sarvam_moe",
@@ -81,6 +83,7 @@ NEEDED = {"glm4_moe": {"head_dim": 128}, "deepseek_v2": {"num_experts_per_tok": 
 """What is refused without: the default sizes do not divide each other."""
 BIASES = ("correction_bias", "expert_bias")
 """Buffers that are corrections of routers."""
+LATENT = (*tiny.LATENT, "mistral4", "kimi_linear")
 HYBRID = {"layer_types": ["mamba", "attention"], "num_hidden_layers": 2, "mamba_n_heads": 4}
 
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
@@ -144,6 +147,35 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
             "mamba_proj_bias": True,
             "mamba_conv_bias": False,
             "time_step_limit": [0.0, math.inf],
+        },
+    ),
+    (
+        "kimi_linear",
+        {
+            "linear_attn_config": {
+                "kda_layers": [4, 1],
+                "full_attn_layers": [2, 3],
+                "head_dim": 10,
+                "num_heads": 3,
+                "short_conv_kernel_size": 3,
+            },
+            "num_hidden_layers": 4,
+            "first_k_dense_replace": 2,
+            "q_lora_rank": 9,
+            "head_dim": 72,
+        },
+    ),
+    (
+        "kimi_linear",
+        {
+            "layer_types": ["full_attention", "linear_attention"],
+            "mlp_layer_types": ["sparse", "dense"],
+            "num_hidden_layers": 2,
+            "linear_num_heads": 3,
+            "attention_bias": True,
+            "num_shared_experts": 2,
+            "moe_renormalize": False,
+            "num_expert_group": 4,
         },
     ),
     (
@@ -290,7 +322,7 @@ def test_every_number_is_counted(family: str, entries: dict[str, Any]) -> None:
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
     }
-    entries = {**sizes, **entries} | {"num_key_value_heads": 2}
+    entries = {**sizes, **entries} | {"num_key_value_heads": 2, "pad_token_id": 0}
     shape = read_shape(minimal(family, **entries), "config.json")
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(transformers(family, **entries))
@@ -387,6 +419,16 @@ def test_all_faults_are_listed_at_once() -> None:
             "time_step_limit: expected [0.0, Infinity], got [0.0, 1.0]",
         ),
         ("lfm2_moe", {}, "no layer has full attention"),
+        ("kimi_linear", {"layer_types": ["linear_attention"] * 27}, "no layer has full attention"),
+        ("kimi_linear", {"hidden_act": "gelu"}, "hidden_act: expected silu or swish, got 'gelu'"),
+        *(
+            (
+                "kimi_linear",
+                {"linear_attn_config": {"kda_layers": kda, "full_attn_layers": [4]}},
+                "must have each layer from 1 to 27 once",
+            )
+            for kda in ([1, 2, 3], [*range(28)], [*range(1, 28)], ["1"], 7)
+        ),
         ("lfm2_moe", {"conv_L_cache": 1}, "conv_L_cache: expected a whole number from 2 to 16"),
         (
             "qwen2_moe",
@@ -572,13 +614,15 @@ def assert_attention_agrees(shape: ModelShape, config: Any) -> None:
         assert isinstance(attention, LatentAttention)
         assert attention.qkv_bias == attention.output_bias == bias
         assert attention.nope_head_dim == config.qk_nope_head_dim
-        assert attention.rope_head_dim == attention.rotary_dim == config.qk_rope_head_dim
+        assert attention.rope_head_dim == config.qk_rope_head_dim
+        assert attention.rotary_dim == config.qk_rope_head_dim * (family != "kimi_linear")
         assert attention.value_head_dim == config.v_head_dim
         assert (attention.query_rank, attention.kv_rank) == (
             config.q_lora_rank,
             config.kv_lora_rank,
         )
-        interleaves = getattr(config, "rope_interleave", True)  # DeepSeek-V2 always does
+        # DeepSeek-V2 always does
+        interleaves = getattr(config, "rope_interleave", family != "kimi_linear")
         assert attention.rotates_neighbours == interleaves
         return
     assert isinstance(attention, GroupedAttention)

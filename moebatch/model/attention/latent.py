@@ -107,7 +107,7 @@ class LatentAttentionBlock:
         q_NHC, latents = q.view(len(q), -1, attention.head_dim), cached[:, None]
         rotating = (q_NHC[..., attention.nope_head_dim :], latents[..., attention.kv_rank :])
         cos_TR, sin_TR, query_scales_T11 = micro_batch.angles[attention]
-        for y in rotating:
+        for y in rotating if attention.rotary_dim else ():
             self._elementwise.rotate(y[:num_tokens], cos_TR, sin_TR)
         if query_scales_T11 is not None:
             q_NHC[:num_tokens].mul_(query_scales_T11)

@@ -18,13 +18,14 @@ from moebatch.model.batch import MicroBatch
 from moebatch.model.elementwise import Elementwise
 from moebatch.model.products import Products
 from moebatch.model.recurrence.block import RecurrentBlock
+from moebatch.model.recurrence.channel_delta import ChannelDeltaBlock
 from moebatch.model.recurrence.gated_delta import GatedDeltaBlock
 from moebatch.model.recurrence.short_convolution import ShortConvolutionBlock
 from moebatch.model.recurrence.state_space import StateSpaceBlock
 from moebatch.model.routing.router import choose_experts
 from moebatch.model.scratch import Frame
 from moebatch.spec.model.attention import Attention
-from moebatch.spec.model.recurrence import GatedDelta, Recurrence, StateSpace
+from moebatch.spec.model.recurrence import ChannelDelta, GatedDelta, Recurrence, StateSpace
 from moebatch.spec.model.shape import ModelShape
 
 Weights = Mapping[str, Tensor]
@@ -93,6 +94,8 @@ def described_recurrence(
     match recurrence:
         case GatedDelta():
             return GatedDeltaBlock(shape, recurrence, products, elementwise, device)
+        case ChannelDelta():
+            return ChannelDeltaBlock(shape, recurrence, products, elementwise, device)
         case StateSpace():
             return StateSpaceBlock(shape, recurrence, products, elementwise, device)
         case _:

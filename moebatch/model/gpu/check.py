@@ -110,7 +110,8 @@ def differences(device: torch.device) -> str | None:
                 ("sums", *_sums(device, dtype)),
                 ("what is placed", *_placed(device, dtype)),
                 ("attention", *_attention(device, dtype)),
-                ("steps of a recurrence", *_delta_steps(device, dtype, corrects=True)),
+                ("steps of a recurrence", *_delta_steps(device, dtype)),
+                ("steps by channel", *_delta_steps(device, dtype, by_channel=True)),
                 ("steps of a state space", *_delta_steps(device, dtype, corrects=False)),
                 ("tokens by expert", *_grouped(device)),
                 *_all_choices(device, dtype),
@@ -194,17 +195,18 @@ def _placed(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def _delta_steps(
-    device: torch.device, dtype: torch.dtype, *, corrects: bool
+    device: torch.device, dtype: torch.dtype, *, corrects: bool = True, by_channel: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Of two sequences, each with two heads of values to one of keys."""
     heads, keys, values = 4, 24, 40
     kept_in = torch.float16 if dtype == torch.float16 else torch.float32
     matrices_RHKV = torch.randn(3, heads, keys, values).to(device, kept_in)
     q_TGK, k_TGK = (F.normalize(torch.randn(2, heads // 2, keys), dim=-1).to(device) for _ in "qk")
-    v_THV, rates_TH, fading_TH = torch.randn(2, heads, values), *torch.rand(2, 2, heads)
-    given = DeltaInput(q_TGK, k_TGK, *(x.to(device) for x in (v_THV, rates_TH, -fading_TH)))
+    v_THV, rates_TH = torch.randn(2, heads, values), torch.rand(2, heads)
+    fading_THF = -torch.rand(2, heads, keys if by_channel else 1)
+    given = DeltaInput(q_TGK, k_TGK, *(x.to(device) for x in (v_THV, rates_TH, fading_THF)))
     spans = StateSpans(*torch.tensor([[2, 0], [0, 1], [1, 1], [7, 900]], device=device))
-    x_THKV = matrices_RHKV[spans.rows_B].float() * given.fading_TH.exp()[..., None, None]
+    x_THKV = matrices_RHKV[spans.rows_B].float() * given.fading_THF.exp()[..., None]
     q_TH1K, k_TH1K = (x.repeat_interleave(2, 1)[:, :, None] for x in given[:2])
     found_TH1V = k_TH1K @ x_THKV * corrects
     changes_TH1V = (given.v_THV[:, :, None] - found_TH1V) * given.rates_TH[..., None, None]

@@ -44,6 +44,7 @@ class DeltaSteps:
             *(num_heads, num_heads // num_key_heads, key_dim, value_dim),
             is_half=matrices_RHKV.dtype == torch.float16,
             corrects=corrects,
+            by_channel=given.fading_THF.shape[2] > 1,
             **NOISE_STEPS,
             K=block_of(key_dim),
             V=columns,

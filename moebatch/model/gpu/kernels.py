@@ -616,6 +616,7 @@ def delta_step(
     value_dim,
     is_half: tl.constexpr,
     corrects: tl.constexpr,
+    by_channel: tl.constexpr,
     token_step: tl.constexpr,
     head_step: tl.constexpr,
     key_step: tl.constexpr,
@@ -623,9 +624,9 @@ def delta_step(
     K: tl.constexpr,
     V: tl.constexpr,
 ):
-    """The newest token of a sequence at some columns of a head's matrix, which fades, is corrected
-    by what its key gives or added to (Yang et al. 2024, equation 10), and puts out what its query
-    reads."""
+    """The newest token of a sequence at some columns of a head's matrix, which fades, as a
+    whole or each channel of keys by itself, is corrected by what its key gives or added to (Yang et
+    al. 2024, equation 10), and puts out what its query reads."""
     number, head = tl.program_id(0), tl.program_id(1)
     row, token = tl.load(rows + number), tl.load(tokens + number)
     key, column = tl.arange(0, K), tl.program_id(2) * V + tl.arange(0, V)
@@ -638,7 +639,11 @@ def delta_step(
     key_K = tl.load(k + others * key_dim + key, mask=is_key, other=0.0)
     query_K = tl.load(q + others * key_dim + key, mask=is_key, other=0.0)
     value_V = tl.load(v + own * value_dim + column, mask=is_column, other=0.0)
-    x = x * tl.exp(tl.load(fading + own))
+    if by_channel:
+        left_K = tl.exp(tl.load(fading + own * key_dim + key, mask=is_key, other=0.0))
+        x = x * left_K[:, None]
+    else:
+        x = x * tl.exp(tl.load(fading + own))
     if corrects:
         value_V -= tl.sum(x * key_K[:, None], axis=0)
     change_V = value_V * tl.load(rates + own)

@@ -1,12 +1,14 @@
 /* The gated delta rule (Yang et al. 2024, Gated Delta Networks, equation 10), and the recurrence of
    Mamba-2 (Dao & Gu 2024), token by token, on matrices where they lie.
 
-   Letters: T tokens, G key heads, H value heads, K size of a key, V size of a value. The matrices
-   of a sequence are [H, K, V], of float32 or float16; all other numbers are float32. With the newest
-   token's key k, value v, query q, rate b and fading f, a matrix S becomes f S + k x d, where
-   d = b (v - f S'k), and it puts out S'q of the new one, which is f S'q of the old one and (q'k) d.
-   So all of S is read, and then all of it changed: columns by columns, so that they are in the
-   nearest cache in between. Mamba-2 looks nothing up: its d is b v, and one way through S does. */
+   Letters: T tokens, G key heads, H value heads, K size of a key, V size of a value, F one or K. The
+   matrices of a sequence are [H, K, V], of float32 or float16; all other numbers are float32. With
+   the newest token's key k, value v, query q, rate b and what fading leaves, f, a matrix S becomes
+   f S + k x d, where d = b (v - f S'k), and it puts out S'q of the new one, which is f S'q of the old
+   one and (q'k) d. So all of S is read, and then all of it changed: columns by columns, so that they
+   are in the nearest cache in between. Mamba-2 looks nothing up: its d is b v, and one way through S
+   does. In Kimi Delta Attention f is a number for each channel of keys, by which rows of S are
+   multiplied: S'(f k) is looked up there, and S'(f q) read. */
 
 #define STRIP_LOTS (LANES == 16 ? 4 : 2)
 #define STRIP (STRIP_LOTS * LOT)
@@ -20,12 +22,13 @@ struct delta_work {
     const int64_t *befores;     /* and how many it had before */
     const float *queries, *keys; /* [T, G, K] */
     const float *values;        /* [T, H, V] */
-    const float *rates, *fading; /* [T, H]; the latter as logarithms */
+    const float *rates, *left;   /* [T, H], [T, H, F] */
     float *out;                 /* [T, H, V] */
     int64_t num_sequences, num_key_heads, num_value_heads, key_dim, value_dim;
     int64_t next_item; /* a head of a sequence; taken by whichever thread is free */
     int32_t dtype;     /* of matrices */
     int32_t corrects;  /* whether it looks up what keys give */
+    int32_t by_channel; /* whether F is K */
 };
 
 /* What is added to the 13 bits that float16 lacks before they are cut off, so that a number becomes
@@ -83,20 +86,22 @@ INLINE Lot part_of(const float *p, int64_t num) {
 
 /* One token at `width` columns of a matrix, of which `lots` lots hold numbers. */
 INLINE void delta_columns(char *matrix, const float *query, const float *key, const float *value,
-                          float rate, float fading, float met, float *out, uint32_t noise,
-                          int64_t key_dim, int64_t row_bytes, int64_t width, int lots, int dtype) {
+                          float rate, const float *left, float met, float *out, uint32_t noise,
+                          int64_t key_dim, int64_t row_bytes, int64_t width, int lots, int dtype,
+                          int by_channel) {
     int64_t lot_bytes = LOT * size_of(dtype);
+    const float fading = by_channel ? 1 : *left;
     Lot found[STRIP_LOTS], answer[STRIP_LOTS];
     for (int n = 0; n < lots; n++)
         found[n] = answer[n] = (Lot){{0}, {0}};
     for (int64_t i = 0; i < key_dim; i++) {
+        const float k = by_channel ? key[i] * left[i] : key[i];
+        const float q = by_channel ? query[i] * left[i] : query[i];
 #pragma GCC unroll 4
         for (int n = 0; n < lots; n++) {
             Lot x = load_part(matrix + i * row_bytes + n * lot_bytes, width - n * LOT, dtype);
-            found[n] = (Lot){found[n].first + x.first * key[i],
-                             found[n].second + x.second * key[i]};
-            answer[n] = (Lot){answer[n].first + x.first * query[i],
-                              answer[n].second + x.second * query[i]};
+            found[n] = (Lot){found[n].first + x.first * k, found[n].second + x.second * k};
+            answer[n] = (Lot){answer[n].first + x.first * q, answer[n].second + x.second * q};
         }
     }
     for (int n = 0; n < lots; n++) {
@@ -108,12 +113,13 @@ INLINE void delta_columns(char *matrix, const float *query, const float *key, co
         store_part((char *)(out + n * LOT), answer[n], width - n * LOT, FLOAT32);
     }
     for (int64_t i = 0; i < key_dim; i++) {
+        const float stays = by_channel ? left[i] : fading;
 #pragma GCC unroll 4
         for (int n = 0; n < lots; n++) {
             char *p = matrix + i * row_bytes + n * lot_bytes;
             Lot x = load_part(p, width - n * LOT, dtype);
-            x = (Lot){x.first * fading + found[n].first * key[i],
-                      x.second * fading + found[n].second * key[i]};
+            x = (Lot){x.first * stays + found[n].first * key[i],
+                      x.second * stays + found[n].second * key[i]};
             store_state(p, x, width - n * LOT, noise + n * LOT * VALUE_STEP, dtype);
         }
         noise += KEY_STEP;
@@ -150,7 +156,7 @@ INLINE void adding_columns(char *matrix, const float *query, const float *key, c
 
 /* All tokens of a sequence at some columns. */
 INLINE void delta_strip(const struct delta_work *w, int64_t sequence, int64_t head, int64_t column,
-                        int64_t width, int lots, int dtype, int corrects) {
+                        int64_t width, int lots, int dtype, int corrects, int by_channel) {
     int64_t keys = w->key_dim, values = w->value_dim, heads = w->num_value_heads;
     int64_t key_head = head / (heads / w->num_key_heads);
     int64_t place_of_head = (w->rows[sequence] * heads + head) * keys * values;
@@ -163,40 +169,50 @@ INLINE void delta_strip(const struct delta_work *w, int64_t sequence, int64_t he
         const float *key = w->keys + (token * w->num_key_heads + key_head) * keys;
         int64_t place = token * heads + head, row_bytes = values * size_of(dtype);
         const float *value = w->values + place * values + column;
-        float fading = exp_of((Floats){0} + w->fading[place])[0], rate = w->rates[place], met = 0;
-        float *out = w->out + place * values + column;
+        const float *left = w->left + place * (by_channel ? keys : 1);
+        float rate = w->rates[place], met = 0, *out = w->out + place * values + column;
         if (corrects) {
             for (int64_t i = 0; i < keys; i++)
                 met += query[i] * key[i];
-            delta_columns(matrix, query, key, value, rate, fading, met, out, noise, keys, row_bytes,
-                          width, lots, dtype);
+            delta_columns(matrix, query, key, value, rate, left, met, out, noise, keys, row_bytes,
+                          width, lots, dtype, by_channel);
         } else
-            adding_columns(matrix, query, key, value, rate, fading, out, noise, keys, row_bytes,
+            adding_columns(matrix, query, key, value, rate, *left, out, noise, keys, row_bytes,
                            width, lots, dtype);
         noise += TOKEN_STEP;
     }
 }
 
 INLINE void delta_head(const struct delta_work *w, int64_t sequence, int64_t head, int dtype,
-                       int corrects) {
+                       int corrects, int by_channel) {
     int64_t column = 0, width = w->value_dim;
     for (; column + STRIP <= width; column += STRIP)
-        delta_strip(w, sequence, head, column, STRIP, STRIP_LOTS, dtype, corrects);
+        delta_strip(w, sequence, head, column, STRIP, STRIP_LOTS, dtype, corrects, by_channel);
     /* Heads of Mamba-2 are 64 wide. Code for the delta rule would be laid out worse with it. */
     for (; !corrects && column + STRIP / 2 <= width; column += STRIP / 2)
-        delta_strip(w, sequence, head, column, STRIP / 2, STRIP_LOTS / 2, dtype, corrects);
+        delta_strip(w, sequence, head, column, STRIP / 2, STRIP_LOTS / 2, dtype, corrects,
+                    by_channel);
     for (; column < width; column += LOT) {
         int64_t left = width - column;
-        delta_strip(w, sequence, head, column, left < LOT ? left : LOT, 1, dtype, corrects);
+        delta_strip(w, sequence, head, column, left < LOT ? left : LOT, 1, dtype, corrects,
+                    by_channel);
     }
 }
 
 /* A head of Mamba-2. */
 static void adding_head(const struct delta_work *w, int64_t sequence, int64_t head) {
     if (w->dtype == FLOAT32)
-        delta_head(w, sequence, head, FLOAT32, 0);
+        delta_head(w, sequence, head, FLOAT32, 0, 0);
     else
-        delta_head(w, sequence, head, FLOAT16, 0);
+        delta_head(w, sequence, head, FLOAT16, 0, 0);
+}
+
+/* One of Kimi Delta Attention. */
+static void channel_head(const struct delta_work *w, int64_t sequence, int64_t head) {
+    if (w->dtype == FLOAT32)
+        delta_head(w, sequence, head, FLOAT32, 1, 1);
+    else
+        delta_head(w, sequence, head, FLOAT16, 1, 1);
 }
 
 /* Does heads of sequences until none is left. Several threads may share a work. */
@@ -205,10 +221,12 @@ OF_THE_REST void moebatch_delta_rule(struct delta_work *w) {
     while ((item = __atomic_fetch_add(&w->next_item, 1, __ATOMIC_RELAXED)) < num_items)
         if (!w->corrects)
             adding_head(w, item / heads, item % heads);
+        else if (w->by_channel)
+            channel_head(w, item / heads, item % heads);
         else if (w->dtype == FLOAT32)
-            delta_head(w, item / heads, item % heads, FLOAT32, 1);
+            delta_head(w, item / heads, item % heads, FLOAT32, 1, 0);
         else
-            delta_head(w, item / heads, item % heads, FLOAT16, 1);
+            delta_head(w, item / heads, item % heads, FLOAT16, 1, 0);
 }
 
 /* Most tokens that a convolution sees. */

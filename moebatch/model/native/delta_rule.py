@@ -1,7 +1,7 @@
 """What compiled recurrences are given: tensors, as addresses.
 
 Shape letters: T tokens of the micro-batch, B sequences, G key heads, H value heads, K size of a
-key, V size of a value, R rows of the state.
+key, V size of a value, R rows of the state, F one or K.
 """
 
 import ctypes
@@ -49,8 +49,9 @@ class DeltaInput(NamedTuple):
     v_THV: Tensor
     rates_TH: Tensor
     """By what is multiplied what a token adds."""
-    fading_TH: Tensor
-    """Natural logarithms, at most 0, of what is left of a matrix."""
+    fading_THF: Tensor
+    """Natural logarithms, at most 0, of what is left of a matrix, or of each channel of keys in
+    it."""
 
 
 class DeltaWork(ctypes.Structure):
@@ -66,7 +67,7 @@ class DeltaWork(ctypes.Structure):
         ("keys", ctypes.c_void_p),
         ("values", ctypes.c_void_p),
         ("rates", ctypes.c_void_p),
-        ("fading", ctypes.c_void_p),
+        ("left", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
         ("num_sequences", ctypes.c_int64),
         ("num_key_heads", ctypes.c_int64),
@@ -76,25 +77,29 @@ class DeltaWork(ctypes.Structure):
         ("next_item", ctypes.c_int64),
         ("dtype", ctypes.c_int32),
         ("corrects", ctypes.c_int32),
+        ("by_channel", ctypes.c_int32),
     )
 
 
 def delta_work(
     spans: StateSpans,
     given: DeltaInput,
+    left_THF: Tensor,
     matrices_RHKV: Tensor,
     out_THV: Tensor,
     *,
     corrects: bool,
 ) -> DeltaWork:
-    """Tokens that are taken one by one, with matrices in float32 or float16. Only pointers: the
-    tensors must live until it has been done."""
-    tensors = (*given, out_THV)
+    """Tokens that are taken one by one, with matrices in float32 or float16; `left_THF` is what
+    fading leaves. Only pointers: the tensors must live until it has been done."""
+    tensors = (*given, left_THF, out_THV)
     everything = (*tensors, matrices_RHKV)
     assert all(tensor.is_contiguous() and tensor.device.type == "cpu" for tensor in everything)
     assert all(tensor.dtype == torch.float32 for tensor in tensors)
     _, num_key_heads, key_dim = given.k_TGK.shape
     _, num_value_heads, value_dim = given.v_THV.shape
+    by_channel = left_THF.shape[2] > 1
+    assert corrects or not by_channel, "of rules that only add none has channels that fade apart"
     return DeltaWork(
         matrices=matrices_RHKV.data_ptr(),
         rows=spans.rows_B.data_ptr(),
@@ -105,7 +110,7 @@ def delta_work(
         keys=given.k_TGK.data_ptr(),
         values=given.v_THV.data_ptr(),
         rates=given.rates_TH.data_ptr(),
-        fading=given.fading_TH.data_ptr(),
+        left=left_THF.data_ptr(),
         out=out_THV.data_ptr(),
         num_sequences=len(spans.rows_B),
         num_key_heads=num_key_heads,
@@ -115,6 +120,7 @@ def delta_work(
         next_item=0,
         dtype=DTYPES[matrices_RHKV.dtype],
         corrects=corrects,
+        by_channel=by_channel,
     )
 
 

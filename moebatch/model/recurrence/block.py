@@ -63,8 +63,7 @@ class RecurrentBlock(ABC):
         bias_P = weights.get("recurrent_in_bias")
         self._products.linear(normed_ND, weights["recurrent_in"], bias_P, room_NP)
         out_NX = frame.take(num_rows, recurrence.output_width)
-        num_tokens = plan.num_tokens
-        self._mix(frame, room_NP[:num_tokens], plan, weights, state, out_NX[:num_tokens])
+        self._mix(frame, room_NP, plan, weights, state, out_NX[: plan.num_tokens])
         out_ND = frame.take(num_rows, self._hidden_size)
         bias_D = weights.get("recurrent_out_bias")
         return self._products.linear(out_NX, weights["recurrent_out"], bias_D, out_ND)
@@ -73,14 +72,14 @@ class RecurrentBlock(ABC):
     def _mix(
         self,
         frame: Frame,
-        projected_TP: Tensor,
+        projected_NP: Tensor,
         plan: RecurrentPlan,
         weights: Weights,
         state: State,
         out_TX: Tensor,
     ) -> None:
         """Writes what is projected back, of which tokens of a sequence have part in each other.
-        `projected_TP` may become anything."""
+        `projected_NP` may become anything."""
 
     def _convolved(
         self, frame: Frame, x_TM: Tensor, plan: RecurrentPlan, weights: Weights, state: State

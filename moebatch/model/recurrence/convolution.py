@@ -13,6 +13,7 @@ from moebatch.model.native.delta_rule import conv_work
 from moebatch.model.native.helpers import Helpers, torch_parallel
 from moebatch.model.recurrence.plan import RecurrentPlan
 from moebatch.model.scratch import Frame
+from moebatch.spec.model.recurrence import CHUNK_TOKENS
 
 _LEAST_SHARED_BYTES = 2**17
 """What one thread has written before another one would be awake."""
@@ -57,7 +58,7 @@ class Convolution:
             out_TM[tokens_B] = self._convolved(seen_BWM, taps_WM, bias_M)[:, 0]
             seen_RLM[rows] = seen_BWM[:, 1:]
         for span in plan.slices:
-            for tokens, _ in span.chunks:
+            for tokens, _ in span.chunks(CHUNK_TOKENS):
                 seen_XM = torch.cat([seen_RLM[span.row], x_TM[tokens]])
                 out_TM[tokens] = self._convolved(seen_XM[None], taps_WM, bias_M)[0]
                 seen_RLM[span.row] = seen_XM[-num_kept:]

@@ -2,7 +2,8 @@
 by token, or by torch a chunk of a prompt at once; and how a state is kept in half of its bits.
 
 Shape letters: T tokens of the micro-batch, N tokens of a chunk, G key heads, H value heads,
-K size of a key, V size of a value, R rows of the state.
+K size of a key, V size of a value, R rows of the state, F one or K: numbers by which a matrix
+fades.
 """
 
 from collections.abc import Iterator
@@ -39,7 +40,7 @@ class DeltaRule:
         self._kernels = loader.kernels() if device.type == "cpu" else None
         self._on_gpu = delta_steps(recurrence, device)
         self._helpers = Helpers(torch_parallel())
-        self._at_once = recurrence.states_at_once
+        self._at_once, self._chunk = recurrence.states_at_once, recurrence.chunk_tokens
         is_exact = recurrence.state_dtype == "float32"
         self._rounding = None if is_exact else _Rounding(recurrence, device)
 
@@ -58,7 +59,7 @@ class DeltaRule:
         prompts are cut; torch behind every chunk.
         """
         if plan.compiled is not None:
-            self._take_steps(plan.compiled, given, matrices, out_THV)
+            self._take_steps(frame, plan.compiled, given, matrices, out_THV)
         elif plan.singles is not None:
             assert self._on_gpu is not None, "a plan for a kernel is made where there is one"
             self._on_gpu.take(plan.singles, given, matrices, out_THV, corrects=self._corrects)
@@ -67,7 +68,7 @@ class DeltaRule:
                 for part in run.parts(self._at_once):
                     self._step(frame.branch(), part, given, matrices, out_THV)
         for span in plan.slices:
-            for tokens, num_before in span.chunks:
+            for tokens, num_before in span.chunks(self._chunk):
                 some = DeltaInput(*(tensor[tokens] for tensor in given))
                 own, row = frame.branch(), matrices[span.row]
                 with self._in_float32(own, row, num_before) as matrix_HKV:
@@ -94,11 +95,18 @@ class DeltaRule:
         self._rounding.keep(matrices, num_before, room.view(torch.int32), kept)
 
     def _take_steps(
-        self, spans: StateSpans, given: DeltaInput, matrices: Tensor, out_THV: Tensor
+        self,
+        frame: Frame,
+        spans: StateSpans,
+        given: DeltaInput,
+        matrices: Tensor,
+        out_THV: Tensor,
     ) -> None:
         assert self._kernels is not None, "a plan for a kernel is made where there is one"
         is_shared = len(given.v_THV) * matrices[0].numel() >= _LEAST_SHARED_NUMBERS
-        work = delta_work(spans, given, matrices, out_THV, corrects=self._corrects)
+        left_THF = frame.take_float(*given.fading_THF.shape)
+        torch.exp(given.fading_THF, out=left_THF)
+        work = delta_work(spans, given, left_THF, matrices, out_THV, corrects=self._corrects)
         num_threads = torch.get_num_threads() if is_shared else 1
         self._helpers.run(self._kernels.delta_rule, work, num_threads)
 
@@ -130,11 +138,11 @@ def _step(given: DeltaInput, matrices_BHKV: Tensor, *, corrects: bool) -> Tensor
     """One token of each sequence, by torch: [B, H, V]."""
     num_heads = matrices_BHKV.shape[1]
     q_XK, k_XK = (_of_value_heads(x, num_heads).flatten(0, 1) for x in given[:2])
-    v_XV, rates_X1, fading_X1 = (
-        x.reshape(len(q_XK), -1) for x in (given.v_THV, given.rates_TH, given.fading_TH)
+    v_XV, rates_X1, fading_XF = (
+        x.reshape(len(q_XK), -1) for x in (given.v_THV, given.rates_TH, given.fading_THF)
     )
     matrices_XKV = matrices_BHKV.flatten(0, 1)
-    matrices_XKV *= fading_X1.exp()[..., None]
+    matrices_XKV *= fading_XF.exp()[..., None]
     if corrects:
         v_XV = v_XV - torch.bmm(k_XK[:, None], matrices_XKV)[:, 0]
     update_XV = v_XV * rates_X1
@@ -152,30 +160,49 @@ def _take_chunk(
         frame.take_float(*rows, key_dim).copy_(_of_value_heads(x, num_heads).transpose(0, 1))
         for x in given[:2]
     )
-    fading_HN = given.fading_TH.t().clamp(min=_NOTHING_LEFT).cumsum(1)
-    among_HNN = frame.take_float(*rows, num_tokens)
-    torch.sub(fading_HN[..., None], fading_HN[:, None], out=among_HNN)
-    among_HNN.masked_fill_(_is_later(num_tokens, among_HNN.device), -torch.inf).exp_()
-    met_HNN, since_HN1 = frame.take_float(*rows, num_tokens), fading_HN.exp()[..., None]
+    fading_HNF = given.fading_THF.transpose(0, 1).clamp(min=_NOTHING_LEFT).cumsum(1)
+    among_HNNF = _among(frame, fading_HNF, k_HNK)
+    met_HNN, since_HNF = frame.take_float(*rows, num_tokens), fading_HNF.exp()
 
     rates_HN1, v_HNV = given.rates_TH.t()[..., None], given.v_THV.transpose(0, 1)
     if corrects:
-        torch.bmm(k_HNK, k_HNK.mT, out=met_HNN).mul_(among_HNN).mul_(rates_HN1)
+        _met(k_HNK, k_HNK, among_HNNF, met_HNN).mul_(rates_HN1)
         changes_HNX = frame.take_float(*rows, value_dim + key_dim)
-        torch.cat([v_HNV, k_HNK * since_HN1], 2, out=changes_HNX)
+        torch.cat([v_HNV, k_HNK * since_HNF], 2, out=changes_HNX)
         changes_HNX *= rates_HN1
         update_HNV = _solved(met_HNN, changes_HNX, matrix_HKV)
     else:
         update_HNV = v_HNV * rates_HN1
 
-    torch.bmm(q_HNK, k_HNK.mT, out=met_HNN).mul_(among_HNN)
+    _met(q_HNK, k_HNK, among_HNNF, met_HNN)
     out_HNV = torch.bmm(met_HNN, update_HNV)
-    out_HNV.baddbmm_(q_HNK.mul_(since_HN1), matrix_HKV)
+    out_HNV.baddbmm_(q_HNK.mul_(since_HNF), matrix_HKV)
     out_NHV.copy_(out_HNV.transpose(0, 1))
 
-    k_HNK *= (fading_HN[:, -1:] - fading_HN).exp_()[..., None]
-    matrix_HKV *= since_HN1[:, -1:]
+    k_HNK *= (fading_HNF[:, -1:] - fading_HNF).exp_()
+    matrix_HKV *= since_HNF[:, -1, :, None]
     matrix_HKV.baddbmm_(k_HNK.mT, update_HNV)
+
+
+def _among(frame: Frame, fading_HNF: Tensor, k_HNK: Tensor) -> Tensor:
+    """What is left of each token when each other one comes, [H, N, N, F]: nothing of later ones.
+    By differences, since a logarithm of what is left of a chunk may be too low for both of its
+    factors. Of channels that fade apart, what is left of the key."""
+    num_heads, num_tokens, num_fading = fading_HNF.shape
+    among_HNNF = frame.take_float(num_heads, num_tokens, num_tokens, num_fading)
+    torch.sub(fading_HNF[:, :, None], fading_HNF[:, None], out=among_HNNF)
+    is_later_NN1 = _is_later(num_tokens, among_HNNF.device)[..., None]
+    among_HNNF.masked_fill_(is_later_NN1, -torch.inf).exp_()
+    return among_HNNF if num_fading == 1 else among_HNNF.mul_(k_HNK[:, None])
+
+
+def _met(x_HNK: Tensor, k_HNK: Tensor, among_HNNF: Tensor, met_HNN: Tensor) -> Tensor:
+    """Products with keys of tokens before and their own, as far as these are left, [H, N, N]."""
+    if among_HNNF.shape[3] == 1:
+        return torch.bmm(x_HNK, k_HNK.mT, out=met_HNN).mul_(among_HNNF[..., 0])
+    column_X1 = met_HNN.view(-1, met_HNN.shape[2], 1)
+    torch.bmm(among_HNNF.flatten(0, 1), x_HNK.flatten(0, 1)[..., None], out=column_X1)
+    return met_HNN
 
 
 def _solved(met_HNN: Tensor, changes_HNX: Tensor, matrix_HKV: Tensor) -> Tensor:

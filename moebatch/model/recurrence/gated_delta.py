@@ -1,18 +1,22 @@
 """Layers of Gated DeltaNet: what their rule is given, and what becomes of what its matrices put
 out.
 
-Shape letters: T tokens of the micro-batch, P projected width, M channels of the convolution,
-G key heads, H value heads, K size of a key, V size of a value, X several of these side by side.
+Shape letters: T tokens of the micro-batch, N rows after bucketing, P projected width, M channels of
+the convolution, G key heads, H value heads, K size of a key, V size of a value, X several of these
+side by side, F one or K: numbers by which a matrix fades.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from moebatch.model.elementwise import Elementwise
 from moebatch.model.native.delta_rule import DeltaInput
+from moebatch.model.products import Products
 from moebatch.model.recurrence.block import MatrixBlock, State, Weights
 from moebatch.model.recurrence.plan import RecurrentPlan
 from moebatch.model.scratch import Frame
+from moebatch.spec.model.recurrence import MatrixRecurrence
+from moebatch.spec.model.shape import ModelShape
 
 _NORM_EPS = 1e-6
 """Of queries and keys, whatever other norms add."""
@@ -21,10 +25,21 @@ _NORM_EPS = 1e-6
 class GatedDeltaBlock(MatrixBlock):
     """Matrices whose keys and queries are unit vectors (Yang et al. 2024)."""
 
+    def __init__(
+        self,
+        shape: ModelShape,
+        recurrence: MatrixRecurrence,
+        products: Products,
+        elementwise: Elementwise,
+        device: torch.device,
+    ) -> None:
+        super().__init__(shape, recurrence, products, elementwise, device)
+        self._zero = torch.zeros((), device=device)
+
     def _mix(
         self,
         frame: Frame,
-        projected_TP: Tensor,
+        projected_NP: Tensor,
         plan: RecurrentPlan,
         weights: Weights,
         state: State,
@@ -32,7 +47,7 @@ class GatedDeltaBlock(MatrixBlock):
     ) -> None:
         delta, heads = self._matrix, self._matrix.num_value_heads
         widths = [delta.conv_channels, delta.value_width, heads, heads]
-        x_TM, z_TX, b_TH, a_TH = torch.split(projected_TP, widths, dim=1)
+        x_TM, z_TX, b_TH, a_TH = torch.split(projected_NP[: plan.num_tokens], widths, dim=1)
         mixed_TM = self._convolved(frame, x_TM, plan, weights, state)
         given = self._given(frame, mixed_TM, b_TH, a_TH, weights)
         made_THV = self._put_out(frame, plan, given, state)
@@ -44,23 +59,27 @@ class GatedDeltaBlock(MatrixBlock):
         frame: Frame,
         mixed_TM: Tensor,
         b_TH: Tensor,
-        a_TH: Tensor,
+        a_TX: Tensor,
         weights: Weights,
     ) -> DeltaInput:
-        """Queries and keys as unit vectors, the former over the root of their size."""
+        """Queries and keys as unit vectors, the former over the root of their size. What a token
+        makes fade is softplus of `a_TX` and a bias, times a number of its head."""
         delta = self._matrix
         q_TX, k_TX, v_TX = torch.split(
             mixed_TM, [delta.key_width, delta.key_width, delta.value_width], 1
         )
         q_TGK, k_TGK = (_unit(x.view(len(x), -1, delta.key_head_dim), frame) for x in (q_TX, k_TX))
         v_TX = frame.take_float(*v_TX.shape).copy_(v_TX)
-        rise_TH = F.softplus(a_TH.float() + weights["recurrent_step"])
+        rise_TX = frame.take_float(*a_TX.shape).copy_(a_TX).add_(weights["recurrent_step"])
+        torch.logaddexp(rise_TX, self._zero, out=rise_TX)  # softplus, in its place
+        rise_THF = rise_TX.view(len(rise_TX), delta.num_value_heads, -1)
+        decays_H1 = weights["recurrent_decay"].view(-1, 1).float().exp()
         return DeltaInput(
             q_TGK=q_TGK.mul_(delta.key_head_dim**-0.5),
             k_TGK=k_TGK,
             v_THV=v_TX.view(len(v_TX), -1, delta.value_head_dim),
             rates_TH=b_TH.sigmoid().float().contiguous(),
-            fading_TH=rise_TH.mul_(-weights["recurrent_decay"].float().exp()),
+            fading_THF=rise_THF.mul_(-decays_H1),
         )
 
 

@@ -26,13 +26,12 @@ class StateSpan:
     num_before: int
     """Tokens that it had before them."""
 
-    @property
-    def chunks(self) -> Iterator[tuple[slice, int]]:
-        """Its rows of the micro-batch, some at a time, and how many tokens come before the last of
-        these."""
+    def chunks(self, most: int) -> Iterator[tuple[slice, int]]:
+        """Its rows of the micro-batch, at most so many at a time, and how many tokens come before
+        the last of these."""
         stop = self.start + self.num_tokens
-        for first in range(self.start, stop, CHUNK_TOKENS):
-            end = min(first + CHUNK_TOKENS, stop)
+        for first in range(self.start, stop, most):
+            end = min(first + most, stop)
             yield slice(first, end), self.num_before + end - self.start - 1
 
 

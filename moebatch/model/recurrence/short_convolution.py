@@ -1,6 +1,6 @@
 """Layers that convolve and no more (LFM2).
 
-Shape letters: T tokens of the micro-batch, D hidden, P projected width.
+Shape letters: T tokens of the micro-batch, N rows after bucketing, D hidden, P projected width.
 """
 
 import torch
@@ -19,13 +19,13 @@ class ShortConvolutionBlock(RecurrentBlock):
     def _mix(
         self,
         frame: Frame,
-        projected_TP: Tensor,
+        projected_NP: Tensor,
         plan: RecurrentPlan,
         weights: Weights,
         state: State,
         out_TX: Tensor,
     ) -> None:
-        before_TD, behind_TD, x_TD = projected_TP.chunk(3, dim=1)
+        before_TD, behind_TD, x_TD = projected_NP[: plan.num_tokens].chunk(3, dim=1)
         x_TD *= before_TD
         mixed_TD = self._convolved(frame, x_TD, plan, weights, state)
         torch.mul(mixed_TD, behind_TD, out=out_TX)

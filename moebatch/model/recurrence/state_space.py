@@ -1,7 +1,8 @@
 """Layers of Mamba-2: what their rule is given, and what becomes of what its matrices put out.
 
-Shape letters: T tokens of the micro-batch, P projected width, M channels of the convolution,
-G key heads, H value heads, K size of a key, V size of a value, X several of these side by side.
+Shape letters: T tokens of the micro-batch, N rows after bucketing, P projected width, M channels of
+the convolution, G key heads, H value heads, K size of a key, V size of a value, X several of these
+side by side.
 """
 
 import torch
@@ -21,7 +22,7 @@ class StateSpaceBlock(MatrixBlock):
     def _mix(
         self,
         frame: Frame,
-        projected_TP: Tensor,
+        projected_NP: Tensor,
         plan: RecurrentPlan,
         weights: Weights,
         state: State,
@@ -29,7 +30,7 @@ class StateSpaceBlock(MatrixBlock):
     ) -> None:
         space = self._matrix
         widths = [space.value_width, space.conv_channels, space.num_value_heads]
-        z_TX, x_TM, steps_TH = torch.split(projected_TP, widths, dim=1)
+        z_TX, x_TM, steps_TH = torch.split(projected_NP[: plan.num_tokens], widths, dim=1)
         mixed_TM = self._convolved(frame, x_TM, plan, weights, state)
         given = self._given(frame, mixed_TM, steps_TH, weights)
         made_THV = self._put_out(frame, plan, given, state)
@@ -54,5 +55,5 @@ class StateSpaceBlock(MatrixBlock):
             k_TGK=k_TX.view(len(k_TX), -1, space.key_head_dim),
             v_THV=v_TX.view(len(v_TX), -1, space.value_head_dim),
             rates_TH=lengths_TH,
-            fading_TH=lengths_TH * -weights["recurrent_decay"].float().exp(),
+            fading_THF=(lengths_TH * -weights["recurrent_decay"].float().exp())[..., None],
         )

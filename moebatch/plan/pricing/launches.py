@@ -39,6 +39,7 @@ from moebatch.spec.model.grouped_attention import GroupedAttention
 from moebatch.spec.model.latent_attention import LatentAttention
 from moebatch.spec.model.recurrence import (
     CHUNK_TOKENS,
+    ChannelDelta,
     GatedDelta,
     Recurrence,
     ShortConvolution,
@@ -88,7 +89,8 @@ _OUTPUT_GATE = 3
 _OUT = 2
 """Projection, and the sum with what it is added to."""
 _CONVOLVED = 4
-"""Sequences that decode, in neighbouring rows of the state, beside the taps of the convolution."""
+"""Sequences that decode, in neighbouring rows of the state, or some tokens of a prompt, beside the
+taps of the convolution."""
 _ROUNDING = 8
 """States in float16 are widened, and rounded again."""
 _TAP = 2
@@ -128,14 +130,15 @@ class _Recurring(NamedTuple):
     step: int
     """Sequences that decode, behind the convolution."""
     chunk: int
-    """Some tokens of a prompt, with the convolution."""
+    """Some tokens of a prompt, behind the convolution."""
 
 
 _RECURRING: Mapping[type[Recurrence], _Recurring] = MappingProxyType(
     {
-        GatedDelta: _Recurring(once=22, step=15, chunk=33),
-        StateSpace: _Recurring(once=24, step=12, chunk=26),
-        ShortConvolution: _Recurring(once=3, step=0, chunk=4),
+        GatedDelta: _Recurring(once=23, step=15, chunk=31),
+        ChannelDelta: _Recurring(once=27, step=15, chunk=30),
+        StateSpace: _Recurring(once=24, step=12, chunk=24),
+        ShortConvolution: _Recurring(once=3, step=0, chunk=0),
     }
 )
 
@@ -315,13 +318,15 @@ class Launches:
         own, sequences = _RECURRING[type(recurrence)], load.decode_sequences
         taps = _TAP * recurrence.conv_width + recurrence.conv_bias
         rounding = _ROUNDING * (recurrence.state_dtype == "float16")
-        chunks = ceil(load.prompt_tokens / CHUNK_TOKENS) * (own.chunk + taps + rounding)
+        chunks = ceil(load.prompt_tokens / recurrence.chunk_tokens) * (own.chunk + rounding)
         if self.is_fused and steps_at_once(recurrence):
             steps = int(sequences > 0)
         else:
             steps = ceil(sequences / recurrence.states_at_once) * (own.step + rounding)
-        convolved = ceil(sequences / CHUNK_TOKENS) * (_CONVOLVED + taps)
+        parts = ceil(sequences / CHUNK_TOKENS) + ceil(load.prompt_tokens / CHUNK_TOKENS)
+        convolved = parts * (_CONVOLVED + taps)
         gated = self._rows.norm_gated if isinstance(recurrence, GatedDelta) else 0
+        gated += self._norm if isinstance(recurrence, ChannelDelta) else 0
         once = own.once + recurrence.conv_bias
         return self._norm + gated + 1 + once + convolved + steps + chunks
 

@@ -55,12 +55,14 @@ def _sparsely(keys: ConfigKeys, num_layers: int) -> Layers:
     return replace(_glm_lite(keys, num_layers), most_attended=keys.count("index_topk"))
 
 
-def latent_attention(keys: ConfigKeys, *, rotates_neighbours: bool) -> LatentAttention:
-    """With latents as DeepSeek-V2 has them."""
+def latent_attention(
+    keys: ConfigKeys, *, rotates_neighbours: bool, rotates: bool = True
+) -> LatentAttention:
+    """With latents as DeepSeek-V2 has them; positions that are not rotated have no scaling."""
     heads, kv_heads, rope_head_dim = keys.heads()
     bias = keys.flag("attention_bias")
     head_dim = rope_head_dim + keys.count("qk_nope_head_dim")
-    factor = _score_factor(keys)
+    factor = _score_factor(keys) if rotates else 1.0
     return LatentAttention(
         num_heads=heads,
         num_kv_heads=kv_heads,
@@ -71,6 +73,7 @@ def latent_attention(keys: ConfigKeys, *, rotates_neighbours: bool) -> LatentAtt
         query_rank=keys.count_or_none("q_lora_rank"),
         rope_head_dim=rope_head_dim,
         value_head_dim=keys.count("v_head_dim"),
+        rotates=rotates,
         rotates_neighbours=rotates_neighbours,
         score_scale=None if factor == 1 else factor * head_dim**-0.5,
     )
@@ -136,7 +139,7 @@ _DEFAULTS = usual_defaults(
     first_k_dense_replace=0,
     moe_layer_freq=1,
 )
-_LATENT_ROLES = {
+_OF_LATENTS = {
     "q_a": "q_a_proj.weight",
     "q_a_bias": "q_a_proj.bias",
     "q_a_norm": "q_a_layernorm.weight",
@@ -146,9 +149,11 @@ _LATENT_ROLES = {
     "kv_a_norm": "kv_a_layernorm.weight",
     "kv_b": "kv_b_proj.weight",
 }
+LATENT_ROLES = {role: (f"{LAYER}self_attn.{name}",) for role, name in _OF_LATENTS.items()}
+"""Names of what makes latents, and of what is made of them."""
 _NAMES = TensorNames(
     roles=usual_roles(shared="mlp.shared_experts")
-    | {role: (f"{LAYER}self_attn.{name}",) for role, name in _LATENT_ROLES.items()}
+    | LATENT_ROLES
     | {"router_correction": (LAYER + "mlp.gate.e_score_correction_bias",)},
     experts=USUAL_EXPERTS,
 )

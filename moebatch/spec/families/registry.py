@@ -22,6 +22,7 @@ from moebatch.spec.families.granite import (
     GRANITE_MOE_SHARED,
 )
 from moebatch.spec.families.hunyuan import HUNYUAN_V1_MOE, HY_V3
+from moebatch.spec.families.kimi import KIMI_LINEAR
 from moebatch.spec.families.lfm2 import LFM2_MOE
 from moebatch.spec.families.llama import LLAMA4, LLAMA4_TEXT
 from moebatch.spec.families.mimo import MIMO_V2_FLASH
@@ -48,6 +49,7 @@ _OTHERS = (
     MELLUM,
     LFM2_MOE,
     NEMOTRON_H,
+    KIMI_LINEAR,
     GLM4_MOE,
     MINIMAX_M2,
     MIMO_V2_FLASH,

@@ -24,6 +24,9 @@ class LatentAttention(Attention):
     """Part of a query's and a key's head that has positions; the key's is one for all heads."""
     value_head_dim: int
     """Size of a head of values; ``head_dim`` is that of queries and keys."""
+    rotates: bool = True
+    """The part beside latents does. Where it does not, tokens are told from each other by what they
+    see alone, and that part of keys is one for all heads all the same."""
 
     @property
     def positioned_dim(self) -> int:
@@ -32,8 +35,8 @@ class LatentAttention(Attention):
 
     @property
     def rotary_dim(self) -> int:
-        """All of the part that has positions."""
-        return self.rope_head_dim
+        """All of the part that has positions, or nothing, as `rotates` says."""
+        return self.rope_head_dim if self.rotates else 0
 
     def row_order(self, role: str) -> list[int] | None:
         """Keys of all heads before their values; halves of what rotates, behind what does not."""

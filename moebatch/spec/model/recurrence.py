@@ -36,6 +36,10 @@ class Recurrence(ABC):
     """Both projections do."""
     state_dtype: StateDtype | None = None
     """What numbers of matrices are kept as; None where there are none."""
+    exact_roles: ClassVar[frozenset[str]] = frozenset()
+    """Tensors that are held in float32."""
+    chunk_tokens: ClassVar[int] = CHUNK_TOKENS
+    """Tokens of a prompt that change a matrix together, where torch has them do so."""
 
     @property
     @abstractmethod
@@ -46,6 +50,11 @@ class Recurrence(ABC):
     @abstractmethod
     def projected_width(self) -> int:
         """Width of all that is projected of a token."""
+
+    @property
+    def widened_width(self) -> int:
+        """Width of what is projected of a part of that, which is narrow."""
+        return 0
 
     @property
     @abstractmethod
@@ -65,13 +74,11 @@ class Recurrence(ABC):
 
     def tensors(self, hidden_size: int) -> Sizes:
         """Sizes of the weights of a layer, by role."""
-        D, channels = hidden_size, self.conv_channels
-        sizes = self.input_tensors(D) | {
-            "recurrent_conv": (channels, 1, self.conv_width),
-            "recurrent_out": (D, self.output_width),
-        }
+        D = hidden_size
+        sizes = self.input_tensors(D) | self.conv_tensors
+        sizes["recurrent_out"] = (D, self.output_width)
         if self.conv_bias:
-            sizes["recurrent_conv_bias"] = (channels,)
+            sizes["recurrent_conv_bias"] = (self.conv_channels,)
         if self.bias:
             sizes |= {"recurrent_in_bias": (self.projected_width,), "recurrent_out_bias": (D,)}
         return sizes | self.own_tensors
@@ -79,6 +86,11 @@ class Recurrence(ABC):
     def input_tensors(self, hidden_size: int) -> Sizes:
         """Those of the first projection, as they are stored."""
         return {"recurrent_in": (self.projected_width, hidden_size)}
+
+    @property
+    def conv_tensors(self) -> Sizes:
+        """Those of the convolution but for its bias, as they are stored."""
+        return {"recurrent_conv": (self.conv_channels, 1, self.conv_width)}
 
     @property
     def own_tensors(self) -> Sizes:
@@ -174,6 +186,11 @@ class MatrixRecurrence(Recurrence):
         return self.num_value_heads * self.value_head_dim
 
     @property
+    def fading_dim(self) -> int:
+        """Numbers by which a token has a matrix fade: one, or one for each channel of keys."""
+        return 1
+
+    @property
     def conv_channels(self) -> int:
         """Width of queries, keys and values together."""
         return 2 * self.key_width + self.value_width
@@ -202,7 +219,7 @@ class MatrixRecurrence(Recurrence):
 
     def float_rooms(self, rows: int) -> tuple[int, ...]:
         """Of tokens queries, keys, values and what comes out, and what a chunk takes."""
-        chunk, heads = min(rows, CHUNK_TOKENS), self.num_value_heads
+        chunk, heads = min(rows, self.chunk_tokens), self.num_value_heads
         keys, values = heads * chunk * self.key_head_dim, heads * chunk * self.value_head_dim
         copied = min(rows, self.states_at_once) * (self.state_dtype != "float32")
         return (
@@ -210,10 +227,12 @@ class MatrixRecurrence(Recurrence):
             rows * self.key_width,  # keys
             rows * self.value_width,  # values
             rows * self.value_width,  # what comes out of matrices
+            rows * heads * self.fading_dim,  # logarithms of what is left of them
+            rows * heads * self.fading_dim,  # what is left of them
             keys,  # of a chunk: queries
             keys,  # keys
             keys + values,  # changes
-            heads * chunk * chunk,  # what is left of each when the next come
+            heads * chunk * chunk * self.fading_dim,  # what is left of each when the next come
             heads * chunk * chunk,  # each with each
             copied * self.matrix_elements,  # states in float32
             copied * self.matrix_elements,  # what rounds them
@@ -239,7 +258,8 @@ class MatrixRecurrence(Recurrence):
     def prompt_flops(self) -> int:
         """In chunks (Yang et al. 2024, section 3.3; Dao & Gu 2024, section 6): queries, and where
         tokens correct keys, meet keys; a triangular system is solved for values and keys then; and
-        keys, queries and updates meet the matrix."""
+        keys, queries and updates meet the matrix. Kernels take a tenth longer, at the most, where
+        channels fade apart."""
         chunk, keys, values = CHUNK_TOKENS, self.key_head_dim, self.value_head_dim
         among, with_matrix = 2 * chunk * (keys + values), 4 * keys * values
         if self.corrects:
@@ -299,6 +319,73 @@ class GatedDelta(MatrixRecurrence):
             "delta_ba": (shared, shared),
         }.get(role)
         return None if parts is None else rows_by_part(self.num_key_heads, parts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChannelDelta(MatrixRecurrence):
+    """Kimi Delta Attention (Kimi Team 2025, Kimi Linear): Gated DeltaNet in which each channel of
+    a key fades by itself. Fading and gates of the output are projected through a few numbers."""
+
+    corrects: ClassVar[bool] = True
+    exact_roles: ClassVar[frozenset[str]] = frozenset(("recurrent_step", "recurrent_norm"))
+    chunk_tokens: ClassVar[int] = 16
+    """Few, since what is left of each token when each other one comes is a number for each
+    channel."""
+
+    rank: int
+    """Numbers through which fading and gates are projected."""
+
+    @property
+    def fading_dim(self) -> int:
+        """One for each channel."""
+        return self.key_head_dim
+
+    @property
+    def projected_width(self) -> int:
+        """Queries, keys and values, what gates and fading are made of, and of each head a rate of
+        learning."""
+        return self.conv_channels + 2 * self.rank + self.num_value_heads
+
+    @property
+    def fading_width(self) -> int:
+        """Width of the fading of a token, all heads side by side."""
+        return self.num_value_heads * self.key_head_dim
+
+    @property
+    def widened_width(self) -> int:
+        """Gates of the output, and fading."""
+        return self.value_width + self.fading_width
+
+    @property
+    def normed_width(self) -> int:
+        """Each head is normed by itself, all with the same weights."""
+        return self.value_head_dim
+
+    def input_tensors(self, hidden_size: int) -> Sizes:
+        """All apart."""
+        widths = {"q": self.key_width, "k": self.key_width, "v": self.value_width}
+        widths |= {"z": self.rank, "b": self.num_value_heads, "a": self.rank}
+        return {f"delta_{role}": (width, hidden_size) for role, width in widths.items()}
+
+    @property
+    def conv_tensors(self) -> Sizes:
+        """Queries, keys and values apart."""
+        widths = {"q": self.key_width, "k": self.key_width, "v": self.value_width}
+        return {
+            f"recurrent_conv_{role}": (width, 1, self.conv_width) for role, width in widths.items()
+        }
+
+    @property
+    def own_tensors(self) -> Sizes:
+        """What widens gates and fading; how fast each head fades; and the norm of what comes
+        out."""
+        return {
+            "delta_z_wide": (self.value_width, self.rank),
+            "delta_a_wide": (self.fading_width, self.rank),
+            "recurrent_decay": (1, 1, self.num_value_heads, 1),
+            "recurrent_step": (self.fading_width,),
+            "recurrent_norm": (self.normed_width,),
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

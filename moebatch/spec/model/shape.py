@@ -396,7 +396,8 @@ class ModelShape(Layers):
     @property
     def exact_roles(self) -> frozenset[str]:
         """Tensors that are held in float32, whatever is computed in."""
-        return self.router.exact_roles | self.norm.exact_roles
+        of_recurrence = self.recurrence.exact_roles if self.recurrence else frozenset()
+        return self.router.exact_roles | self.norm.exact_roles | of_recurrence
 
     @cached_property
     def exact_params(self) -> int:

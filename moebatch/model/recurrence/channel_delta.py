@@ -1,0 +1,65 @@
+"""Layers of Kimi Delta Attention: the delta rule with channels of keys that fade apart.
+
+Shape letters: T tokens of the micro-batch, N rows after bucketing, P projected width, M channels of
+the convolution, H value heads, K size of a key, V size of a value, R numbers through which gates
+and fading are projected, X several of these side by side.
+"""
+
+import torch
+from torch import Tensor
+
+from moebatch.model.elementwise import Elementwise
+from moebatch.model.products import Products
+from moebatch.model.recurrence.block import State, Weights
+from moebatch.model.recurrence.gated_delta import GatedDeltaBlock
+from moebatch.model.recurrence.plan import RecurrentPlan
+from moebatch.model.scratch import Frame
+from moebatch.spec.model.recurrence import ChannelDelta
+from moebatch.spec.model.shape import ModelShape
+
+
+class ChannelDeltaBlock(GatedDeltaBlock):
+    """As Gated DeltaNet, but for where fading and gates come from (Kimi Team 2025)."""
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        recurrence: ChannelDelta,
+        products: Products,
+        elementwise: Elementwise,
+        device: torch.device,
+    ) -> None:
+        super().__init__(shape, recurrence, products, elementwise, device)
+        self._widths = [
+            recurrence.conv_channels,
+            recurrence.rank,
+            recurrence.num_value_heads,
+            recurrence.rank,
+        ]
+
+    def _mix(
+        self,
+        frame: Frame,
+        projected_NP: Tensor,
+        plan: RecurrentPlan,
+        weights: Weights,
+        state: State,
+        out_TX: Tensor,
+    ) -> None:
+        tokens = slice(plan.num_tokens)
+        x_NM, z_NR, b_NH, a_NR = torch.split(projected_NP, self._widths, dim=1)
+        z_NX, a_NX = (
+            self._widened(frame, x_NR, weights[role])
+            for x_NR, role in ((z_NR, "delta_z_wide"), (a_NR, "delta_a_wide"))
+        )
+        mixed_TM = self._convolved(frame, x_NM[tokens], plan, weights, state)
+        given = self._given(frame, mixed_TM, b_NH[tokens], a_NX[tokens], weights)
+        made_THV = self._put_out(frame, plan, given, state)
+        norm_V = weights["recurrent_norm"]
+        self._elementwise.rms_norm(made_THV, norm_V, self._eps, made_THV, made_THV)
+        gates_THV = given.v_THV.copy_(z_NX[tokens].view(made_THV.shape)).sigmoid_()
+        torch.mul(made_THV, gates_THV, out=out_TX.view(made_THV.shape))
+
+    def _widened(self, frame: Frame, x_NR: Tensor, weight_XR: Tensor) -> Tensor:
+        room_NX = frame.take(len(x_NR), len(weight_XR))
+        return self._products.linear(x_NR, weight_XR, None, room_NX)

@@ -1,0 +1,158 @@
+"""Kimi-Linear (Moonshot AI): three of four layers recur, the others attend to latents without
+rotary positions."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from moebatch.spec.families.deepseek import LATENT_ROLES, latent_attention, latent_layers
+from moebatch.spec.families.family import (
+    FamilySpec,
+    by_mlp_types,
+    corrected_router,
+    recurrent_layers,
+    require_silu,
+    usual_defaults,
+)
+from moebatch.spec.model.config_keys import ConfigKeys
+from moebatch.spec.model.recurrence import MOST_SEEN, ChannelDelta
+from moebatch.spec.model.shape import Layers
+from moebatch.spec.model.tensor_names import BLOCK_EXPERTS, LAYER, TensorNames, usual_roles
+
+_FULL, _LINEAR = "full_attention", "linear_attention"
+_INTERVAL = 4
+
+
+def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
+    attention = latent_attention(keys, rotates_neighbours=False, rotates=False)
+    num_dense = keys.count_or_zero("first_k_dense_replace")
+    usual = _usual_types(keys, num_layers)
+    recurrent = recurrent_layers(keys, usual, recur=(_LINEAR,), attend=(_FULL,))
+    return replace(
+        latent_layers(keys, num_layers, attention, corrected_router(keys)),
+        moe_layers=by_mlp_types(keys, num_layers, num_dense),
+        recurrence=_delta(keys) if recurrent else None,
+        recurrent_layers=recurrent,
+    )
+
+
+def _usual_types(keys: ConfigKeys, num_layers: int) -> Sequence[str]:
+    """What layers are where ``layer_types`` says nothing: as two lists say that count layers from
+    one, or as transformers has it without them."""
+    lists = {_LINEAR: keys.value("kda_layers"), _FULL: keys.value("full_attn_layers")}
+    if None in lists.values():
+        return [_LINEAR if layer % _INTERVAL or not layer else _FULL for layer in range(num_layers)]
+    listed = [(layer, kind) for kind, layers in lists.items() for layer in _listed(layers)]
+    if [layer for layer, _ in sorted(listed)] != list(range(1, num_layers + 1)):
+        keys.wrong(
+            "kda_layers",
+            f"kda_layers and full_attn_layers of linear_attn_config must have each layer from 1 to "
+            f"{num_layers} once",
+        )
+        return [_FULL] * num_layers
+    return [kind for _, kind in sorted(listed)]
+
+
+def _listed(layers: object) -> list[int]:
+    """Nothing where they are no list of numbers."""
+    if isinstance(layers, list) and all(type(layer) is int for layer in layers):
+        return layers
+    return []
+
+
+def _delta(keys: ConfigKeys) -> ChannelDelta:
+    """Gates and fading go through as many numbers as a head has."""
+    require_silu(keys)
+    heads, head_dim = keys.count("linear_num_heads"), keys.count("linear_head_dim")
+    return ChannelDelta(
+        num_key_heads=heads,
+        num_value_heads=heads,
+        key_head_dim=head_dim,
+        value_head_dim=head_dim,
+        conv_width=keys.count("linear_conv_kernel_dim", least=2, most=MOST_SEEN),
+        rank=head_dim,
+    )
+
+
+_BLOCK = "block_sparse_moe."
+_OF_DELTA = {
+    **{f"delta_{role}": f"{role}_proj.weight" for role in "qkvb"},
+    "delta_z": "g_a_proj.weight",
+    "delta_z_wide": "g_b_proj.weight",
+    "delta_a": "f_a_proj.weight",
+    "delta_a_wide": "f_b_proj.weight",
+    **{f"recurrent_conv_{role}": f"{role}_conv1d.weight" for role in "qkv"},
+    "recurrent_decay": "A_log",
+    "recurrent_step": "dt_bias",
+    "recurrent_norm": "o_norm.weight",
+    "recurrent_out": "o_proj.weight",
+}
+_SPELLING = {
+    # Only the part of a head that latents do not make is bound by the rules of head sizes.
+    "head_dim": "qk_rope_head_dim",
+    "max_position_embeddings": "model_max_length",
+    "n_group": "num_expert_group",
+    "n_shared_experts": "num_shared_experts",
+    "norm_topk_prob": "moe_renormalize",
+    "num_experts_per_tok": "num_experts_per_token",
+    "kda_layers": "linear_attn_config.kda_layers",
+    "full_attn_layers": "linear_attn_config.full_attn_layers",
+    "linear_head_dim": "linear_attn_config.head_dim",
+    "linear_num_heads": "linear_attn_config.num_heads",
+    "linear_conv_kernel_dim": "linear_attn_config.short_conv_kernel_size",
+}
+_OTHER_NAMES = (
+    *("max_position_embeddings", "n_group", "n_shared_experts", "norm_topk_prob"),
+    *("num_experts_per_tok", "linear_head_dim", "linear_num_heads", "linear_conv_kernel_dim"),
+)
+KIMI_LINEAR = FamilySpec(
+    architecture="KimiLinearForCausalLM",
+    model_type="kimi_linear",
+    defaults=usual_defaults(
+        vocab_size=163840,
+        hidden_size=2304,
+        intermediate_size=9216,
+        num_hidden_layers=27,
+        num_attention_heads=32,
+        num_key_value_heads=32,
+        max_position_embeddings=1048576,
+        rms_norm_eps=1e-5,
+        moe_intermediate_size=1024,
+        num_experts=256,
+        num_experts_per_tok=8,
+        n_shared_experts=1,
+        norm_topk_prob=True,
+        n_group=1,
+        topk_group=1,
+        routed_scaling_factor=2.446,
+        first_k_dense_replace=1,
+        moe_layer_freq=1,
+        kv_lora_rank=512,
+        q_lora_rank=None,
+        qk_nope_head_dim=128,
+        head_dim=64,
+        v_head_dim=128,
+        linear_head_dim=128,
+        linear_num_heads=32,
+        linear_conv_kernel_dim=4,
+    ),
+    spelling=_SPELLING,
+    synonyms={key: key for key in _OTHER_NAMES},
+    layers=_layers,
+    names=TensorNames(
+        roles=usual_roles(shared=_BLOCK + "shared_experts")
+        | LATENT_ROLES
+        | {
+            "router": (LAYER + _BLOCK + "gate.weight",),
+            "router_correction": (LAYER + _BLOCK + "gate.e_score_correction_bias",),
+        }
+        | {
+            f"mlp_{role}": (f"{LAYER}mlp.{role}_proj.weight", f"{LAYER}{_BLOCK}{role}_proj.weight")
+            for role in ("gate", "up", "down")
+        }
+        | {role: (f"{LAYER}self_attn.{name}",) for role, name in _OF_DELTA.items()},
+        experts=BLOCK_EXPERTS,
+    ),
+)
+"""As released: sizes of layers that recur in ``linear_attn_config``, or beside everything else as
+transformers writes them; which calls the parts of layers without experts as those of the others,
+when it writes them."""
