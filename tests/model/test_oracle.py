@@ -112,6 +112,37 @@ def test_stored_bfloat16_computed_in_float32(fused: bool, tiny_checkpoint: Check
         assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
 
 
+def test_kimi_linear_as_it_is_released(tmp_path: Path) -> None:
+    """Sizes of layers that recur apart, which count layers from one, keys that transformers passes
+    over, and an MLP of its own name in layers without experts."""
+    folder = tiny.write_checkpoint(tmp_path, "kimi_linear")
+    config = json.loads((folder / "config.json").read_text())
+    sizes = {key: config[f"linear_{key}"] for key in ("num_heads", "head_dim")}
+    sizes["short_conv_kernel_size"] = config["linear_conv_kernel_dim"]
+    lists = {"kda_layers": [1, 3], "full_attn_layers": [2]}
+    gone = dict.fromkeys(key for key in config if key.startswith("linear_") or "layer_types" in key)
+    tiny.edit_config(
+        folder,
+        **gone,
+        linear_attn_config=sizes | lists,
+        first_k_dense_replace=1,
+        head_dim=72,
+        mla_use_nope=True,
+        rope_theta=10000.0,
+    )
+    dense = {f"block_sparse_moe.{role}_proj": f"mlp.{role}_proj" for role in ("gate", "up", "down")}
+    tensors = {}
+    for name, tensor in read_tensors(folder).items():
+        for written, released in dense.items():
+            name = name.replace(f".{written}.", f".{released}.")
+        tensors[name] = tensor
+    assert "model.layers.0.mlp.down_proj.weight" in tensors
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    model = oracle.load(folder)
+    for seq in Driver(folder).generate(oracle.prompts(), NUM_NEW, slice_tokens=7):
+        assert_same(seq, *oracle.greedy(model, seq.prompt, NUM_NEW))
+
+
 def test_rope_as_older_files_spell_it(tmp_path: Path) -> None:
     """``rope_theta`` and ``rope_scaling`` with ``type`` at the top level."""
     folder = tiny.write_checkpoint(tmp_path, "mixtral")
