@@ -258,7 +258,7 @@ class MatrixRecurrence(Recurrence):
     def prompt_flops(self) -> int:
         """In chunks (Yang et al. 2024, section 3.3; Dao & Gu 2024, section 6): queries, and where
         tokens correct keys, meet keys; a triangular system is solved for values and keys then; and
-        keys, queries and updates meet the matrix. Kernels take a tenth longer, at the most, where
+        keys, queries and updates meet the matrix. Kernels take about a tenth longer where
         channels fade apart."""
         chunk, keys, values = CHUNK_TOKENS, self.key_head_dim, self.value_head_dim
         among, with_matrix = 2 * chunk * (keys + values), 4 * keys * values
