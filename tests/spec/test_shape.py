@@ -78,12 +78,11 @@ OTHERS = (
     "sarvam_mla",
     "axk1",
 )
-LATENT = (*tiny.LATENT, "mistral4", "sarvam_mla", "axk1")
+LATENT = (*tiny.LATENT, "mistral4", "kimi_linear", "sarvam_mla", "axk1")
 NEEDED = {"glm4_moe": {"head_dim": 128}, "deepseek_v2": {"num_experts_per_tok": 6}}
 """What is refused without: the default sizes do not divide each other."""
 BIASES = ("correction_bias", "expert_bias")
 """Buffers that are corrections of routers."""
-LATENT = (*tiny.LATENT, "mistral4", "kimi_linear")
 HYBRID = {"layer_types": ["mamba", "attention"], "num_hidden_layers": 2, "mamba_n_heads": 4}
 
 OPTIONS: list[tuple[str, dict[str, Any]]] = [

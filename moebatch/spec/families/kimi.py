@@ -29,7 +29,7 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     recurrent = recurrent_layers(keys, usual, recur=(_LINEAR,), attend=(_FULL,))
     return replace(
         latent_layers(keys, num_layers, attention, corrected_router(keys)),
-        moe_layers=by_mlp_types(keys, num_layers, num_dense),
+        moe_layers=by_mlp_types(keys, num_layers, range(num_dense, num_layers)),
         recurrence=_delta(keys) if recurrent else None,
         recurrent_layers=recurrent,
     )
@@ -136,7 +136,7 @@ KIMI_LINEAR = FamilySpec(
         linear_conv_kernel_dim=4,
     ),
     spelling=_SPELLING,
-    synonyms={key: key for key in _OTHER_NAMES},
+    synonyms={key: (key,) for key in _OTHER_NAMES},
     layers=_layers,
     names=TensorNames(
         roles=usual_roles(shared=_BLOCK + "shared_experts")
