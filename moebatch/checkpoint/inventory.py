@@ -109,6 +109,7 @@ def _kind_of(role: str) -> str:
         "shared": "shared experts",
         "mlp": "layers without experts",
         "router": "router",
+        "latent": "latents of experts",
         "embedding": "embeddings",
         "head": "head",
     }

@@ -4,7 +4,7 @@ from moebatch.spec.model.shape import ModelShape
 
 _NORM_STATES = 4
 """Hidden states that norm and residual of half a layer move per token."""
-CHOICE_STATES = 2
+_CHOICE_STATES = 2
 """For each choice of an expert: its input gathered, its output put in place."""
 
 
@@ -13,7 +13,12 @@ def norm_states(shape: ModelShape) -> int:
     return _NORM_STATES * len(shape.norms + shape.moe_norms)
 
 
-def elementwise_bytes(shape: ModelShape, dtype_bytes: int) -> int:
+def choice_states(shape: ModelShape) -> float:
+    """Hidden states that are moved for each choice of an expert, which may see narrower ones."""
+    return _CHOICE_STATES * shape.expert_size / shape.hidden_size
+
+
+def elementwise_bytes(shape: ModelShape, dtype_bytes: int) -> float:
     """Bytes that all of it moves per token and layer."""
-    states = norm_states(shape) + CHOICE_STATES * shape.experts_per_token
+    states = norm_states(shape) + choice_states(shape) * shape.experts_per_token
     return states * shape.hidden_size * dtype_bytes

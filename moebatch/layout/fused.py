@@ -54,7 +54,7 @@ def groups_experts(shape: ModelShape) -> bool:
 def takes_stored(shape: ModelShape, stored: WeightFormat, compute: Dtype) -> bool:
     """Whether experts that are stored so can be: in numbers that they are computed in, or in codes
     that are decoded on the way."""
-    sizes = shape.expert.matrices(shape.hidden_size).values()
+    sizes = shape.expert.matrices(shape.expert_size).values()
     return stored.is_computed_in(compute) or all(map(stored.is_viewed, sizes))
 
 

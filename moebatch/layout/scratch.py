@@ -1,6 +1,6 @@
 """How much room a decoder takes for what it computes on the way, and in what portions it works.
 
-Shape letters: D hidden, F expert width, R rows.
+Shape letters: D hidden, L latent, F expert width, R rows.
 """
 
 from dataclasses import dataclass
@@ -189,7 +189,8 @@ def decoder_buffers(
         "gathered keys and values": (attention_core_elements(shape, limits), dtype_bytes),
         "converted matrix": (converted_elements(shape) if converts else 0, dtype_bytes),
         "normed tokens": (limits.pass_tokens * shape.hidden_size, dtype_bytes),
-        "outputs of experts": (choices * shape.hidden_size, dtype_bytes),
+        "latents of tokens": (limits.pass_tokens * (shape.latent_width or 0), dtype_bytes),
+        "outputs of experts": (choices * shape.expert_size, dtype_bytes),
         "chosen experts": (choices, _WEIGHT_BYTES + _INDEX_BYTES),
         "weights of outputs": (choices * shape.router.weighs_inputs, _WEIGHT_BYTES),
         "experts without room": (choices if shape.router.capacity else 0, _INDEX_BYTES),
@@ -223,12 +224,13 @@ def _core_elements(attention: Attention, limits: Limits) -> int:
 
 def converted_elements(shape: ModelShape) -> int:
     """Elements of the compute dtype that a stored matrix of an expert becomes at most."""
-    return shape.hidden_size * shape.expert_width
+    return shape.expert_size * shape.expert_width
 
 
 def step_elements(shape: ModelShape, limits: Limits) -> int:
     """Elements of the compute dtype that the largest step takes from its frame."""
-    D, rows = shape.hidden_size, bucket_rows(limits.micro_batch_tokens)
+    D, L = shape.hidden_size, shape.latent_width or 0
+    rows = bucket_rows(limits.micro_batch_tokens)
     attentions = [_attention_elements(shape, each, rows, limits) for each in shape.attentions]
     recurrence = _recurrence_elements(shape, rows)
     rows = bucket_rows(limits.expert_rows)
@@ -236,12 +238,16 @@ def step_elements(shape: ModelShape, limits: Limits) -> int:
     mlps = (shape.expert, shape.shared_expert, shape.dense)
     num_biased = MOST_TOGETHER if any(each.bias for each in mlps if each) else 0
     mlp = (
-        rows * D,  # gathered or normed input
-        rows * D * 2,  # sum of outputs, or a norm's input, in float32
+        rows * max(D, L),  # gathered or normed input
+        rows * max(D, L) * 2,  # sum of outputs, or a norm's input, in float32
         rows,  # the shared expert's gate
         rows * width,  # gate
         rows * width,  # up
-        rows * D,  # output
+        rows * max(D, L),  # output
+        rows * L,  # sum of outputs that are latents
+        rows * L * 2,  # the same in float32
+        rows * L,  # the same, with more rows
+        rows * D * (L > 0),  # what is made of it
         *(num_biased * [width, width, D]),  # biases of experts that are computed together
     )
     more_norms = MLP_NORMS & {*shape.norms, *shape.moe_norms}
@@ -252,6 +258,7 @@ def step_elements(shape: ModelShape, limits: Limits) -> int:
         rows * D * 2,  # the norm's input in float32
         rows * D * 2 * shape.router.has_exact_logits,  # normed input in float32
         rows * shape.num_experts * words,  # logits
+        rows * L,  # latents
         rows * D * shape.router.has_own_norm,  # input normed for the gate
         rows * D * 2 * shape.router.has_own_norm,  # the norm's input in float32
     )

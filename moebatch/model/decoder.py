@@ -2,8 +2,8 @@
 what a step computes.
 
 Shape letters: T tokens of the pass, N rows after bucketing, R rows of the cache or of logits,
-M tokens of one expert, D hidden, K experts per token, H query heads, G KV heads, C head size,
-V vocabulary.
+M tokens of one expert, D hidden, L latent, K experts per token, H query heads, G KV heads,
+C head size, V vocabulary.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -114,7 +114,10 @@ class Decoder:
         )
         num_tokens, room = limits.pass_tokens, embedding.new_empty
         self._normed_TD = room(num_tokens, shape.hidden_size)
-        self._outputs_TKD = room(num_tokens, shape.experts_per_token, shape.hidden_size)
+        self._latents_TL = (
+            None if shape.latent_width is None else room(num_tokens, shape.latent_width)
+        )
+        self._outputs_TKD = room(num_tokens, shape.experts_per_token, shape.expert_size)
 
     @property
     def sink_scores(self) -> Mapping[int, Tensor]:
@@ -125,9 +128,9 @@ class Decoder:
     def scratch_bytes(self) -> int:
         """Bytes that are allocated up front."""
         parts = self._core.scratch_bytes, self._products.scratch_bytes
-        own = self.scratch.buffer, self._normed_TD, self._outputs_TKD
+        own = self.scratch.buffer, self._normed_TD, self._latents_TL, self._outputs_TKD
         beside = self._choices.num_bytes + self._routed.num_bytes
-        return sum(parts) + beside + sum(tensor.nbytes for tensor in own)
+        return sum(parts) + beside + sum(tensor.nbytes for tensor in own if tensor is not None)
 
     @property
     def gating_count(self) -> GatingCount | None:
@@ -226,15 +229,23 @@ class Decoder:
         """
         weights, num_tokens = self._weights.layers[layer], len(x_TD)
         rows = slice(0, num_tokens) if rows is None else rows
-        normed_TD = self._normed_TD[:num_tokens]
+        normed_TD, latents_TL = self._normed_TD[:num_tokens], None
+        if self._latents_TL is not None:
+            latents_TL = self._latents_TL[:num_tokens]
         for chunk in self._chunks(rows):
             frame = self.scratch.frame()
             self._norm(frame, x_TD[chunk], weights, "mlp_norm", normed_TD[chunk])
             normed = self._bucketed(frame, normed_TD[chunk])
+            if latents_TL is not None:
+                latents_TL[chunk] = self._product(frame, normed, weights, "latent_in")[
+                    : len(x_TD[chunk])
+                ]
             if "router_norm" in weights:
                 normed = self._normed(frame, x_TD[chunk], weights, "router_norm")
             self._choices.choose(layer, chunk, frame, normed)
-        return self._choices.routing(layer, rows, normed_TD, self._outputs_TKD[:num_tokens])
+        return self._choices.routing(
+            layer, rows, normed_TD, latents_TL, self._outputs_TKD[:num_tokens]
+        )
 
     def join(self, routings: Sequence[Routing]) -> Routing:
         """One routing for the rows of several, as `Routing.join` has it."""
@@ -259,12 +270,23 @@ class Decoder:
         weights = self._weights.layers[layer]
         for rows in self._chunks(*routing.rows):
             frame, x_MD = self.scratch.frame(), x_TD[rows]
-            parts = self._made(frame, weights, "experts_out_norm", routing.outputs_TKD[rows])
+            parts: tuple[Tensor, ...] = (routing.outputs_TKD[rows],)
+            if "latent_out" in weights:
+                sum_NL = self._bucketed(frame, self._elementwise.sum(frame, *parts))
+                parts = (self._product(frame, sum_NL, weights, "latent_out")[: len(x_MD)],)
+            parts = self._made(frame, weights, "experts_out_norm", *parts)
             if self.shape.shared_expert:
                 y_MD = self._shared_expert(frame, weights, x_MD, routing.normed_TD[rows])
                 parts += self._made(frame, weights, "shared_out_norm", y_MD)
             self._add(frame, x_MD, weights, "mlp_out_norm", *parts)
             self._end(x_MD, weights)
+
+    def _product(
+        self, frame: Frame, x_NI: Tensor, weights: Mapping[str, Tensor], role: str
+    ) -> Tensor:
+        """Of a weight outside experts, with its bias if there is one."""
+        out_NO = frame.take(len(x_NI), len(weights[role]))
+        return self._products.linear(x_NI, weights[role], weights.get(f"{role}_bias"), out_NO)
 
     def _shared_expert(
         self, frame: Frame, weights: Mapping[str, Tensor], x_MD: Tensor, normed_MD: Tensor

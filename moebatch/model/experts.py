@@ -142,8 +142,8 @@ class CompiledExperts:
         num_threads: int,
     ) -> tuple[ProductWork, ProductWork]:
         """What is the same for all experts whose matrices are stored like these."""
-        normed_TD, outputs_TKD = routing.normed_TD, routing.outputs_TKD
-        between = work_between(normed_TD, into, inner_MF, num_threads=num_threads)
+        outputs_TKD = routing.outputs_TKD
+        between = work_between(routing.inputs_TI, into, inner_MF, num_threads=num_threads)
         between.puts = self._puts
         if self._clamped is not None:
             between.limit, between.alpha = self._clamped.limit, self._clamped.alpha

@@ -102,8 +102,8 @@ class RoutedExperts:
         for chunk in chunks(self._most_rows, slice(0, len(tokens.rows_M))):
             rows_M, choices_M = tokens.rows_M[chunk], tokens.choices_M[chunk]
             frame, num_rows = self._scratch.frame(), len(rows_M)
-            x_ND = frame.take(products.rows(num_rows), self._shape.hidden_size)
-            torch.index_select(routing.normed_TD, 0, rows_M, out=x_ND[:num_rows])
+            x_ND = frame.take(products.rows(num_rows), self._shape.expert_size)
+            torch.index_select(routing.inputs_TI, 0, rows_M, out=x_ND[:num_rows])
             weights_TK = routing.weights_TK
             if self._ones_TK is not None:
                 x_ND[:num_rows].mul_(weights_TK[rows_M, choices_M][:, None])

@@ -54,7 +54,7 @@ class Contents:
 
     def matrices(self, key: ExpertKey) -> Iterator[tuple[str, str, tuple[int, int]]]:
         """Role, name and size of the matrices of an expert, in the order in which they lie."""
-        sizes = self.files.shape.expert.matrices(self.files.shape.hidden_size)
+        sizes = self.files.shape.expert.matrices(self.files.shape.expert_size)
         for role, template in self._templates.items():
             rows, columns = sizes[role]
             name = template.format(**self.files.shape.place_of(key.layer), expert=key.expert)

@@ -161,7 +161,7 @@ class Pack:
             return (Fp8Blocks(),)
         if self._order.to == "int8":
             return (Int8(files.dtype),)
-        sizes = files.shape.expert.matrices(files.shape.hidden_size).values()
+        sizes = files.shape.expert.matrices(files.shape.expert_size).values()
         int4 = Int4(group_of([size[1] for size in sizes], self._order.group), files.dtype)
         return (int4,) if self._order.bits is None else (int4, Int8(files.dtype))
 

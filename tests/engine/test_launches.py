@@ -218,6 +218,24 @@ def test_tasks_launch_as_much_as_they_are_priced_for(
     assert_planned(counting, launches)
 
 
+@pytest.mark.parametrize(
+    "counting", [False, pytest.param(True, marks=pytest.mark.exhaustive)], indirect=True
+)
+def test_latents_are_launched_as_they_are_priced(
+    tiny_checkpoint: Callable[..., Path], counting: CountingDevice, tmp_path: Path
+) -> None:
+    """By what they add to gates, and to the sums of outputs."""
+    title, found, priced = "GPU attention, cache in main memory", [], []
+    for width in (None, 18):
+        counting.tasks.clear()
+        folder = tiny_checkpoint("nemotron_h", moe_latent_size=width)
+        launches = decoded(counting, folder, tmp_path, title, "klotski")
+        found.append([counting.mean(kind) for kind in (Kind.GATE, Kind.COMBINE)])
+        priced.append([launches.of_gates[-1], launches.of_combine(is_joined=True)])
+    added = [with_latents - without for without, with_latents in zip(*found, strict=True)]
+    assert added == [with_latents - without for without, with_latents in zip(*priced, strict=True)]
+
+
 @pytest.mark.parametrize("counting", [False], indirect=True)
 def test_states_in_float16_are_copied_and_rounded(
     tiny_checkpoint: Callable[..., Path], counting: CountingDevice, tmp_path: Path

@@ -41,6 +41,7 @@ MODELS = (
     recurrent_model("granitemoehybrid", "linear_attention"),
     {
         "family": "nemotron_h",
+        "moe_latent_size": 18,
         "layers_block_type": [
             *("linear_attention", "moe", "full_attention", "moe"),
             *("linear_attention", "linear_attention", "mlp"),

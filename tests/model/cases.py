@@ -281,6 +281,11 @@ CASES: dict[str, Case] = {
         {"layers_block_type": ["full_attention", "moe"] * 2, "norm_topk_prob": False},
     ),
     "nemotron-one-group": ("nemotron_h", {"n_groups": 1, "conv_kernel": 2, "mamba_head_dim": 7}),
+    "nemotron-latents": ("nemotron_h", {"moe_latent_size": 18}),
+    "nemotron-wide-latents": (
+        "nemotron_h",
+        {"moe_latent_size": 44, "mlp_bias": True, "fused": True, "num_experts_per_tok": 4},
+    ),
     "nemotron-silu": ("nemotron_h", {"mlp_hidden_act": "silu", "n_groups": 6}),
     "qwen35": ("qwen3_5_moe_text", {}),
     "qwen35-fused": ("qwen3_5_moe_text", {"fused": True}),

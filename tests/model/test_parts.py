@@ -159,15 +159,37 @@ def test_frames_hand_out_separate_views_of_one_buffer() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", [{}, {"family": "nemotron_h", "moe_latent_size": 44}])
 def test_scratch_bytes_is_what_a_decoder_holds(
-    dtype: torch.dtype, tiny_checkpoint: Any, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype,
+    options: dict[str, Any],
+    tiny_checkpoint: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without kernels, which need no room for weights of another dtype."""
     monkeypatch.setenv(SWITCH, "0")
-    driver = Driver(tiny_checkpoint("qwen3_moe"), dtype)
+    driver = Driver(tiny_checkpoint(**{"family": "qwen3_moe", **options}), dtype)
     converts = dtype != torch.float32
     expected = decoder_buffers(driver.shape, LIMITS, dtype.itemsize, "dram", converts=converts)
     assert driver.decoder.scratch_bytes == sum(buffer.num_bytes for buffer in expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [20, 150])
+def test_latents_have_room_where_experts_take_more_rows_than_attention(
+    dtype: torch.dtype, width: int, tiny_checkpoint: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By torch, whose products of bfloat16 have more rows than they are asked for."""
+    monkeypatch.setenv(SWITCH, "0")
+    layers = ["full_attention", "moe"]
+    sizes = {"moe_latent_size": width, "moe_shared_expert_intermediate_size": 4}
+    folder = tiny_checkpoint("nemotron_h", layers_block_type=layers, **sizes)
+    limits = Limits(
+        pass_tokens=72, micro_batch_tokens=4, context_tokens=8, gather_rows=8, expert_rows=72
+    )
+    driver = Driver(folder, dtype, limits)
+    seqs = driver.generate([[3 + n, 9, 20, 5] for n in range(18)], 2, micro_batch=1)
+    assert all(len(seq.answer) == 2 for seq in seqs)
 
 
 def test_a_sequence_may_be_longer_than_the_gather() -> None:

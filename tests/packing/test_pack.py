@@ -40,7 +40,7 @@ _WIDTHS = {
     "qwen3_moe": {"hidden_size": 64, "moe_intermediate_size": 96},
     "phimoe": {"hidden_size": 64, "intermediate_size": 96},
     "hy_v3": {"hidden_size": 64, "moe_intermediate_size": 96},
-    "nemotron_h": {"hidden_size": 64, "moe_intermediate_size": 96},
+    "nemotron_h": {"hidden_size": 40, "moe_latent_size": 64, "moe_intermediate_size": 96},
     "sarvam_moe": {"hidden_size": 64, "moe_intermediate_size": 96},
     "lfm2_moe": {
         "hidden_size": 64,

@@ -57,6 +57,8 @@ def transformers(**entries: Any) -> Any:
         ("ME*-", {}),
         ("MEMM*EM-*", {"mlp_bias": True, "use_bias": True, "use_conv_bias": False}),
         ("*E*E", {"n_routed_experts": 12, "num_experts_per_tok": 5, "n_groups": 1}),
+        ("ME*E", {"moe_latent_size": 14}),
+        ("ME*-", {"moe_latent_size": 40, "mlp_bias": True}),
         ("M*-ME", {"conv_kernel": 3, "n_group": 2, "topk_group": 1, "mlp_hidden_act": "silu"}),
     ],
 )
@@ -144,7 +146,7 @@ def test_kinds_of_layers_are_read_however_files_say_them() -> None:
         ({"layers_block_type": "ME"}, "layers_block_type: expected a list of linear_attention"),
         ({"hybrid_override_pattern": "MEME"}, "no layer has full attention"),
         ({"hybrid_override_pattern": "M-*-"}, "no layer has experts"),
-        ({"moe_latent_size": 1024}, "moe_latent_size: expected null, since experts of another"),
+        ({"moe_latent_size": 0}, "moe_latent_size: expected a whole number from 1 to"),
         ({"attention_bias": True}, "attention_bias: expected false, since biases of attention"),
         ({"sliding_window": 9}, "sliding_window: expected null, since layers of this family"),
         ({"mamba_hidden_act": "gelu"}, "mamba_hidden_act: expected silu or swish, got 'gelu'"),

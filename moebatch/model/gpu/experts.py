@@ -113,7 +113,7 @@ class GroupedExperts:
         routing: Routing,
         height: int,
     ) -> None:
-        normed_TD, outputs_TKD = routing.normed_TD, routing.outputs_TKD
+        inputs_TD, outputs_TKD = routing.inputs_TI, routing.outputs_TKD
         (_, num_choices, D), F = outputs_TKD.shape, room_MF.shape[1]
         options: dict[str, Any] = {
             # Numbers of 32 bits are multiplied as such, and not as 19 of them.
@@ -126,9 +126,9 @@ class GroupedExperts:
             "experts_in",
             (len(tiles), ceil(F / _OUTPUTS)),
             room_MF,
-            normed_TD,
+            inputs_TD,
             tiles,
-            normed_TD.stride(0),
+            inputs_TD.stride(0),
             D,
             F,
             coding=matrices.coding_in,

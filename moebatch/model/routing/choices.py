@@ -113,7 +113,14 @@ class Choices:
                 logits_RE, self._shape.router, *into, self._dtype, correction_E, by_expert_E
             )
 
-    def routing(self, layer: int, rows: slice, normed_TD: Tensor, outputs_TKD: Tensor) -> Routing:
+    def routing(
+        self,
+        layer: int,
+        rows: slice,
+        normed_TD: Tensor,
+        latents_TL: Tensor | None,
+        outputs_TKD: Tensor,
+    ) -> Routing:
         """Of rows that have chosen. Choices that are left out count as done, and have made nothing
         of `outputs_TKD`."""
         num_tokens, num_experts = len(normed_TD), self._shape.num_experts
@@ -125,6 +132,7 @@ class Choices:
         return Routing(
             rows=(rows,),
             normed_TD=normed_TD,
+            latents_TL=latents_TL,
             weights_TK=self._weights_TK[:num_tokens],
             experts_TK=experts_TK,
             num_experts=num_experts,

@@ -43,8 +43,15 @@ class Routing:
     that results do not depend on the order in which experts arrive."""
     ahead: tuple[int, ...] = ()
     """Experts of a later layer that the rows have chosen here, by a pre-gate, ascending."""
+    latents_TL: Tensor | None = None
+    """What experts see, where that is not `normed_TD`."""
     asked_TK: Tensor | None = None
     """What tokens had chosen of which experts have no room for some; None where all have."""
+
+    @property
+    def inputs_TI(self) -> Tensor:
+        """What experts see."""
+        return self.normed_TD if self.latents_TL is None else self.latents_TL
 
     @property
     def experts(self) -> tuple[int, ...]:

@@ -111,6 +111,8 @@ _READING_BACK = 1
 """How many tokens each expert has."""
 _ACTIVATIONS = {"relu2": 2}
 """Those that torch takes more than one for."""
+_LATENTS = 2
+"""What experts see is made, and kept by row."""
 _GATHERING = 1
 """Of an expert's tokens."""
 _TABLE = 1
@@ -179,7 +181,9 @@ class Launches:
         shape = self.shape
         own_norm = self._norm * shape.router.has_own_norm
         chosen = _LOGITS + shape.router.has_exact_logits + self._choice
-        gate = self._before("mlp_norm") + own_norm + chosen + self._grouping + _READING_BACK
+        latents = _LATENTS * (shape.latent_width is not None)
+        gate = self._before("mlp_norm") + own_norm + chosen + latents
+        gate += self._grouping + _READING_BACK
         behind = self._norm * ("mlp_out_norm" in shape.norms)
         dense = self._before("mlp_norm") + self._mlp + behind + 1 + self._scaling
         return tuple(
@@ -221,7 +225,8 @@ class Launches:
         shared = self._mlp + (not self.is_fused) if shape.shared_expert else 0
         mixed = 3 * bool(shared and shape.shared_expert_gate)
         norms = (self._norm + self._rows.sum) * len(MLP_NORMS & {*shape.norms, *shape.moe_norms})
-        others = self._scaling + shape.scales_layers
+        latents = (self._rows.sum + 1) * (shape.latent_width is not None)
+        others = self._scaling + shape.scales_layers + latents
         added = self._rows.add + _LOOKING
         return added + self._sorting(is_joined) + shared + mixed + norms + others
 

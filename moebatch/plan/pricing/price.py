@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from moebatch.layout.elementwise import CHOICE_STATES, norm_states
+from moebatch.layout.elementwise import choice_states, norm_states
 from moebatch.layout.load import PassLoad
 from moebatch.layout.routing import in_layer
 from moebatch.layout.scratch import mean_product_rows, product_rows
@@ -138,7 +138,7 @@ class Price:
         """
         if rows <= 0:
             return 0.0
-        moving_s = self._moving_s(CHOICE_STATES * rows)
+        moving_s = self._moving_s(choice_states(self._shape) * rows)
         if not self.prices.is_cpu:
             return self.prices.expert_s(self._main, rows) + moving_s
         compute, instructions = self.prices.dtypes.compute, self._main.instruction_set

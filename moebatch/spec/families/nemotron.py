@@ -40,7 +40,6 @@ _KINDS: Mapping[str, str] = {
 _NOT_RUN: Mapping[str, str] = {
     "attention_bias": "false, since biases of attention are not read",
     "sliding_window": "null, since layers of this family see everything",
-    "moe_latent_size": "null, since experts of another width than hidden states are not run",
 }
 _USUAL = "ME*-"
 _LAYERS = re.compile("([M*])([E-]?)")
@@ -73,6 +72,8 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
         bare_layers=_places(mlps, ""),
         file_numbers=tuple((found.start(), found.end() - 1) for found in layers),
         expert=Mlp(width=keys.count("moe_intermediate_size"), roles=_ROLES),
+        latent_width=keys.count_or_none("moe_latent_size"),
+        latent_bias=has_biases,
         shared_expert=shared,
         dense=dense if "-" in mlps else None,
         router=corrected_router(keys),
@@ -110,6 +111,12 @@ def _pattern(keys: ConfigKeys) -> str:
 
 _MIXER, _MLP_LAYER = LAYER + "mixer.", LAYER.format(layer="{mlp}")
 _MLP = _MLP_LAYER + "mixer."
+_PROJECTIONS = {
+    "latent_in": "fc1_latent_proj",
+    "latent_out": "fc2_latent_proj",
+    **{f"shared_{role}": f"shared_experts.{role}_proj" for role in _ROLES},
+    **{f"mlp_{role}": f"{role}_proj" for role in _ROLES},
+}
 _EXPERTS = {role: f"{_MLP}experts.{{expert}}.{role}_proj.weight" for role in _ROLES}
 _STACKS = {role: f"{_MLP}experts.{role}_proj" for role in _ROLES}
 NEMOTRON_H = FamilySpec(
@@ -181,9 +188,8 @@ NEMOTRON_H = FamilySpec(
             "router": (_MLP + "gate.weight",),
             "router_correction": (_MLP + "gate.e_score_correction_bias",),
             **{
-                f"{prefix}_{role}{end}": (f"{_MLP}{name}{role}_proj.{kind}",)
-                for prefix, name in (("shared", "shared_experts."), ("mlp", ""))
-                for role in _ROLES
+                f"{role}{end}": (f"{_MLP}{name}.{kind}",)
+                for role, name in _PROJECTIONS.items()
                 for end, kind in (("", "weight"), ("_bias", "bias"))
             },
         },

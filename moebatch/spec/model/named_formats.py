@@ -43,7 +43,7 @@ def written_formats(shape: ModelShape) -> dict[str, WeightFormat]:
         return {}
     plain = FORMATS[shape.dtype]
     assert isinstance(plain, PlainFormat), "computed in numbers that lie one after the other"
-    sizes = shape.expert.matrices(shape.hidden_size).values()
+    sizes = shape.expert.matrices(shape.expert_size).values()
     group = int4_group(size[1] for size in sizes)
     int4 = {"int4": replace(PACKED_INT4, group=group, scale_dtype=plain.dtype)} if group else {}
     return {**int4, "int8": replace(PACKED_INT8, scale_dtype=plain.dtype), "fp8": FP8}

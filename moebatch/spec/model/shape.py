@@ -55,6 +55,12 @@ class Layers:
     """Layers with experts, ascending; the others have one dense MLP."""
     router: Router
     expert: Mlp
+    latent_width: int | None = None
+    """Width of what experts see and make, where it is not that of hidden states: these are brought
+    to it by one matrix, and what a token's experts make together is brought back by another. The
+    gate and the shared expert see hidden states (Nemotron 3)."""
+    latent_bias: bool = False
+    """Both matrices have one."""
     shared_expert: Mlp | None = None
     """The expert that every token of a MoE layer passes."""
     shared_expert_gate: bool = False
@@ -235,20 +241,25 @@ class ModelShape(Layers):
         """Width of the MLP of layers without experts; 0 where the family has no such layers."""
         return self.dense.width if self.dense else 0
 
+    @property
+    def expert_size(self) -> int:
+        """Numbers that an expert sees of a token, and makes of it."""
+        return self.latent_width or self.hidden_size
+
     @cached_property
     def expert_params(self) -> int:
         """Numbers in one expert."""
-        return _count(self.expert.tensors(self.hidden_size))
+        return _count(self.expert.tensors(self.expert_size))
 
     @cached_property
     def expert_bias_params(self) -> int:
         """Those of them that are biases."""
-        return self.expert_params - _count(self.expert.matrices(self.hidden_size))
+        return self.expert_params - _count(self.expert.matrices(self.expert_size))
 
     def expert_bytes(self, stored: WeightFormat) -> int:
         """Bytes of one expert whose matrices are stored in a format. Biases are not quantised."""
         if stored not in self._expert_bytes:
-            matrices = self.expert.matrices(self.hidden_size)
+            matrices = self.expert.matrices(self.expert_size)
             num_bytes = sum(map(stored.num_bytes, matrices.values()))
             self._expert_bytes[stored] = num_bytes + self.expert_bias_params * self.dtype_bytes
         return self._expert_bytes[stored]
@@ -367,6 +378,11 @@ class ModelShape(Layers):
             moe["router_norm"] = (D,)
         if self.router.weighs_experts:
             moe["router_expert_weights"] = (self.num_experts,)
+        if self.latent_width is not None:
+            L = self.latent_width
+            moe |= {"latent_in": (L, D), "latent_out": (D, L)}
+            if self.latent_bias:
+                moe |= {"latent_in_bias": (L,), "latent_out_bias": (D,)}
         if self.shared_expert:
             moe |= _prefixed("shared", self.shared_expert, D)
             if self.shared_expert_gate:

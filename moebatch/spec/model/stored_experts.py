@@ -113,7 +113,7 @@ class StoredExperts:
     ) -> StoredExperts:
         """Experts of that format; without a layout one tensor for each matrix, in the order of the
         roles."""
-        sizes = shape.expert.tensors(shape.hidden_size)
+        sizes = shape.expert.tensors(shape.expert_size)
         layout = layout or _separate(shape.expert)
 
         def weights(named: Mapping[str, tuple[str, ...]]) -> tuple[_Weight, ...]:
