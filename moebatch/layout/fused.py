@@ -47,8 +47,8 @@ def middle_of(shape: ModelShape) -> Middle | None:
 
 
 def groups_experts(shape: ModelShape) -> bool:
-    """Whether a GPU computes experts of that shape together: those with gates."""
-    return middle_of(shape) in ("gated", "clamped")
+    """Whether experts of that shape can be computed together."""
+    return middle_of(shape) is not None
 
 
 def takes_stored(shape: ModelShape, stored: WeightFormat, compute: Dtype) -> bool:

@@ -18,6 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from moebatch.formats.coded import CodedMatrix
+from moebatch.layout.fused import Middle
 from moebatch.model.gpu import kernels
 from moebatch.model.gpu.attention import SingleAttention
 from moebatch.model.gpu.check import CODES, ROUTERS, Codes, coded
@@ -73,6 +74,7 @@ def launches(dtype: torch.dtype) -> list[Launch]:
         assert by_rows.place(x, tokens, outputs, weights) and by_rows.add(x, 1.0, outputs, x)
         for num_rows in (10, 30, _TOKENS):
             _run_experts(x, ExpertTokens(rows[:num_rows], rows[:num_rows] % 2), outputs, weights)
+        _run_experts(x, tokens, outputs, weights, middle="relu2")
         for codes in CODES if dtype == torch.bfloat16 else CODES[1:2]:
             _run_experts(x, tokens, outputs, weights, codes)
         cache = x.new_empty(2, 500, 2, _HEAD)
@@ -104,7 +106,12 @@ def _take_steps(kept_in: torch.dtype) -> None:
 
 
 def _run_experts(
-    x: Tensor, tokens: ExpertTokens, outputs: Tensor, weights: Tensor, codes: Codes | None = None
+    x: Tensor,
+    tokens: ExpertTokens,
+    outputs: Tensor,
+    weights: Tensor,
+    codes: Codes | None = None,
+    middle: Middle = "gated",
 ) -> None:
     """Those of codes as gpt-oss has them, with biases."""
     routing = Routing(
@@ -121,9 +128,12 @@ def _run_experts(
         role: coded(codes, size, x.device) if codes else x.new_empty(size)
         for role, size in sizes.items()
     }
+    if middle == "relu2":
+        del matrices["gate"]
     if codes:
         matrices |= {f"{role}_bias": x.new_empty(size[0]) for role, size in sizes.items()}
-    kernels = GroupedExperts(ClampedGate(limit=7.0, alpha=1.7) if codes else None)
+    clamped = ClampedGate(limit=7.0, alpha=1.7) if codes else None
+    kernels = GroupedExperts(clamped, middle=middle)
     taken = kernels.taken(matrices, x.dtype)
     assert taken is not None, "they suit"
     frame = Frame(x.new_empty(_TOKENS * _WIDTH))

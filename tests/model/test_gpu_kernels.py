@@ -19,6 +19,7 @@ from torch import Tensor
 
 from moebatch.formats import decoding
 from moebatch.formats.coded import ZEROS, CodedMatrix, Numbers
+from moebatch.layout.fused import Middle
 from moebatch.model.elementwise import Elementwise
 from moebatch.model.gpu import check, rows
 from moebatch.model.gpu import loader as gpu_loader
@@ -75,6 +76,9 @@ WRONG = {
 IN_PLACE = {"rotate", "gate_rows", "add", "place"}
 """Kernels that change what is there; the others fill what holds no number before."""
 CLAMPED = [None, ClampedGate(limit=1.5, alpha=1.7)]
+MIDDLES: Mapping[Middle, ClampedGate | None] = dict(
+    zip(get_args(Middle), [*CLAMPED, None, None], strict=True)
+)
 
 few = settings(max_examples=15, deadline=None)
 counts = st.integers(0, 9)
@@ -224,7 +228,7 @@ def codes(draw: st.DrawFn) -> Codes:
     dtypes,
     st.integers(1, 40),
     st.one_of(st.none(), codes()),
-    st.sampled_from(CLAMPED),
+    st.sampled_from([*MIDDLES]),
     st.sampled_from([None, *DTYPES]),
     seeds,
 )
@@ -236,7 +240,7 @@ def test_experts_together_make_what_each_makes_alone(
     dtype: torch.dtype,
     most_rows: int,
     stored: Codes | None,
-    clamped: ClampedGate | None,
+    middle: Middle,
     bias_dtype: torch.dtype | None,
     seed: int,
 ) -> None:
@@ -248,10 +252,13 @@ def test_experts_together_make_what_each_makes_alone(
     later = next(iter(routing.tokens)) if len(routing.tokens) > 1 else None
     chosen = {e: tokens for e, tokens in routing.tokens.items() if e != later}
     matrices = {e: expert(seed + e, dtype, hidden, width, stored) for e in chosen}
+    if middle in ("relu", "relu2"):
+        for of_expert in matrices.values():
+            del of_expert["gate"]
     if bias_dtype is not None:
         for e, of_expert in matrices.items():
             of_expert |= biases(seed + e, bias_dtype, of_expert)
-    kernels = GroupedExperts(clamped)
+    kernels = GroupedExperts(MIDDLES[middle], middle=middle)
     largest = max(len(tokens.rows_M) for tokens in chosen.values())
     most_rows = max(most_rows, largest)
     frame = Frame(torch.empty(most_rows * width, dtype=dtype, device=DEVICE))
@@ -259,7 +266,7 @@ def test_experts_together_make_what_each_makes_alone(
     kernels.run(frame, group, routing, most_rows=most_rows)
     want = torch.full_like(routing.outputs_TKD, 7)
     for e, tokens in chosen.items():
-        compute_by_torch(routing, tokens, matrices[e], clamped, want)
+        compute_by_torch(routing, tokens, matrices[e], middle, want)
     assert_close(routing.outputs_TKD, want)
 
 
@@ -345,7 +352,7 @@ def test_experts_whose_matrices_lie_otherwise_are_launched_apart(
     group = grouped(kernels, routing.tokens, matrices, torch.float32)
     want = torch.empty_like(routing.outputs_TKD)
     for e, tokens in routing.tokens.items():
-        compute_by_torch(routing, tokens, matrices[e], None, want)
+        compute_by_torch(routing, tokens, matrices[e], "gated", want)
     launched = use_gpu_kernels(monkeypatch)
     kernels.run(frame, group, routing, most_rows=60)
     assert_close(routing.outputs_TKD, want)
@@ -700,7 +707,7 @@ def compute_by_torch(
     routing: Routing,
     tokens: ExpertTokens,
     matrices: Mapping[str, Tensor | CodedMatrix],
-    clamped: ClampedGate | None,
+    middle: Middle,
     out_TKD: Tensor,
 ) -> None:
     """One expert alone, from its matrices as torch decodes them."""
@@ -717,9 +724,12 @@ def compute_by_torch(
         return made.to(dtype)
 
     x_MD = routing.normed_TD[tokens.rows_M]
-    gate_MF, up_MF = product(x_MD, "gate"), product(x_MD, "up")
-    by_torch(clamped=clamped).gate(gate_MF, up_MF)
-    weighed = product(gate_MF, "down") * routing.weights_TK[tokens][:, None]
+    inner_MF = product(x_MD, "gate" if "gate" in matrices else "up")
+    if "gate" in matrices:
+        by_torch(clamped=MIDDLES[middle]).gate(inner_MF, product(x_MD, "up"))
+    else:
+        inner_MF = inner_MF.relu().pow(2 if middle == "relu2" else 1)
+    weighed = product(inner_MF, "down") * routing.weights_TK[tokens][:, None]
     out_TKD[tokens] = weighed.to(dtype)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from moebatch.formats.coded import BITS, CodedMatrix, Numbers
 from moebatch.formats.decoding import decode
+from moebatch.layout.fused import Middle
 from moebatch.model import layers
 from moebatch.model.gpu.attention import SingleAttention
 from moebatch.model.gpu.delta_steps import DeltaSteps
@@ -133,6 +134,7 @@ def _unwritten(like: Tensor, *size: int) -> Tensor:
 
 def _all_experts(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:
     yield "experts", *_experts(device, dtype)
+    yield "experts without gates", *_experts(device, dtype, middle="relu2")
     clamped = ClampedGate(limit=1.5, alpha=1.7)
     for codes in CODES:
         gate = clamped if codes.numbers == "e2m1" else None
@@ -290,6 +292,7 @@ def _experts(
     dtype: torch.dtype,
     codes: Codes | None = None,
     clamped: ClampedGate | None = None,
+    middle: Middle = "gated",
 ) -> tuple[Tensor, Tensor]:
     """Plain ones, or such of codes; with biases where they are clamped."""
 
@@ -306,7 +309,9 @@ def _experts(
 
     x_TD = numbers(_TOKENS, _HIDDEN) * _HIDDEN**0.5
     experts_TK = torch.rand(_TOKENS, _EXPERTS).topk(_CHOICES).indices.to(device)
-    sizes = {"gate": (_WIDTH, _HIDDEN), "up": (_WIDTH, _HIDDEN), "down": (_HIDDEN, _WIDTH)}
+    sizes = {"up": (_WIDTH, _HIDDEN), "down": (_HIDDEN, _WIDTH)}
+    if middle == "gated":
+        sizes = {"gate": (_WIDTH, _HIDDEN), **sizes}
     routing = Routing(
         rows=(slice(0, _TOKENS),),
         normed_TD=x_TD,
@@ -316,7 +321,8 @@ def _experts(
         tokens=group_by_expert(experts_TK, slice(0, _TOKENS), _EXPERTS),
         outputs_TKD=_unwritten(x_TD, _TOKENS, _CHOICES, _HIDDEN),
     )
-    kernels, group, theirs = GroupedExperts(clamped), [], _unwritten(routing.outputs_TKD)
+    kernels, group = GroupedExperts(clamped, middle=middle), []
+    theirs = _unwritten(routing.outputs_TKD)
     experts = {number: expert() for number in routing.tokens}
     for number, tokens in routing.tokens.items():
         taken = kernels.taken(experts[number], dtype)
@@ -344,12 +350,14 @@ def _compute_by_torch(
         return F.linear(x_MI, weight_OI, bias_O)
 
     x_MD = routing.normed_TD[tokens.rows_M]
-    gate_MF, up_MF = product(x_MD, "gate"), product(x_MD, "up")
-    if clamped is None:
-        inner_MF = F.silu(gate_MF) * up_MF
+    up_MF = product(x_MD, "up")
+    if "gate" not in matrices:
+        inner_MF = F.relu(up_MF).square()
+    elif clamped is None:
+        inner_MF = F.silu(product(x_MD, "gate")) * up_MF
     else:
         gate_MF, up_MF = (
-            gate_MF.clamp(max=clamped.limit),
+            product(x_MD, "gate").clamp(max=clamped.limit),
             up_MF.clamp(-clamped.limit, clamped.limit),
         )
         inner_MF = (up_MF + 1) * (gate_MF * (clamped.alpha * gate_MF).sigmoid())

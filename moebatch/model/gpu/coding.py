@@ -80,13 +80,14 @@ class Described(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupedMatrices:
-    """Those of an expert of SwiGLU."""
+    """Those of an expert."""
 
     coding_in: Coding
-    """Of gate and up."""
+    """Of gate and up, or of the latter alone."""
     coding_out: Coding
     parts: Parts
-    """Matrix by matrix; they live until the kernels have been launched."""
+    """Matrix by matrix; they live until the kernels have been launched. Where there is no gate, up
+    has both places."""
     addresses: Ints
     """Of the parts; 0 for what there is not."""
     width: int
@@ -101,10 +102,12 @@ def inputs_at_once(dtype: torch.dtype) -> int:
 def grouped_matrices(matrices: Mapping[str, Stored], dtype: torch.dtype) -> GroupedMatrices | None:
     """Those of an expert, if the kernels take them where they compute in `dtype`."""
     biases = {f"{role}_bias" for role in _ROLES} & matrices.keys()
-    if dtype not in _FLOATS or matrices.keys() - biases != {*_ROLES}:
+    first, *others = _ROLES if "gate" in matrices else ("up", *_ROLES[1:])
+    if dtype not in _FLOATS or matrices.keys() - biases != {first, *others}:
         return None
-    found = [_described(matrices[role], matrices.get(f"{role}_bias"), dtype) for role in _ROLES]
-    gate, up, down = found
+    gate, up, down = (
+        _described(matrices[role], matrices.get(f"{role}_bias"), dtype) for role in (first, *others)
+    )
     if gate is None or up is None or down is None or gate.coding != up.coding:
         return None
     parts = gate.parts + up.parts + down.parts
@@ -114,7 +117,7 @@ def grouped_matrices(matrices: Mapping[str, Stored], dtype: torch.dtype) -> Grou
         coding_out=down.coding,
         parts=parts,
         addresses=np.array(places, np.int64),
-        width=matrices["gate"].shape[0],
+        width=matrices["up"].shape[0],
     )
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from moebatch.arrays import Ints
-from moebatch.layout.fused import is_grouped, portions
+from moebatch.layout.fused import Middle, is_grouped, portions
 from moebatch.model.gpu.coding import (
     Coding,
     GroupedMatrices,
@@ -34,6 +34,8 @@ from moebatch.spec.model.blocks import ClampedGate
 _TILES = (16, 32, 64)
 """Rows of a tile: the least that tensor cores take, and more where experts have more."""
 _OUTPUTS = 64
+_POWERS: Mapping[Middle, int] = {"relu": 1, "relu2": 2}
+"""Of what is above zero, where there is no gate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +48,11 @@ class _Portion:
 
 
 class GroupedExperts:
-    """SwiGLU experts whose matrices lie anywhere in the memory of the device."""
+    """Experts whose matrices lie anywhere in the memory of the device."""
 
-    def __init__(self, clamped: ClampedGate | None = None) -> None:
-        """`clamped` says what gates do otherwise."""
-        self._clamped = clamped
+    def __init__(self, clamped: ClampedGate | None = None, *, middle: Middle = "gated") -> None:
+        """`middle` says what comes between products, `clamped` how inputs of gates are."""
+        self._clamped, self._power = clamped, _POWERS.get(middle, 0)
 
     @staticmethod
     def taken(matrices: Mapping[str, Stored], dtype: torch.dtype) -> GroupedMatrices | None:
@@ -132,6 +134,7 @@ class GroupedExperts:
             D,
             F,
             coding=matrices.coding_in,
+            power=self._power,
             **clamping(self._clamped),
             **options,
         )

@@ -460,13 +460,15 @@ def experts_in(
     limit,
     alpha,
     is_clamped: tl.constexpr,
+    power: tl.constexpr,
     coding: tl.constexpr,
     precision: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
     I: tl.constexpr,
 ):
-    """Rows gathered, both products of the gate, and the gate itself: [rows of the group, F]."""
+    """Rows gathered, both products of the gate, and the gate itself: [rows of the group, F]. Where
+    there is no gate, one product, and that `power` of what of it is above zero; else it is 0."""
     kind = inner.dtype.element_ty
     tile = table + tl.program_id(0) * TILE  # tiles of an expert share its weights
     gate, up = matrix_at(tile, 0, coding), matrix_at(tile, 1, coding)
@@ -481,10 +483,15 @@ def experts_in(
         is_input = i < D - first
         in_MI = tl.load(x_MI + first, mask=(m < num_rows)[:, None] & is_input[None, :], other=0.0)
         gate_MN = times(gate_MN, in_MI, gate, n, first, F, D, coding, precision)
-        up_MN = times(up_MN, in_MI, up, n, first, F, D, coding, precision)
+        if power == 0:
+            up_MN = times(up_MN, in_MI, up, n, first, F, D, coding, precision)
     gate_MN = with_bias(gate_MN, gate, n, F, kind, coding)
-    up_MN = with_bias(up_MN, up, n, F, kind, coding)
-    through = gated(gate_MN, up_MN, kind, limit, alpha, is_clamped)
+    if power == 0:
+        up_MN = with_bias(up_MN, up, n, F, kind, coding)
+        through = gated(gate_MN, up_MN, kind, limit, alpha, is_clamped)
+    else:
+        above_MN = tl.where(gate_MN < 0.0, 0.0, gate_MN)  # what is no number stays so
+        through = (above_MN * above_MN if power == 2 else above_MN).to(kind)
     out = inner + (start + m)[:, None] * F + n[None, :]
     tl.store(out, through, mask=(m < num_rows)[:, None] & (n < F)[None, :])
 

@@ -5,7 +5,7 @@ import os
 
 import torch
 
-from moebatch.layout.fused import attends_in_place, chooses_at_once, groups_experts, steps_at_once
+from moebatch.layout.fused import attends_in_place, chooses_at_once, middle_of, steps_at_once
 from moebatch.model.gpu.attention import SingleAttention
 from moebatch.model.gpu.delta_steps import DeltaSteps
 from moebatch.model.gpu.experts import GroupedExperts
@@ -26,9 +26,10 @@ def rows_on(device: torch.device) -> GpuRows | None:
 
 def grouped_experts(shape: ModelShape, device: torch.device) -> GroupedExperts | None:
     """Those that compute experts of few rows together; None where each is computed alone."""
-    return (
-        GroupedExperts(shape.clamped_gate) if groups_experts(shape) and _are_for(device) else None
-    )
+    middle = middle_of(shape)
+    if middle is None or not _are_for(device):
+        return None
+    return GroupedExperts(shape.clamped_gate, middle=middle)
 
 
 def single_attention(shape: ModelShape, device: torch.device) -> SingleAttention | None:
