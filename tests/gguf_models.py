@@ -456,6 +456,7 @@ def _metadata(config: Mapping[str, Any], *, older: bool) -> dict[str, Any]:
             "expert_weights_norm": config["norm_topk_prob"],
             "expert_weights_scale": config["routed_scaling_factor"],
             "expert_group_count": config["n_group"],
+            "moe_latent_size": config.get("moe_latent_size"),
             "ssm.conv_kernel": config["conv_kernel"],
             "ssm.state_size": config["ssm_state_size"],
             "ssm.group_count": config["n_groups"],

@@ -264,6 +264,11 @@ def test_layers_of_nemotron_that_guess_ahead_are_passed_over(written: Callable[.
     require_tokens_of_transformers(folder, folder, 0.0)
 
 
+def test_experts_of_nemotron_may_see_latents(written: Callable[..., Path]) -> None:
+    folder = written("Q8_0", "nemotron_h", {"moe_latent_size": 64})
+    require_tokens_of_transformers(folder, folder, 0.0)
+
+
 def test_layers_of_nemotron_say_what_they_are(written: Callable[..., Path]) -> None:
     folder = written("F32", "nemotron_h", metadata={"feed_forward_length": 256})
     why = "is 256, expected a number for each layer, 0 where it has no experts"

@@ -199,7 +199,11 @@ NEMOTRON_H = FamilySpec(
                 weights={name: (role,) for role, name in _STACKS.items()}, is_stacked=True
             ),
         ),
-        in_gguf={"mlp_norm": "attn_norm.weight"},
+        in_gguf={
+            "mlp_norm": "attn_norm.weight",
+            "latent_in": "ffn_latent_down.weight",
+            "latent_out": "ffn_latent_up.weight",
+        },
     ).also_under({"model": "backbone"}),
 )
 """As released, and as transformers holds it in memory. Layers that guess further tokens ahead,

@@ -277,7 +277,7 @@ _IN_GGUF_LAYERS = {
 
 
 def _in_gguf_layer(role: str, name: str) -> str:
-    is_of_mlp = role.startswith(("mlp_", "router", "shared_"))
+    is_of_mlp = role.startswith(("mlp_", "router", "shared_", "latent_"))
     return f"{_GGUF_MLP if is_of_mlp else _GGUF_LAYER}{name}"
 
 
