@@ -59,13 +59,13 @@ def takes_stored(shape: ModelShape, stored: WeightFormat, compute: Dtype) -> boo
 
 
 def attends_in_place(shape: ModelShape) -> bool:
-    """Whether the kernel of attention suits all layers: keys and values apart, of one size, in the
-    type of the computation, and nothing that only torch does."""
+    """Whether the kernel of attention suits all layers: keys and values apart, in the type of the
+    computation, and nothing that only torch does."""
     return all(
         isinstance(each, GroupedAttention)
         and each.cache_dtype is None
         and not each.sink_window
-        and each.cached_key_dim == each.cached_value_dim <= _LARGEST_HEAD
+        and max(each.cached_key_dim, each.cached_value_dim) <= _LARGEST_HEAD
         for each in shape.attentions
     )
 

@@ -384,6 +384,7 @@ def test_scales_that_are_no_numbers_make_none(stored: Codes) -> None:
     st.lists(st.integers(1, 150), min_size=1, max_size=4),
     st.sampled_from([(1, 1), (2, 3), (3, 1), (1, 20)]),
     st.sampled_from([8, 24, 64]),
+    st.sampled_from([9, 24, 64]),
     dtypes,
     st.booleans(),
     seeds,
@@ -392,6 +393,7 @@ def test_tokens_attend_to_rows_anywhere_in_the_cache(
     lengths: list[int],
     heads: tuple[int, int],
     head_dim: int,
+    value_dim: int,
     dtype: torch.dtype,
     has_sink_scores: bool,
     seed: int,
@@ -402,26 +404,27 @@ def test_tokens_attend_to_rows_anywhere_in_the_cache(
     num_heads, num_tokens = num_kv_heads * num_shared, len(lengths) + 2
     order = torch.randperm(num_rows, generator=torch.Generator().manual_seed(seed))
     rows_seen = [rows_S.to(DEVICE) for rows_S in order[: sum(lengths)].split(lengths)]
-    cache = noise(seed, dtype, 2, num_rows, num_kv_heads, head_dim)
+    cache = [noise(seed, dtype, num_rows, num_kv_heads, dim) for dim in (head_dim, value_dim)]
     unseen = torch.ones(num_rows, dtype=torch.bool, device=DEVICE)
     unseen[torch.cat(rows_seen)] = False
-    cache[:, unseen] = torch.nan
+    for part in cache:
+        part[unseen] = torch.nan
     q_THC = noise(seed + 1, dtype, num_tokens, num_heads, head_dim)
     scores_H = noise(seed + 2, torch.float32, num_heads) if has_sink_scores else None
     tokens = torch.arange(num_tokens).flip(0)[: len(lengths)].to(DEVICE)
     starts = torch.tensor([0, *accumulate(lengths)], device=DEVICE)
     seen = SingleQueries(tokens, starts, torch.cat(rows_seen))
-    out = torch.full_like(q_THC, 7)
+    out = q_THC.new_full((num_tokens, num_heads, value_dim), 7)
     scoring = Scoring(head_dim**-0.5, None, scores_H)
     SingleAttention().attend(seen, q_THC, Cached(*cache), out, scoring)
     want = torch.full_like(out, 7)
     for token, rows_S in zip(tokens.tolist(), rows_seen, strict=True):
-        keys, values = cache[:, rows_S].repeat_interleave(num_shared, 2).float()
+        keys, values = (x[rows_S].repeat_interleave(num_shared, 1).float() for x in cache)
         scores_HS = torch.einsum("hc,shc->hs", q_THC[token].float(), keys) * scoring.scale
         if scores_H is not None:
             scores_HS = torch.cat([scores_HS, scores_H[:, None]], 1)
         weights_HS = scores_HS.softmax(-1)[:, : len(rows_S)]
-        want[token] = torch.einsum("hs,shc->hc", weights_HS, values).to(dtype)
+        want[token] = torch.einsum("hs,shv->hv", weights_HS, values).to(dtype)
     assert_close(out, want)
 
 

@@ -226,23 +226,25 @@ def _attention(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor
     """Of two tokens, one of which sees more than a block of rows."""
     counts, num_shared = (5, 90), 2
     q_THC = torch.randn(2, 2 * num_shared, _HEAD).to(device, dtype)
-    keys_RGC, values_RGC = (torch.randn(sum(counts), 2, _HEAD).to(device, dtype) for _ in "kv")
+    num_rows, value_dim = sum(counts), _HEAD // 2
+    keys_RGC = torch.randn(num_rows, 2, _HEAD).to(device, dtype)
+    values_RGV = torch.randn(num_rows, 2, value_dim).to(device, dtype)
     starts = [0, *accumulate(counts)]
-    rows_N = torch.arange(sum(counts), device=device).flip(0)
+    rows_N = torch.arange(num_rows, device=device).flip(0)
     starts_B = torch.tensor(starts, device=device)
     seen = SingleQueries(torch.arange(2, device=device), starts_B, rows_N)
-    ours, theirs = _unwritten(q_THC), _unwritten(q_THC)
+    ours, theirs = (_unwritten(q_THC, *q_THC.shape[:2], value_dim) for _ in "ot")
     scale = _HEAD**-0.5
-    SingleAttention().attend(seen, q_THC, Cached(keys_RGC, values_RGC), ours, Scoring(scale))
+    SingleAttention().attend(seen, q_THC, Cached(keys_RGC, values_RGV), ours, Scoring(scale))
     for token, (start, stop) in enumerate(pairwise(starts)):
         rows_S = rows_N[start:stop]
-        keys_HSC, values_HSC = (
+        keys_HSC, values_HSV = (
             each[rows_S].transpose(0, 1).repeat_interleave(num_shared, 0)
-            for each in (keys_RGC, values_RGC)
+            for each in (keys_RGC, values_RGV)
         )
         scores_HS = (keys_HSC @ q_THC[token][..., None])[..., 0].float() * scale
         weights_H1S = scores_HS.softmax(-1)[:, None].to(dtype)
-        theirs[token] = (weights_H1S @ values_HSC)[:, 0]
+        theirs[token] = (weights_H1S @ values_HSV)[:, 0]
     return ours, theirs
 
 

@@ -551,12 +551,14 @@ def attend_single(
     value_row,
     num_shared,
     head_dim,
+    value_dim,
     scale,
     has_sink_scores: tl.constexpr,
     precision: tl.constexpr,
     H: tl.constexpr,
     S: tl.constexpr,
     C: tl.constexpr,
+    V: tl.constexpr,
 ):
     """A token's queries that share a head of keys and values, and all that they see of the cache:
     block by block, the softmax so far kept as its largest score and its sum (Dao et al. 2022)."""
@@ -564,7 +566,7 @@ def attend_single(
     kind = q.dtype.element_ty
     token, start = tl.load(tokens + number), tl.load(starts + number)
     count = (tl.load(starts + number + 1) - start).to(tl.int32)
-    h, s, c = tl.arange(0, H), tl.arange(0, S), tl.arange(0, C)
+    h, s, c, v = tl.arange(0, H), tl.arange(0, S), tl.arange(0, C), tl.arange(0, V)
     head = kv_head * num_shared + h
     is_there_HC = (h < num_shared)[:, None] & (c < head_dim)[None, :]
     places_HC = head[:, None] * head_dim + c[None, :]
@@ -573,7 +575,7 @@ def attend_single(
     if has_sink_scores:
         largest_H = tl.load(sink_scores + head, mask=h < num_shared, other=0.0)
         total_H += 1.0
-    made_HC = tl.zeros([H, C], tl.float32)
+    made_HV = tl.zeros([H, V], tl.float32)
     for first in range(0, count, S):
         is_seen = s < count - first
         row = tl.load(rows + start + first + s, mask=is_seen, other=0)
@@ -584,15 +586,17 @@ def attend_single(
         scores_HS = tl.where(is_seen[None, :], scores_HS, float("-inf"))
         now_H = tl.maximum(largest_H, tl.max(scores_HS, axis=1))
         weights_HS, fading_H = tl.exp(scores_HS - now_H[:, None]), tl.exp(largest_H - now_H)
-        values_SC = values + row[:, None] * value_row + (kv_head * head_dim + c)[None, :]
-        is_value_SC = is_seen[:, None] & (c < head_dim)[None, :]
-        v_SC = tl.load(values_SC, mask=is_value_SC, other=0.0)
-        made_HC = made_HC * fading_H[:, None]
-        made_HC = tl.dot(weights_HS.to(kind), v_SC, made_HC, input_precision=precision)
+        values_SV = values + row[:, None] * value_row + (kv_head * value_dim + v)[None, :]
+        is_value_SV = is_seen[:, None] & (v < value_dim)[None, :]
+        v_SV = tl.load(values_SV, mask=is_value_SV, other=0.0)
+        made_HV = made_HV * fading_H[:, None]
+        made_HV = tl.dot(weights_HS.to(kind), v_SV, made_HV, input_precision=precision)
         total_H = total_H * fading_H + tl.sum(weights_HS, axis=1)
         largest_H = now_H
-    made_HC = (made_HC / total_H[:, None]).to(kind)
-    tl.store(out + token * out_row + places_HC, made_HC, mask=is_there_HC)
+    made_HV = (made_HV / total_H[:, None]).to(kind)
+    is_there_HV = (h < num_shared)[:, None] & (v < value_dim)[None, :]
+    places_HV = head[:, None] * value_dim + v[None, :]
+    tl.store(out + token * out_row + places_HV, made_HV, mask=is_there_HV)
 
 
 @triton.jit
