@@ -106,7 +106,7 @@ typedef struct {
 /* Keys and values of some positions at one KV head. */
 typedef struct {
     const char *keys, *values; /* of cache row 0 */
-    const Offsets *offsets;
+    const int64_t *key_offsets, *value_offsets; /* of each of BLOCK positions, in bytes */
     int num; /* of positions; those beyond repeat the last one */
 } Unit;
 
@@ -164,8 +164,8 @@ INLINE void multiply(Floats *sums, const float *queries, int64_t width, Unit uni
                      int is_paired) {
 #pragma GCC unroll 16
     for (int t = 0; t < at_once; t++) {
-        const char *p = unit.keys + unit.offsets->keys[first + t] + c * size_of(dtype);
-        prefetch(next.keys + next.offsets->keys[first + t] + c * size_of(dtype), dtype);
+        const char *p = unit.keys + unit.key_offsets[first + t] + c * size_of(dtype);
+        prefetch(next.keys + next.key_offsets[first + t] + c * size_of(dtype), dtype);
         if (is_paired) {
             Floats pairs = cached_pairs(p, num, dtype);
 #pragma GCC unroll 4
@@ -253,9 +253,9 @@ INLINE void add_lot(float *sums, int64_t width, float weights[][BLOCK], const fl
         lots[h].second = read_floats(sums + h * width + c + LANES) * corrections[h];
     }
     for (int t = 0; t < unit.num; t++) {
-        const char *p = unit.values + unit.offsets->values[t] + c * size_of(dtype);
+        const char *p = unit.values + unit.value_offsets[t] + c * size_of(dtype);
         Lot value = num < LOT ? load_part(p, num, dtype) : load(p, dtype);
-        prefetch(next.values + next.offsets->values[t] + c * size_of(dtype), dtype);
+        prefetch(next.values + next.value_offsets[t] + c * size_of(dtype), dtype);
 #pragma GCC unroll 4
         for (int h = 0; h < heads; h++) {
             lots[h].first += value.first * weights[h][t];
@@ -311,10 +311,10 @@ INLINE void attend_unit(const AttentionWork *w, Room room, int64_t head, Unit un
     float scores[4][BLOCK], corrections[4], *sums = room.sums + head * room.value_width;
     score(room.queries + head * room.width, room.width, unit, next, w->head_dim, scores, heads,
           dtype, is_paired);
-    scale_codes(scores, unit.keys, unit.offsets->keys, w->head_dim, heads, dtype);
+    scale_codes(scores, unit.keys, unit.key_offsets, w->head_dim, heads, dtype);
     for (int h = 0; h < heads; h++)
         corrections[h] = weigh(scores[h], unit.num, &room.softmax[head + h]);
-    scale_codes(scores, unit.values, unit.offsets->values, w->value_head, heads, dtype);
+    scale_codes(scores, unit.values, unit.value_offsets, w->value_head, heads, dtype);
     int64_t c = 0, width = room.value_width;
     for (; c + LOT <= w->value_dim; c += LOT)
         add_lot(sums, width, scores, corrections, unit, next, c, LOT, heads, dtype);
@@ -456,12 +456,13 @@ INLINE void attend(const AttentionWork *w, int64_t item, int64_t next_item, Room
         }
         for (int64_t g = 0; g < w->kv_heads_per_item; g++) {
             const int64_t kv_head = first_head + g, next_head = next_part * w->kv_heads_per_item;
-            Unit unit = {w->keys + kv_head * key_bytes, w->values + kv_head * value_bytes, &offsets,
-                         num};
-            Unit next = {unit.keys + key_bytes, unit.values + value_bytes, &offsets, num};
+            Unit unit = {w->keys + kv_head * key_bytes, w->values + kv_head * value_bytes,
+                         offsets.keys, offsets.values, num};
+            Unit next = {unit.keys + key_bytes, unit.values + value_bytes, offsets.keys,
+                         offsets.values, num};
             if (g + 1 == w->kv_heads_per_item)
                 next = (Unit){w->keys + next_head * key_bytes, w->values + next_head * value_bytes,
-                              &next_offsets, next_num};
+                              next_offsets.keys, next_offsets.values, next_num};
             int64_t h = g * shared, end = h + shared;
 #define HEADS(heads)                                                                               \
     for (; h + heads <= end; h += heads)                                                           \
