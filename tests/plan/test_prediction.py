@@ -163,6 +163,25 @@ def test_rough_loads_read_as_much_again_for_long_prompts_as_all_passes_do(prompt
     assert rough == pytest.approx(exact, rel=0.1)
 
 
+@pytest.mark.parametrize("tokens", [1024, 2048, 4096, 8192])
+@pytest.mark.parametrize("batch", [5, 11, 40])
+def test_rough_loads_encode_in_as_many_passes_as_all_of_them(batch: int, tokens: int) -> None:
+    """Such a pass goes through layers that others leave out, however few prompts it has."""
+    workload = replace(
+        Workload.uniform(prompt_tokens=512, new_tokens=256, num_sequences=1000), is_encoded=True
+    )
+    one = policy(batch, tokens, num_kv_pages=batch * 48)
+    exact, rough = (
+        (
+            sum(n for n, load in loads if load.prompt_tokens),
+            sum(n * load.prompt_tokens for n, load in loads),
+            sum(n for n, _ in loads),
+        )
+        for loads in (job_loads(workload, one), rough_loads(workload, one))
+    )
+    assert rough == pytest.approx(exact, rel=0.2)
+
+
 def test_rough_loads_of_unequal_rows_tell_policies_apart_as_all_passes_do() -> None:
     lengths = [(40 + 7 * i % 200, 20 + 11 * i % 90) for i in range(300)]
     asked = small(workload=workload_of(lengths))

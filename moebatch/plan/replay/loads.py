@@ -1,7 +1,7 @@
 """All passes of a job under a policy, alike ones counted together."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
@@ -82,8 +82,32 @@ def _rough(workload: Workload, caps: Caps) -> list[CountedLoad]:
         most_cached=ceil(caps.most_cached / by),
     )
     loads = _replayed(_fewer(workload, by, places), smaller, most=_MOST_LOADS)
+    if caps.encodes:
+        prompt = workload.mean_own_tokens
+        # Beside all others, which decode: each that begins is one less of them.
+        at_once = prompt * max(1, (caps.tokens - caps.sequences) // max(1, prompt - 1))
+        loads = [part for pair in loads for part in _in_whole_prompts(*pair, by, places, at_once)]
     few = alike(loads, FEW_LOADS, encodes=caps.encodes)
     return [(count * by, _magnified(load, by, places)) for count, load in few]
+
+
+def _in_whole_prompts(
+    count: float, load: PassLoad, by: int, places: int, at_once: float
+) -> Iterator[CountedLoad]:
+    """Rough passes that encode a part of each prompt as passes that encode whole ones, so many
+    tokens at once, and passes that encode none and leave layers out. Where a rough pass stands for
+    fewer than its prompts need, there are more."""
+    share = ceil(by * places * load.prompt_tokens / at_once) / by
+    if not share:
+        yield count, load
+        return
+    encoding = {
+        name: getattr(load, name) / share
+        for name in ("prompt_tokens", "prompt_pairs", "prompt_context")
+    }
+    yield count * share, load._replace(**encoding)
+    if share < 1:
+        yield count * (1 - share), load.in_stack(encodes=False)
 
 
 @lru_cache(maxsize=16)
