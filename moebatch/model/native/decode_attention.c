@@ -98,7 +98,8 @@ INLINE void add_lanes(const Floats *sums, float *totals, int is_whole) {
 }
 #endif
 
-/* Where each of BLOCK positions begins, in bytes. */
+/* Where each of BLOCK positions begins, in bytes; that of values is that of keys where rows of both
+   are as far apart. */
 typedef struct {
     int64_t keys[BLOCK], values[BLOCK];
 } Offsets;
@@ -327,11 +328,11 @@ INLINE int locate(const AttentionWork *w, int64_t first, int64_t stop, int dtype
                   Offsets *offsets) {
     const int64_t key_bytes = w->key_row * size_of(dtype), value_bytes = w->value_row * size_of(dtype);
     int num = stop - first < BLOCK ? (int)(stop - first) : BLOCK;
-    for (int t = 0; t < BLOCK; t++) {
-        int64_t row = w->rows[first + (t < num ? t : num - 1)];
-        offsets->keys[t] = row * key_bytes;
-        offsets->values[t] = row * value_bytes;
-    }
+    for (int t = 0; t < BLOCK; t++)
+        offsets->keys[t] = w->rows[first + (t < num ? t : num - 1)] * key_bytes;
+    if (key_bytes != value_bytes)
+        for (int t = 0; t < BLOCK; t++)
+            offsets->values[t] = w->rows[first + (t < num ? t : num - 1)] * value_bytes;
     return num;
 }
 
@@ -429,10 +430,11 @@ INLINE void attend(const AttentionWork *w, int64_t item, int64_t next_item, Room
     int64_t token = w->tokens[query], head = part * room.num_heads, bytes = size_of(w->dtype);
     int64_t key_bytes = cached_bytes(w->head_dim, dtype), first_head = part * w->kv_heads_per_item;
     int64_t value_bytes = cached_bytes(w->value_head, dtype), stop = w->starts[query + 1];
-    Offsets offsets, next_offsets;
+    const int are_apart = w->key_row != w->value_row;
+    Offsets both[2], *offsets = both, *others = both + 1;
     int64_t first = w->starts[query], sinks_stop = first + w->num_sinks;
     sinks_stop = sinks_stop < stop ? sinks_stop : stop;
-    int num = locate(w, first, first < sinks_stop ? sinks_stop : stop, dtype, &offsets);
+    int num = locate(w, first, first < sinks_stop ? sinks_stop : stop, dtype, offsets);
     begin(w, room, head);
     if (first < sinks_stop) {
         int64_t place = token * w->sink_query_row + head * w->head_dim;
@@ -445,24 +447,28 @@ INLINE void attend(const AttentionWork *w, int64_t item, int64_t next_item, Room
             int64_t place = token * w->query_row + head * w->head_dim;
             take_queries(w, w->queries + place * bytes, room, dtype, is_paired);
         }
-        next_offsets = offsets;
+        Offsets *next_offsets = offsets;
         if (next_first < stop) {
             int64_t end = next_first < sinks_stop ? sinks_stop : stop;
-            next_num = locate(w, next_first, end, dtype, &next_offsets);
+            next_offsets = others;
+            next_num = locate(w, next_first, end, dtype, next_offsets);
         } else if (next_item < w->num_slices * parts) {
             const int64_t *starts = w->starts + next_item / parts;
+            next_offsets = others;
             next_part = next_item % parts;
-            locate(w, starts[0], starts[1], dtype, &next_offsets);
+            locate(w, starts[0], starts[1], dtype, next_offsets);
         }
+        const int64_t *places = are_apart ? offsets->values : offsets->keys;
+        const int64_t *next_places = are_apart ? next_offsets->values : next_offsets->keys;
         for (int64_t g = 0; g < w->kv_heads_per_item; g++) {
             const int64_t kv_head = first_head + g, next_head = next_part * w->kv_heads_per_item;
             Unit unit = {w->keys + kv_head * key_bytes, w->values + kv_head * value_bytes,
-                         offsets.keys, offsets.values, num};
-            Unit next = {unit.keys + key_bytes, unit.values + value_bytes, offsets.keys,
-                         offsets.values, num};
+                         offsets->keys, places, num};
+            Unit next = {unit.keys + key_bytes, unit.values + value_bytes, offsets->keys, places,
+                         num};
             if (g + 1 == w->kv_heads_per_item)
                 next = (Unit){w->keys + next_head * key_bytes, w->values + next_head * value_bytes,
-                              next_offsets.keys, next_offsets.values, next_num};
+                              next_offsets->keys, next_places, next_num};
             int64_t h = g * shared, end = h + shared;
 #define HEADS(heads)                                                                               \
     for (; h + heads <= end; h += heads)                                                           \
@@ -471,6 +477,7 @@ INLINE void attend(const AttentionWork *w, int64_t item, int64_t next_item, Room
             HEADS(2)
             HEADS(1)
         }
+        others = offsets;
         offsets = next_offsets;
         num = next_num;
         first = next_first;
