@@ -324,15 +324,15 @@ INLINE void attend_unit(const AttentionWork *w, Room room, int64_t head, Unit un
 }
 
 /* Places of a block of the positions [first, stop); returns how many there are. */
-INLINE int locate(const AttentionWork *w, int64_t first, int64_t stop, int dtype,
+INLINE int locate(const AttentionWork *w, int64_t first, int64_t stop, int dtype, int are_apart,
                   Offsets *offsets) {
-    const int64_t key_bytes = w->key_row * size_of(dtype), value_bytes = w->value_row * size_of(dtype);
+    const int64_t key_bytes = w->key_row * size_of(dtype);
     int num = stop - first < BLOCK ? (int)(stop - first) : BLOCK;
     for (int t = 0; t < BLOCK; t++)
         offsets->keys[t] = w->rows[first + (t < num ? t : num - 1)] * key_bytes;
-    if (key_bytes != value_bytes)
-        for (int t = 0; t < BLOCK; t++)
-            offsets->values[t] = w->rows[first + (t < num ? t : num - 1)] * value_bytes;
+    const int64_t value_bytes = w->value_row * size_of(dtype);
+    for (int t = 0; are_apart && t < BLOCK; t++)
+        offsets->values[t] = w->rows[first + (t < num ? t : num - 1)] * value_bytes;
     return num;
 }
 
@@ -422,19 +422,20 @@ INLINE void finish(const AttentionWork *w, Room room, char *out, int dtype) {
     }
 }
 
-/* One query for some KV heads. `next_item` is what this thread will compute after it. */
+/* One query for some KV heads. `next_item` is what this thread will compute after it. Whether rows
+   of keys and values are apart is known when this is compiled: places of both would take registers
+   (two cores of a Zen 4, bfloat16, 128 sequences of 800 positions in the mean: 5 to 9 % slower). */
 INLINE void attend(const AttentionWork *w, int64_t item, int64_t next_item, Room room, int dtype,
-                   int is_paired) {
+                   int is_paired, int are_apart) {
     int64_t parts = w->num_kv_heads / w->kv_heads_per_item, shared = w->num_heads / w->num_kv_heads;
     int64_t query = item / parts, part = item % parts;
     int64_t token = w->tokens[query], head = part * room.num_heads, bytes = size_of(w->dtype);
     int64_t key_bytes = cached_bytes(w->head_dim, dtype), first_head = part * w->kv_heads_per_item;
     int64_t value_bytes = cached_bytes(w->value_head, dtype), stop = w->starts[query + 1];
-    const int are_apart = w->key_row != w->value_row;
     Offsets both[2], *offsets = both, *others = both + 1;
     int64_t first = w->starts[query], sinks_stop = first + w->num_sinks;
     sinks_stop = sinks_stop < stop ? sinks_stop : stop;
-    int num = locate(w, first, first < sinks_stop ? sinks_stop : stop, dtype, offsets);
+    int num = locate(w, first, first < sinks_stop ? sinks_stop : stop, dtype, are_apart, offsets);
     begin(w, room, head);
     if (first < sinks_stop) {
         int64_t place = token * w->sink_query_row + head * w->head_dim;
@@ -451,12 +452,12 @@ INLINE void attend(const AttentionWork *w, int64_t item, int64_t next_item, Room
         if (next_first < stop) {
             int64_t end = next_first < sinks_stop ? sinks_stop : stop;
             next_offsets = others;
-            next_num = locate(w, next_first, end, dtype, next_offsets);
+            next_num = locate(w, next_first, end, dtype, are_apart, next_offsets);
         } else if (next_item < w->num_slices * parts) {
             const int64_t *starts = w->starts + next_item / parts;
             next_offsets = others;
             next_part = next_item % parts;
-            locate(w, starts[0], starts[1], dtype, next_offsets);
+            locate(w, starts[0], starts[1], dtype, are_apart, next_offsets);
         }
         const int64_t *places = are_apart ? offsets->values : offsets->keys;
         const int64_t *next_places = are_apart ? next_offsets->values : next_offsets->keys;
@@ -507,12 +508,17 @@ OF_THE_REST void moebatch_attend(AttentionWork *w) {
         int64_t next_item = __atomic_fetch_add(&w->next_item, 1, __ATOMIC_RELAXED);
         const int is_paired = are_paired(w->cache_dtype, w->dtype);
         switch (w->cache_dtype) {
+#define ATTEND(cached, are_apart)                                                                  \
+    if (is_paired && are_paired(cached, BFLOAT16))                                                 \
+        attend(w, item, next_item, room, cached, 1, are_apart);                                    \
+    else                                                                                           \
+        attend(w, item, next_item, room, cached, 0, are_apart)
 #define EITHER(cached)                                                                             \
     case cached:                                                                                   \
-        if (is_paired && are_paired(cached, BFLOAT16))                                             \
-            attend(w, item, next_item, room, cached, 1);                                           \
+        if (w->key_row == w->value_row)                                                            \
+            { ATTEND(cached, 0); }                                                                 \
         else                                                                                       \
-            attend(w, item, next_item, room, cached, 0);                                           \
+            { ATTEND(cached, 1); }                                                                 \
         break;
             EITHER(FLOAT32)
             EITHER(BFLOAT16)
