@@ -37,6 +37,8 @@ RECURRENT_SIZES: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {"mamba_d_state": 64, "hidden_size": 64, "num_hidden_layers": 3},
     "nemotron_h": {"ssm_state_size": 64, "hidden_size": 64, "mamba_head_dim": 16},
 }
+TOLERANCES = {"kimi_linear": 1e-3}
+"""There transformers itself is 5e-4 to 8e-4 from what it computes in float64, further than ours."""
 THREE_CHOICES = {"dbrx": CASES["dbrx-top-3"][1], "phimoe": {}}
 
 
@@ -105,7 +107,8 @@ def test_gates_leave_out_what_those_of_a_decoder_do(
             with whole.changed_gates(drop):
                 expected = module(tokens).logits[0, -1]
             assert torch.equal(module(tokens).logits[0, -1], exact), "gates are as they were"
-        assert torch.allclose(sequence.logits[0], expected, atol=1e-3)
+        tolerance = TOLERANCES.get(family, 2e-4)
+        assert torch.allclose(sequence.logits[0], expected, atol=tolerance)
         assert not torch.allclose(expected, exact, atol=1e-2), "something was left out"
     mine = driver.decoder.gating_count
     assert mine is not None and 0.05 < count.single_share < 0.95

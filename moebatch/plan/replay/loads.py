@@ -82,7 +82,7 @@ def _rough(workload: Workload, caps: Caps) -> list[CountedLoad]:
         most_cached=ceil(caps.most_cached / by),
     )
     loads = _replayed(_fewer(workload, by, places), smaller, most=_MOST_LOADS)
-    if caps.encodes:
+    if caps.encodes and by * places > 1:
         prompt = workload.mean_own_tokens
         # Beside all others, which decode: each that begins is one less of them.
         at_once = prompt * max(1, (caps.tokens - caps.sequences) // max(1, prompt - 1))
