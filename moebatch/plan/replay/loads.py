@@ -96,17 +96,18 @@ def _in_whole_prompts(
 ) -> Iterator[CountedLoad]:
     """Rough passes that encode a part of each prompt as passes that encode whole ones, so many
     tokens at once, and passes that encode none and leave layers out. Where a rough pass stands for
-    fewer than its prompts need, there are more."""
+    fewer than its prompts need, each does less."""
     share = ceil(by * places * load.prompt_tokens / at_once) / by
     if not share:
         yield count, load
-        return
-    encoding = {
-        name: getattr(load, name) / share
-        for name in ("prompt_tokens", "prompt_pairs", "prompt_context")
-    }
-    yield count * share, load._replace(**encoding)
-    if share < 1:
+    elif share >= 1:
+        yield count * share, load.times(1 / share)
+    else:
+        encoding = {
+            name: getattr(load, name) / share
+            for name in ("prompt_tokens", "prompt_pairs", "prompt_context")
+        }
+        yield count * share, load._replace(**encoding)
         yield count * (1 - share), load.in_stack(encodes=False)
 
 
