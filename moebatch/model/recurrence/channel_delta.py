@@ -8,34 +8,15 @@ and fading are projected, X several of these side by side.
 import torch
 from torch import Tensor
 
-from moebatch.model.elementwise import Elementwise
-from moebatch.model.products import Products
 from moebatch.model.recurrence.block import State, Weights
 from moebatch.model.recurrence.gated_delta import GatedDeltaBlock
 from moebatch.model.recurrence.plan import RecurrentPlan
 from moebatch.model.scratch import Frame
 from moebatch.spec.model.recurrence import ChannelDelta
-from moebatch.spec.model.shape import ModelShape
 
 
 class ChannelDeltaBlock(GatedDeltaBlock):
     """As Gated DeltaNet, but for where fading and gates come from (Kimi Team 2025)."""
-
-    def __init__(
-        self,
-        shape: ModelShape,
-        recurrence: ChannelDelta,
-        products: Products,
-        elementwise: Elementwise,
-        device: torch.device,
-    ) -> None:
-        super().__init__(shape, recurrence, products, elementwise, device)
-        self._widths = [
-            recurrence.conv_channels,
-            recurrence.rank,
-            recurrence.num_value_heads,
-            recurrence.rank,
-        ]
 
     def _mix(
         self,
@@ -47,7 +28,10 @@ class ChannelDeltaBlock(GatedDeltaBlock):
         out_TX: Tensor,
     ) -> None:
         tokens = slice(plan.num_tokens)
-        x_NM, z_NR, b_NH, a_NR = torch.split(projected_NP, self._widths, dim=1)
+        delta = self._recurrence
+        assert isinstance(delta, ChannelDelta), "its block is made for it"
+        widths = [delta.conv_channels, delta.rank, delta.num_value_heads, delta.rank]
+        x_NM, z_NR, b_NH, a_NR = torch.split(projected_NP, widths, dim=1)
         z_NX, a_NX = (
             self._widened(frame, x_NR, weights[role])
             for x_NR, role in ((z_NR, "delta_z_wide"), (a_NR, "delta_a_wide"))
