@@ -17,6 +17,18 @@ class Mixed(NamedTuple):
     """Through which tokens of prompts go that are encoded."""
 
 
+class Stack(NamedTuple):
+    """Layers through which the same tokens go."""
+
+    layers: range
+    num_moe: int
+    """Of them with experts."""
+    num_mlps: int
+    """Of them with experts or an MLP."""
+    params: int
+    """`gates` and `shared` of all of them."""
+
+
 @dataclass(frozen=True)  # no slots: what follows from it is worked out once
 class DenseParams:
     """Those of a model."""
@@ -43,14 +55,18 @@ class DenseParams:
         return tuple(map(shape.shared_expert_params, range(shape.num_layers)))
 
     @cached_property
-    def stacks(self) -> tuple[tuple[range, int], ...]:
-        """Layers through which the same tokens go, with `gates` and `shared` of all of them."""
-        layers, encoding = self.shape.num_layers, self.shape.num_encoding_layers
-        stacks = (range(encoding), range(encoding, layers))
+    def stacks(self) -> tuple[Stack, ...]:
+        """One, or two where there is an encoder."""
+        shape, encoding = self.shape, self.shape.num_encoding_layers
         return tuple(
-            (stack, sum(self.gates[layer] + self.shared[layer] for layer in stack))
-            for stack in stacks
-            if stack
+            Stack(
+                layers,
+                num_moe=sum(map(shape.is_moe, layers)),
+                num_mlps=sum(map(shape.has_mlp, layers)),
+                params=sum(self.gates[layer] + self.shared[layer] for layer in layers),
+            )
+            for layers in (range(encoding), range(encoding, shape.num_layers))
+            if layers
         )
 
     @cached_property

@@ -221,14 +221,7 @@ class Launches:
     def of_combine(self, *, is_joined: bool) -> int:
         """The end of a layer: outputs are added up, with those of a shared expert if there is
         one."""
-        shape = self.shape
-        shared = self._mlp + (not self.is_fused) if shape.shared_expert else 0
-        mixed = 3 * bool(shared and shape.shared_expert_gate)
-        norms = (self._norm + self._rows.sum) * len(MLP_NORMS & {*shape.norms, *shape.moe_norms})
-        latents = (self._rows.sum + 1) * (shape.latent_width is not None)
-        others = self._scaling + shape.scales_layers + latents
-        added = self._rows.add + _LOOKING
-        return added + self._sorting(is_joined) + shared + mixed + norms + others
+        return self._adding + self._sorting(is_joined)
 
     def of_head(self, rows: float, dtype_bytes: int) -> float:
         """Logits after so many tokens, block by block: rows gathered, normed, multiplied, copied,
@@ -237,6 +230,17 @@ class Launches:
         return (self._norm + 3 + end) * ceil(rows / logits_rows(self.shape, dtype_bytes))
 
     # --- pieces ---------------------------------------------------------------------------------
+
+    @cached_property
+    def _adding(self) -> int:
+        """That end, but for the sorting of tokens."""
+        shape = self.shape
+        shared = self._mlp + (not self.is_fused) if shape.shared_expert else 0
+        mixed = 3 * bool(shared and shape.shared_expert_gate)
+        norms = (self._norm + self._rows.sum) * len(MLP_NORMS & {*shape.norms, *shape.moe_norms})
+        latents = (self._rows.sum + 1) * (shape.latent_width is not None)
+        others = self._scaling + shape.scales_layers + latents
+        return self._rows.add + _LOOKING + shared + mixed + norms + others
 
     @property
     def _rows(self) -> _RowLaunches:
@@ -293,13 +297,19 @@ class Launches:
     def _of_mixer(self, load: PassLoad) -> float:
         """Of a mean layer, which attends or recurs."""
         shape, found = self.shape, 0.0
-        attending = [n for n in range(shape.num_layers) if not shape.is_recurrent(n)]
-        for attention, count in Counter(map(shape.attention_of, attending)).items():
+        for attention, count in self._attentions:
             found += count * self._of_attention(attention, load)
         if shape.recurrence is not None:
             recurring = self._of_recurrence(shape.recurrence, load) + self._added
             found += len(shape.recurrent_layers) * recurring
         return found / shape.num_layers
+
+    @cached_property
+    def _attentions(self) -> tuple[tuple[Attention, int], ...]:
+        """What layers attend with, and how many do so."""
+        shape = self.shape
+        attending = [n for n in range(shape.num_layers) if not shape.is_recurrent(n)]
+        return tuple(Counter(map(shape.attention_of, attending)).items())
 
     def _of_attention(self, attention: Attention, load: PassLoad) -> float:
         parts = self._num_parts

@@ -54,7 +54,8 @@ class PassTasks:
         """Lane and seconds of each kind of task that does not depend on what lives where."""
         yield from self._of_micro_batches(self._top, 1.0, self._computing, of_cache=False)
         yield self._lane(Kind.EXPERT), self.experts_s
-        num_combined = sum(layer in self._layers for layer in self._shape.moe_layers)
+        stacks = self.prices.dense.stacks
+        num_combined = sum(one.num_moe for one in stacks if one.layers.start in self._layers)
         combine_s = num_combined * self._price.combine_s()
         yield self._lane(Kind.COMBINE), combine_s + self._price.head_s(self.load.logits_rows)
 

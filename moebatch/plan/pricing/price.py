@@ -92,7 +92,8 @@ class Price:
         what several GPUs add up of either. As a part of `post` with what adds up there."""
         load, params = in_layer(self._shape, load, layer), self.prices.dense.gates[layer]
         beside_s = self._beside_mlp_s(load) if self._shape.has_mlp(layer) else 0.0
-        return self._gemm_s(load, params) + beside_s + self._task_s(self._gate_launches(layer))
+        count = self._launches.of_gates[layer] + self._adding * self._shape.is_moe(layer)
+        return self._gemm_s(load, params) + beside_s + self._task_s(count)
 
     def shared_expert_s(self, load: PassLoad, layer: int) -> float:
         """What all tokens share of a layer's experts, which is computed where outputs are added up;
@@ -101,20 +102,16 @@ class Price:
 
     def gates_s(self, load: PassLoad, layers: range) -> float:
         """Gates and shared experts of those layers that a pass goes through."""
-        seconds = 0.0
-        for stack, params in self.prices.dense.stacks:
-            if stack.start not in layers:
+        seconds, adding = 0.0, self._adding
+        for stack in self.prices.dense.stacks:
+            if stack.layers.start not in layers:
                 continue
-            count = sum(map(self._gate_launches, stack))
-            number, part = len(stack), in_layer(self._shape, load, stack.start)
-            beside_s = sum(map(self._shape.has_mlp, stack)) * self._beside_mlp_s(part)
-            tasks_s = number * self._task_s(count / number)
-            seconds += self._gemm_s(part, params) + beside_s + tasks_s
+            part, number = in_layer(self._shape, load, stack.layers.start), len(stack.layers)
+            of_gates = self._launches.of_gates[stack.layers.start : stack.layers.stop]
+            tasks_s = number * self._task_s((sum(of_gates) + adding * stack.num_moe) / number)
+            beside_s = stack.num_mlps * self._beside_mlp_s(part)
+            seconds += self._gemm_s(part, stack.params) + beside_s + tasks_s
         return seconds
-
-    def _gate_launches(self, layer: int) -> int:
-        """With those that add outputs of experts up, where `post` does."""
-        return self._launches.of_gates[layer] + self._adding * self._shape.is_moe(layer)
 
     def _beside_mlp_s(self, load: PassLoad) -> float:
         """Norm and residual of experts or an MLP, and what several GPUs add up."""
