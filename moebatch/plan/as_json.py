@@ -78,7 +78,7 @@ def policy_json(policy: Policy) -> dict[str, Any]:
 def prediction_json(prediction: Prediction) -> dict[str, Any]:
     """A prediction by the names of its fields, for a mean layer rather than all passes."""
     fields, passes = asdict(prediction), prediction.num_passes
-    del fields["busy_s"]
+    del fields["busy_s"], fields["num_chosen"]
     return {**fields, "num_passes": None if passes is None else round(passes)}
 
 

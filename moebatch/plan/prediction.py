@@ -37,6 +37,9 @@ class Prediction:
     capacity_bytes: Mapping[LevelName, int]
     busy_s: Mapping[str, float]
     """Busy seconds of every lane in all passes; of a job without end, in those looked at."""
+    num_chosen: float | None = None
+    """Experts that tokens choose in all passes, each once in a pass; of a job without end, in those
+    looked at. None where a paper's model has no such figure."""
     num_passes: float | None
     """None for a job without a number of sequences, as is the next one."""
     job_time_s: float | None
@@ -51,7 +54,7 @@ class Prediction:
 
 def predict(problem: Problem, policy: Policy) -> Prediction:
     """Goes through the job pass by pass and prices every pass."""
-    total_s, num_passes, generated = 0.0, 0.0, 0.0
+    total_s, num_passes, num_chosen, generated = 0.0, 0.0, 0.0, 0.0
     lanes: dict[str, float] = {}
     loads = job_loads(problem.workload, policy)
     for count, load in loads:
@@ -59,6 +62,7 @@ def predict(problem: Problem, policy: Policy) -> Prediction:
         cost = problem.cost.of_pass(load, then)
         total_s += count * cost.seconds
         num_passes += count
+        num_chosen += count * cost.num_chosen
         generated += count * load.logits_rows
         for lane, seconds in cost.lanes.items():
             lanes[lane] = lanes.get(lane, 0.0) + count * seconds
@@ -76,6 +80,7 @@ def predict(problem: Problem, policy: Policy) -> Prediction:
         peak_bytes={level: footprint.total_bytes for level, footprint in footprints.items()},
         capacity_bytes={level: problem.capacity_bytes(level) for level in footprints},
         busy_s=lanes,
+        num_chosen=num_chosen,
         num_passes=None if endless else num_passes,
         job_time_s=None if endless else total_s,
     )

@@ -213,6 +213,9 @@ def _figures(summary: RunSummary, expected: Prediction) -> Iterator[_Figure]:
             summary.engine.num_passes,
             lambda number: f"{number:.0f}",
         )
+        num_chosen = LayerForesight.total(summary.foresight.values()).num_asked
+        if expected.num_chosen is not None and num_chosen:
+            yield "experts chosen", expected.num_chosen, num_chosen, format_number
         for lane in summary.lanes:
             busy_s = expected.busy_s.get(lane.name, 0.0)
             yield f"{lane.name} busy", busy_s, lane.busy_s, format_duration

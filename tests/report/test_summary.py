@@ -12,6 +12,7 @@ from moebatch.job.status import LaneTime, RunSummary
 from moebatch.plan.prediction import Prediction
 from moebatch.report.console import show
 from moebatch.report.summary import failed_rows, summary_view
+from moebatch.schedule.drivers.foresight import LayerForesight
 from moebatch.spec.policy.policy import Placement, Policy
 
 GIB = 2**30
@@ -117,6 +118,19 @@ def test_answers_that_end_early_are_compared_with_what_was_to_be_expected_of_the
     assert shown[-1] == "in hindsight: answers ended after 10 tokens on average"
     plain = lines(replace(SUMMARY, prediction=PREDICTION), details=True)
     assert plain[-2].split() == ["generated", "tok/s", "1,000", "20", "0.02"]
+
+
+def test_how_many_experts_tokens_chose_stands_beside_what_even_routing_would_choose() -> None:
+    expected = replace(PREDICTION, num_chosen=5120.0)
+    asked = {0: LayerForesight(num_asked=1200), 1: LayerForesight(num_asked=848)}
+    shown = lines(replace(SUMMARY, prediction=expected, foresight=asked), details=True)
+    rows = {line[:18].strip(): line[18:].split() for line in shown}
+    assert rows["experts chosen"] == ["5,120", "2,048", "0.40"]
+    for unknown in (
+        replace(SUMMARY, prediction=expected),
+        replace(SUMMARY, prediction=PREDICTION, foresight=asked),
+    ):
+        assert not any("experts chosen" in line for line in lines(unknown, details=True)[-6:])
 
 
 def test_a_run_that_began_again_says_what_its_figures_are_of() -> None:

@@ -14,6 +14,7 @@ from moebatch.layout.habits import Habits
 from moebatch.layout.ladder import lanes_of
 from moebatch.layout.lanes import LaneSeconds, pass_seconds, takes_turns
 from moebatch.layout.load import PassLoad
+from moebatch.layout.routing import chosen_experts
 from moebatch.layout.setup import staying
 from moebatch.plan.pricing.expected_loads import ExpectedLoads, LayerTimes, expected_loads
 from moebatch.plan.pricing.pass_tasks import Arithmetic, PassTasks
@@ -101,6 +102,14 @@ class PassCost:
             habits.right(predictor, tokens),
             num_slots=policy.num_slots,
         )
+
+    @property
+    def num_chosen(self) -> float:
+        """Experts that some token chooses, where habits are not known if routing is even."""
+        load = self.tasks.load
+        if self.loads is None or self.habits is None:
+            return chosen_experts(self._prices.shape, load)
+        return float(sum(self.habits.chosen(load.tokens)))
 
     @property
     def full_slots_s(self) -> float:
