@@ -202,7 +202,7 @@ def test_kernels_find_values_at_the_beginning_of_their_keys(
     assert isinstance(KERNELS, Kernels)
     singles = SingleQueries(torch.arange(count), starts, rows)
     work = work_of(singles, q, cached, outs[0], scoring, num_threads=2)
-    Helpers().run(KERNELS.attend, work, 2)
+    Helpers().run(KERNELS.attend[cached.number], work, 2)
     slices = QuerySlices(torch.arange(count), torch.ones(count, dtype=torch.int64), starts, rows, 0)
     work = work_of(slices, q, cached, outs[1], scoring, num_threads=2)
     Helpers().run(KERNELS.attend_slices, work, 2)

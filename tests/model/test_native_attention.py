@@ -581,7 +581,7 @@ def attended(
     cached = Cached(*cache.stored, cache.cached_in)  # only pointers go to the kernel
     scoring = Scoring(q_THC.shape[2] ** -0.5)
     work = work_of(queries, q_THC, cached, out_THV, scoring, num_threads=num_threads)
-    (helpers or Helpers()).run(KERNELS.attend, work, num_threads)
+    (helpers or Helpers()).run(KERNELS.attend[cached.number], work, num_threads)
     return out_THV
 
 

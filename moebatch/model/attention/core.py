@@ -176,7 +176,8 @@ class AttentionCore:
         assert kernels is not None, "a plan for a kernel is made where there is one"
         if isinstance(seen, SingleQueries):
             num_bytes = len(seen.rows_N) * cached.row_bytes
-            kernel, is_shared = kernels.attend, num_bytes >= _LEAST_SHARED_BYTES
+            kernel = kernels.attend[cached.number]
+            is_shared = num_bytes >= _LEAST_SHARED_BYTES
         else:
             num_pairs = seen.num_pairs * q_THC.shape[1]
             kernel, is_shared = kernels.attend_slices, num_pairs >= _LEAST_SHARED_PAIRS

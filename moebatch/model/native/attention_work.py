@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from moebatch.model.native.kernels import DTYPES, number_of
+from moebatch.model.native.kernels import CACHE_DTYPES, DTYPES
 from moebatch.model.native.scoring import Scoring
 from moebatch.spec.model.cache_layout import CacheDtype
 
@@ -60,6 +60,11 @@ class Cached(NamedTuple):
     values_RGV: Tensor
     codes: CacheDtype | None = None
     """They are codes and scales, as `encode` makes them; None is the numbers themselves."""
+
+    @property
+    def number(self) -> int:
+        """That of the C files for what is cached."""
+        return DTYPES[self.keys_RGC.dtype] if self.codes is None else CACHE_DTYPES[self.codes]
 
     @property
     def row_bytes(self) -> int:
@@ -127,7 +132,7 @@ def work_of(
     heads side by side.
     """
     num_sinks, sinks_THC = scoring.sinks or (0, q_THC)
-    keys_RGC, values_RGV, codes = cached
+    keys_RGC, values_RGV, _ = cached
     tensors = (q_THC, sinks_THC, keys_RGC, values_RGV, out_THV)
     assert all(has_whole_rows(tensor) and tensor.device.type == "cpu" for tensor in tensors)
     assert q_THC.dtype == out_THV.dtype and keys_RGC.dtype == values_RGV.dtype
@@ -164,7 +169,7 @@ def work_of(
         rows_per_item=_rows_per_item(num_tokens * num_heads, num_threads),
         next_item=0,
         dtype=DTYPES[q_THC.dtype],
-        cache_dtype=number_of(keys_RGC.dtype, codes),
+        cache_dtype=cached.number,
         scale=scoring.scale,
     )
 

@@ -36,11 +36,10 @@ class NotCompiled(Exception):
 class Library:
     """What is compiled, and how; a compiler is looked for only when it is needed."""
 
-    source: str
+    sources: tuple[str, ...]
+    """Parts of it, which are compiled side by side."""
     flags: tuple[str, ...]
     """Beside those that all have: the instruction set."""
-    parts: tuple[str, ...]
-    """A flag for each part of the functions, with which the source is compiled to that part."""
     compiler: str
     """The command that ``$CC`` names; empty for the first of the usual names in `path`."""
     path: str | None
@@ -51,7 +50,7 @@ class Library:
 
         The processor counts, since nodes of a cluster may share a folder.
         """
-        made_of = (self.source, self.compiler, *_FLAGS, *self.flags, *self.parts, _processor())
+        made_of = (*self.sources, self.compiler, *_FLAGS, *self.flags, _processor())
         return hashlib.sha256(os.fsencode("\0".join(made_of))).hexdigest()[:32] + ".so"
 
     @property
@@ -74,20 +73,20 @@ class Library:
         """
         command = self.command
 
-        def compile_part(flag: str, name: str) -> None:
-            chosen = (*_FLAGS, *self.flags, flag)
-            running.run([*command, *chosen, "-c", "-x", "c", "-", "-o", name], self.source)
+        def compile_part(source: str, name: str) -> None:
+            chosen = (*_FLAGS, *self.flags)
+            running.run([*command, *chosen, "-c", "-x", "c", "-", "-o", name], source)
 
         with (
             tempfile.TemporaryDirectory(prefix=".", dir=target.parent) as folder,
-            ThreadPoolExecutor() as threads,
+            ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads,
             _Running() as running,
         ):
-            names = [f"{folder}/{number}.o" for number in range(len(self.parts))]
+            names = [f"{folder}/{number}.o" for number in range(len(self.sources))]
             _wait_for(
                 [
                     threads.submit(compile_part, *part)
-                    for part in zip(self.parts, names, strict=True)
+                    for part in zip(self.sources, names, strict=True)
                 ]
             )
             made = Path(folder, target.name)

@@ -488,7 +488,7 @@ INLINE void attend(const AttentionWork *w, int64_t item, int64_t next_item, Room
 }
 
 /* Computes items until none is left. Several threads may share the same work. */
-OF_THE_REST void moebatch_attend(AttentionWork *w) {
+INLINE void attend_singles(AttentionWork *w, int cached) {
     int64_t parts = w->num_kv_heads / w->kv_heads_per_item;
     int64_t num_heads = w->num_heads / parts, width = (w->head_dim + LOT - 1) / LOT * LOT;
     int64_t value_width = (w->value_dim + LOT - 1) / LOT * LOT;
@@ -506,25 +506,21 @@ OF_THE_REST void moebatch_attend(AttentionWork *w) {
     int64_t item = __atomic_fetch_add(&w->next_item, 1, __ATOMIC_RELAXED);
     while (item < w->num_slices * parts) {
         int64_t next_item = __atomic_fetch_add(&w->next_item, 1, __ATOMIC_RELAXED);
-        const int is_paired = are_paired(w->cache_dtype, w->dtype);
-        switch (w->cache_dtype) {
-/* In pairs only where rows are not apart: each way takes a second to compile. */
-#define EITHER(cached)                                                                             \
-    case cached:                                                                                   \
-        if (w->key_row != w->value_row)                                                            \
-            attend(w, item, next_item, room, cached, 0, 1);                                        \
-        else if (is_paired && are_paired(cached, BFLOAT16))                                        \
-            attend(w, item, next_item, room, cached, 1, 0);                                        \
-        else                                                                                       \
-            attend(w, item, next_item, room, cached, 0, 0);                                        \
-        break;
-            EITHER(FLOAT32)
-            EITHER(BFLOAT16)
-            EITHER(FLOAT16)
-            EITHER(CACHED_INT8)
-            EITHER(CACHED_FP8)
-        }
+        /* In pairs only where rows are not apart: each way takes seconds to compile. */
+        if (w->key_row != w->value_row)
+            attend(w, item, next_item, room, cached, 0, 1);
+        else if (are_paired(cached, BFLOAT16) && are_paired(cached, w->dtype))
+            attend(w, item, next_item, room, cached, 1, 0);
+        else
+            attend(w, item, next_item, room, cached, 0, 0);
         item = next_item;
     }
     free(memory);
 }
+
+/* A function for each type of what is cached. */
+OF_CACHED_FLOAT32 void moebatch_attend_float32(AttentionWork *w) { attend_singles(w, FLOAT32); }
+OF_CACHED_BFLOAT16 void moebatch_attend_bfloat16(AttentionWork *w) { attend_singles(w, BFLOAT16); }
+OF_CACHED_FLOAT16 void moebatch_attend_float16(AttentionWork *w) { attend_singles(w, FLOAT16); }
+OF_CACHED_INT8 void moebatch_attend_int8(AttentionWork *w) { attend_singles(w, CACHED_INT8); }
+OF_CACHED_FP8 void moebatch_attend_fp8(AttentionWork *w) { attend_singles(w, CACHED_FP8); }

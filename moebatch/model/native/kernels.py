@@ -15,10 +15,10 @@ CACHE_DTYPES: Mapping[CacheDtype, int] = {"int8": 3, "fp8": 4}
 """The same for codes of keys and values."""
 
 
-def number_of(dtype: torch.dtype, cached_in: CacheDtype | None) -> int:
-    """That of a cache that has tensors of a dtype, or codes."""
-    return DTYPES[dtype] if cached_in is None else CACHE_DTYPES[cached_in]
-
+_CACHED = (
+    *((str(dtype).removeprefix("torch."), number) for dtype, number in DTYPES.items()),
+    *CACHE_DTYPES.items(),
+)
 
 Work = ctypes.Structure | ctypes.Array[Any]
 """What a kernel is given; several that lie one behind the other, where it knows such."""
@@ -58,7 +58,10 @@ class Kernels:
         try:
             self.multiply = Kernel(library, "moebatch_multiply")
             self.decode = Kernel(library, "moebatch_decode")
-            self.attend = Kernel(library, "moebatch_attend")
+            self.attend = {
+                number: Kernel(library, f"moebatch_attend_{name}") for name, number in _CACHED
+            }
+            """By the number of what is cached."""
             self.attend_slices = Kernel(library, "moebatch_attend_slices")
             self.gate = Kernel(library, "moebatch_gate")
             self.gate_clamped = Kernel(library, "moebatch_gate_clamped")

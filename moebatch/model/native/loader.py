@@ -34,9 +34,17 @@ _SOURCES = (
     "codes.h",
     "products.c",
 )
-_UNUSED = "static __attribute__((unused))"
-_HALVES = (f"-DOF_PRODUCTS={_UNUSED}", f"-DOF_THE_REST={_UNUSED}")
-"""Each leaves the functions of one kind out; a compiler takes as long for either."""
+_PARTS = (
+    "PRODUCTS",
+    "CACHED_BFLOAT16",
+    "CACHED_INT8",
+    "CACHED_FP8",
+    "CACHED_FLOAT32",
+    "CACHED_FLOAT16",
+    "THE_REST",
+)
+"""What functions that are called from outside are of, those first for which a compiler takes long.
+Compilers that work side by side have a part each."""
 
 
 def kernels() -> Kernels | None:
@@ -63,10 +71,13 @@ def log_compiling(log: Callable[[str], None], environment: Mapping[str, str] = o
             log("compiling kernels, once (some ten seconds)")
 
 
-def source() -> str:
-    """What is compiled: all files, as one."""
+def source(part: str | None = None) -> str:
+    """What is compiled: all files, as one. The functions of other parts are unused, so that a
+    compiler leaves them out."""
     folder = importlib.resources.files(__package__)
-    return "\n".join(folder.joinpath(name).read_text() for name in _SOURCES)
+    unused = {each: "static __attribute__((unused))" for each in _PARTS if part not in (None, each)}
+    begins = (f"#define OF_{each} {unused.get(each, '')}" for each in _PARTS)
+    return "\n".join([*begins, *(folder.joinpath(name).read_text() for name in _SOURCES)])
 
 
 def _kernels_or_reason() -> Kernels | str:
@@ -106,9 +117,8 @@ def needs_compiling(environment: Mapping[str, str]) -> bool:
 def _library(environment: Mapping[str, str]) -> Library:
     flags = instruction_set.compiler_flags(instruction_set.chosen(environment))
     return Library(
-        source=source(),
+        sources=tuple(map(source, _PARTS)),
         flags=flags,
-        parts=_HALVES,
         compiler=environment.get("CC", ""),
         path=environment.get("PATH"),
     )

@@ -46,15 +46,6 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* What begins a function that is called from outside. Compilers that work side by side take half of
-   them each: the others are unused to them, so that they leave those out. */
-#ifndef OF_PRODUCTS
-#define OF_PRODUCTS
-#endif
-#ifndef OF_THE_REST
-#define OF_THE_REST
-#endif
-
 typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
