@@ -32,8 +32,14 @@ class DirectFile:
         except OSError as error:
             raise StorageError(f"{path}: cannot be opened: {error.strerror}") from error
 
+    def require(self, num_bytes: int) -> None:
+        """Raises StorageError if the file has become shorter than its header says it is."""
+        if self.num_bytes < num_bytes:
+            raise self._cut_off(self.num_bytes)
+
     def read(self, target: memoryview, offset: int) -> None:
-        """Fills `target` from `offset`; bytes past the end of the file are left as they are.
+        """Fills `target` from `offset`; bytes past the end of the file are left as they are, so
+        `require` first those that must be there.
 
         Raises StorageError when the device fails or the file has become shorter, and OutOfMemory
         when the system refuses memory.
@@ -50,7 +56,7 @@ class DirectFile:
                 message = f"{self.path}: reading at byte {offset + start} failed"
                 raise transfer_error(error, message) from error
             if start + count <= done:
-                raise StorageError(f"{self.path}: ends at byte {offset + done}; was it changed?")
+                raise self._cut_off(offset + done)
             done = start + count
         if not self.is_direct:
             os.posix_fadvise(self._fd, offset, len(target), os.POSIX_FADV_DONTNEED)
@@ -58,6 +64,9 @@ class DirectFile:
     def close(self) -> None:
         """Gives the descriptor back."""
         os.close(self._fd)
+
+    def _cut_off(self, end: int) -> StorageError:
+        return StorageError(f"{self.path}: ends at byte {end}; was it changed?")
 
     def _open(self) -> int:
         if self.is_direct:

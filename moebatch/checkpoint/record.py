@@ -51,6 +51,8 @@ class Piece:
     file_offset: int
     num_bytes: int
     buffer_offset: int
+    file_end: int
+    """How long the file is at least: up to the last byte of a tensor."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,12 +104,11 @@ class Record:
         room = 0
         for run in _runs(extents):
             first, last = extents[run[0]], extents[run[-1]]
-            start = first.offset // PAGE_BYTES * PAGE_BYTES
-            num_bytes = align_up(last.offset + last.num_bytes - start)
-            pieces += _pieces(first.path, start, num_bytes, room)
+            start, end = first.offset // PAGE_BYTES * PAGE_BYTES, last.offset + last.num_bytes
+            pieces += _pieces(first.path, start, end, room)
             for i in run:
                 offsets[i] = room + extents[i].offset - start
-            room += num_bytes
+            room += align_up(end - start)
         places = tuple(
             Place(
                 buffer_offset=offset,
@@ -181,11 +182,16 @@ def slot_bytes(records: Iterable[Record]) -> int:
 
 
 def open_files(records: Iterable[Record]) -> dict[Path, DirectFile]:
-    """All files of some records, to be closed by the caller. Raises StorageError."""
-    paths = {piece.path for record in records for piece in record.pieces}
+    """All files of some records, to be closed by the caller. Raises StorageError where one cannot
+    be opened, or has become shorter since its header was read."""
+    ends: dict[Path, int] = {}
+    for piece in chain.from_iterable(record.pieces for record in records):
+        ends[piece.path] = max(piece.file_end, ends.get(piece.path, 0))
     with ExitStack() as opened:
-        files = {path: opened.enter_context(closing(DirectFile(path))) for path in sorted(paths)}
-        opened.pop_all()  # only those of which one cannot be opened are closed here
+        files = {path: opened.enter_context(closing(DirectFile(path))) for path in sorted(ends)}
+        for path, file in files.items():
+            file.require(ends[path])
+        opened.pop_all()  # only where not all can be read they are closed here
     return files
 
 
@@ -208,13 +214,16 @@ def _runs(extents: Sequence[Extent]) -> list[list[int]]:
     return runs
 
 
-def _pieces(path: Path, file_offset: int, num_bytes: int, buffer_offset: int) -> list[Piece]:
+def _pieces(path: Path, start: int, end: int, buffer_offset: int) -> list[Piece]:
+    """Those of a run of tensors that ends anywhere within a block."""
+    num_bytes = align_up(end - start)
     return [
         Piece(
             path=path,
-            file_offset=file_offset + done,
+            file_offset=start + done,
             num_bytes=min(PIECE_BYTES, num_bytes - done),
             buffer_offset=buffer_offset + done,
+            file_end=min(start + done + PIECE_BYTES, end),
         )
         for done in range(0, num_bytes, PIECE_BYTES)
     ]

@@ -47,6 +47,7 @@ class TensorReader:
         file = self._files.get(extent.path)
         if file is None:
             file = self._files[extent.path] = DirectFile(extent.path)
+        file.require(extent.offset + extent.num_bytes)
         stored, flat, done = TORCH_DTYPES[extent.dtype], tensor.view(-1), 0
         while done < extent.num_bytes:
             num_bytes = min(self._window_bytes, extent.num_bytes - done)

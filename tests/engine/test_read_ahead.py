@@ -214,6 +214,16 @@ def test_a_file_that_became_shorter_is_an_error_not_garbage(
             take(ahead, layer, list(range(EXPERTS)))
 
 
+@pytest.mark.parametrize("num_lost", [1, PAGE_BYTES, 20_000])
+def test_a_file_that_became_shorter_since_its_header_was_read_is_not_opened(
+    records: dict[ExpertKey, Record], tmp_path: Path, num_lost: int
+) -> None:
+    path = tmp_path / "model.safetensors"
+    os.truncate(path, path.stat().st_size - num_lost)
+    with pytest.raises(StorageError, match="was it changed"):
+        ExpertStore(records, num_slots=2)
+
+
 def test_where_o_direct_is_refused_files_are_read_through_the_page_cache(
     reading: Callable[..., ReadAhead],
     monkeypatch: pytest.MonkeyPatch,

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -166,3 +167,16 @@ def test_dense_weights_live_in_the_memory_of_a_device(tmp_path: Path) -> None:
     loader.close()
     needed = sum(dense_bytes(shape, torch.float32) for shape in SHAPES)
     assert needed <= memory.used_bytes < needed + 512
+
+
+def test_dense_weights_are_not_read_from_a_file_that_became_shorter(tmp_path: Path) -> None:
+    write_experts(tmp_path, KEYS[:1])
+    checkpoint = Checkpoint.open(tmp_path)
+    weight = checkpoint.weight("2.0.0", SHAPES[2])
+    path = tmp_path / "model.safetensors"
+    os.truncate(path, path.stat().st_size - 1)
+    with (
+        closing(DenseLoader([(weight, torch.float32)])) as loader,
+        pytest.raises(StorageError, match="was it changed"),
+    ):
+        loader.load(weight, torch.float32)
