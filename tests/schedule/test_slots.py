@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -92,9 +93,31 @@ def test_a_lost_chunk_makes_its_expert_come_anew() -> None:
     assert chunk is not None
     slots.lose_chunk(chunk)
     slots.check_integrity()
+    assert not slots.holds(KEYS[0])
     slots.forget()
     slots.require(KEYS[0])
     bring(slots, KEYS[0])
+
+
+def test_a_resident_with_a_lost_chunk_comes_anew_into_its_own_slot() -> None:
+    slots = queue(0, resident=[KEYS[0]])
+    sent = slots.next_chunk(), slots.next_chunk()
+    for chunk in sent:
+        assert chunk is not None
+        slots.lose_chunk(chunk)
+        slots.check_integrity()
+    assert numbers_until_it_is_there(slots, KEYS[0]) == [0, 1]
+
+
+def numbers_until_it_is_there(slots: SlotQueue, key: ExpertKey) -> list[int]:
+    """Chunks of an expert that come next, by number."""
+    numbers = []
+    while not slots.is_ready(key):
+        chunk = slots.next_chunk()
+        assert chunk is not None and chunk.load.key == key
+        numbers.append(chunk.number)
+        slots.finish_chunk(chunk)
+    return numbers
 
 
 def test_an_expert_with_a_lost_chunk_is_not_there_when_its_other_chunks_have_arrived() -> None:
@@ -105,8 +128,155 @@ def test_an_expert_with_a_lost_chunk_is_not_there_when_its_other_chunks_have_arr
     slots.lose_chunk(lost)
     slots.require(KEYS[0])
     slots.finish_chunk(other)
-    assert not slots.is_ready(KEYS[0])
+    assert numbers_until_it_is_there(slots, KEYS[0]) == [0, 1]
+
+
+def test_nothing_has_a_claim_to_its_slot_after_a_pass_that_was_given_up() -> None:
+    """What had come in part goes on, behind what is required then."""
+    slots = queue(4)
+    slots.require(KEYS[0])
     bring(slots, KEYS[0])
+    slots.use(KEYS[0], is_last=True)
+    slots.prefetch(KEYS[:1])
+    slots.require(KEYS[1])
+    begun = slots.next_chunk()
+    assert begun is not None
+    slots.finish_chunk(begun)
+    slots.prefetch(KEYS[2:4])
+    slots.forget()
+    slots.check_integrity()
+    slots.prefetch(KEYS[4:5])
+    assert not slots.holds(KEYS[4])
+    slots.require(KEYS[6])
+    sent = [slots.next_chunk() for _ in range(5)]
+    assert [chunk and (chunk.load.key, chunk.number) for chunk in sent] == [
+        *((KEYS[6], number) for number in range(2)),
+        (KEYS[1], 1),
+        *((KEYS[2], number) for number in range(2)),
+    ]
+    for chunk in sent:
+        assert chunk is not None
+        slots.finish_chunk(chunk)
+    for key in (KEYS[5], KEYS[7], KEYS[4]):
+        slots.require(key)
+        bring(slots, key)
+    assert not slots.holds(KEYS[0])
+
+
+def test_what_was_wanted_again_by_a_pass_that_was_given_up_leaves_when_its_step_is_over() -> None:
+    slots = queue(2)
+    slots.require(KEYS[0])
+    bring(slots, KEYS[0])
+    slots.use(KEYS[0])
+    slots.prefetch(KEYS[:1])
+    slots.forget()
+    slots.release(0)
+    assert not slots.holds(KEYS[0])
+
+
+def test_an_expert_that_is_wanted_again_while_it_is_computed_stays_once() -> None:
+    slots = queue(2)
+    slots.require(KEYS[0])
+    bring(slots, KEYS[0])
+    slots.use(KEYS[0], is_last=True)
+    slots.prefetch(KEYS[:1])
+    slots.finish(KEYS[0], keep=False)
+    assert slots.is_ready(KEYS[0])
+    slots.prefetch(KEYS[4:6])  # its slot is taken again
+    assert [slots.holds(key) for key in KEYS[4:6]] == [True, False]
+    slots.use(KEYS[0])
+    slots.finish(KEYS[0], keep=False)
+    assert not slots.holds(KEYS[0])
+
+
+def test_an_expert_that_is_required_again_while_it_is_computed_is_not_given_up() -> None:
+    slots = queue(1)
+    slots.require(KEYS[0])
+    bring(slots, KEYS[0])
+    slots.use(KEYS[0])
+    slots.require(KEYS[0])
+    slots.finish(KEYS[0], keep=True)
+    slots.require(KEYS[1])
+    assert slots.next_chunk() is None
+
+
+def test_an_expert_that_is_still_computed_when_its_step_is_over_leaves_afterwards() -> None:
+    slots = queue(1)
+    compute(slots, KEYS[0], keep=True)
+    slots.use(KEYS[0])
+    slots.release(0)
+    assert slots.holds(KEYS[0])
+    slots.finish(KEYS[0], keep=False)
+    assert not slots.holds(KEYS[0])
+
+
+def test_experts_are_prefetched_for_slots_that_will_be_free_by_then() -> None:
+    """Of what is required, and of what is being computed for the last time."""
+    slots = queue(2)
+    slots.require(KEYS[0])
+    bring(slots, KEYS[0])
+    slots.use(KEYS[0])
+    slots.require(KEYS[1])
+    slots.prefetch(KEYS[4:6])
+    assert [slots.holds(key) for key in KEYS[4:6]] == [True, False]
+    slots.finish(KEYS[0], keep=True)
+    slots.use(KEYS[0], is_last=True)
+    slots.prefetch(KEYS[5:7])
+    assert [slots.holds(key) for key in KEYS[4:7]] == [True, True, False]
+
+
+def test_required_experts_come_in_their_order_however_often_they_are_asked_for() -> None:
+    slots = queue(3)
+    slots.prefetch(KEYS[:2])
+    for key in (KEYS[1], KEYS[2], KEYS[1], KEYS[2]):
+        slots.require(key)
+        slots.check_integrity()
+    assert [chunk.load.key for _ in range(6) if (chunk := slots.next_chunk())] == [
+        key for key in (KEYS[1], KEYS[2], KEYS[0]) for _ in range(2)
+    ]
+
+
+def test_what_nothing_goes_on_without_comes_first_and_no_chunk_of_it_twice() -> None:
+    slots = queue(2)
+    for key in KEYS[:3]:
+        slots.require(key)
+    slots.hurry(KEYS[2])
+    slots.check_integrity()
+    sent = [slots.next_chunk(), slots.next_chunk()]
+    assert [chunk and (chunk.load.key, chunk.number) for chunk in sent] == [
+        (KEYS[2], 0),
+        (KEYS[2], 1),
+    ]
+    slots.hurry(KEYS[2])
+    slots.check_integrity()
+    following = slots.next_chunk()
+    assert following is not None and following.load.key == KEYS[0]
+
+
+def test_what_nothing_goes_on_without_takes_the_slot_of_another_required_expert() -> None:
+    """That one comes again, from its first chunk on."""
+    slots = queue(1)
+    for key in KEYS[:2]:
+        slots.require(key)
+    bring(slots, KEYS[0])
+    assert slots.next_chunk() is None
+    slots.hurry(KEYS[1])
+    bring(slots, KEYS[1])
+    assert slots.next_chunk() is None
+    slots.use(KEYS[1])
+    slots.finish(KEYS[1], keep=False)
+    assert numbers_until_it_is_there(slots, KEYS[0]) == [0, 1]
+
+
+@pytest.mark.parametrize("is_withdrawn", [False, True])
+def test_what_the_cache_gives_up_stays_if_it_is_wanted_again(is_withdrawn: bool) -> None:
+    slots = queue(2, cache=make_cache({0: 1}, "lru"))
+    compute(slots, KEYS[0])
+    slots.prefetch(KEYS[:1])
+    if is_withdrawn:
+        slots.withdraw(0)
+    compute(slots, KEYS[1])
+    assert slots.holds(KEYS[0]) != is_withdrawn
 
 
 def test_experts_come_back_resident_first_then_as_they_arrived() -> None:

@@ -143,6 +143,6 @@ class SlotTable:
         assert self._num_streamed == counted, "experts that are streamed are miscounted"
         passing = {key for key, load in self.loads.items() if not load.is_resident}
         assert passing == set(self.passing), "residents do not pass"
-        for listed in (self.required, self.prefetched):
-            assert all(self.loads.get(load.key) is load for load in listed), "dead load listed"
-            assert len(set(map(id, listed))) == len(listed), "load listed twice"
+        listed = [*self.required, *self.prefetched]
+        assert all(self.loads.get(load.key) is load for load in listed), "dead load listed"
+        assert len(set(map(id, listed))) == len(listed), "load listed twice"

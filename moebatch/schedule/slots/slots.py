@@ -164,7 +164,7 @@ class SlotQueue:
         load.num_users -= 1
         load.is_leaving = False
         self._table.offer_home(load)
-        load.is_kept = keep and not (load.is_required or load.is_resident)
+        load.is_kept = keep and not load.is_required
         if not (load.is_resident or load.is_claimed):
             self._computed(load)
 
@@ -285,7 +285,7 @@ class SlotQueue:
             self._num_arrived += 1
             self._arrivals.pop(load.key, None)  # it goes to the end
             self._arrivals[load.key] = self._num_arrived
-        if load.is_evicted and load.num_in_flight == 0:
+        if load.is_evicted:
             self._table.evict(load)
 
     def lose_chunk(self, chunk: Chunk) -> None:
@@ -293,7 +293,6 @@ class SlotQueue:
         load = chunk.load
         load.num_in_flight -= 1
         load.num_issued = 0
-        load.is_required = load.is_kept = False
         if load.is_resident:
             self._table.unlist(load)
             self._table.prefetched.append(load)
