@@ -61,6 +61,19 @@ def test_the_lowest_pages_are_given_out_first() -> None:
     assert (cache.rows("d", 3 * PAGE_TOKENS)[::PAGE_TOKENS] // PAGE_TOKENS).tolist() == [0, 1, 2]
 
 
+def test_the_lowest_pages_are_given_out_first_of_those_that_are_left() -> None:
+    """Whatever the order in which they fell free."""
+    cache = make_cache(8)
+    for page in range(8):
+        cache.grow(page, 1)
+    for page in (0, 3, 1, 4, 7, 2, 5, 6):
+        cache.release(page)
+    cache.give_back(7)
+    for page in range(7):
+        cache.grow(page, 1)
+        assert cache.rows(page, 1).tolist() == [page * PAGE_TOKENS]
+
+
 class Owned:
     """Tokens of owners with the numbers that stand for their keys, in every layer."""
 
