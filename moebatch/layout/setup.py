@@ -241,7 +241,7 @@ def _window(policy: Policy, on_disk: frozenset[ExpertKey]) -> int:
 def _kv_homes(shape: ModelShape, policy: Policy, ladder: Ladder) -> tuple[LevelName, ...]:
     """Empty where nothing has to move. Prompts attend on the GPU wherever decoding does."""
     homes = kv_homes(shape, policy, ladder)
-    return () if all(home == ladder.top for home in homes) else homes
+    return () if {*homes, ladder.attends_at(policy)} == {ladder.top} else homes
 
 
 def kv_homes(shape: ModelShape, policy: Policy, ladder: Ladder) -> tuple[LevelName, ...]:

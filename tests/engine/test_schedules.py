@@ -137,6 +137,7 @@ def gpu_policy(
 EMULATED = {
     "GPU attention, cache in main memory": gpu_policy(),
     "CPU attention": gpu_policy(attention_on_gpu=False),
+    "CPU attention, cache on the GPU": gpu_policy(attention_on_gpu=False, kv=Placement(vram=1.0)),
     "cache on the GPU, one slot": gpu_policy(vram=0, kv=Placement(vram=1.0), num_slots=1),
     "everything on the GPU": gpu_policy(vram=1, kv=Placement(vram=1.0), num_slots=0),
     "three levels": gpu_policy(

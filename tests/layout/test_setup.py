@@ -65,6 +65,7 @@ def test_caches_have_homes_only_where_something_has_to_move() -> None:
     assert homes(Placement(dram=1), CPU) == ()
     # Prompts attend on the GPU even where decoding sequences do not.
     assert homes(Placement(dram=1), on_gpu=False) == ("dram",) * 32
+    assert homes(Placement(vram=1), on_gpu=False) == ("vram",) * 32
     assert homes(Placement(vram=0.5, dram=0.5)) == ("vram",) * 16 + ("dram",) * 16
 
 
