@@ -51,8 +51,9 @@ def test_growing_keeps_the_rows_that_are_in_use() -> None:
     assert np.array_equal(cache.rows("a", 3), before)
 
 
-def test_the_lowest_pages_are_given_out_first() -> None:
-    cache = make_cache(6)
+@pytest.mark.parametrize("shares", [False, True])
+def test_the_lowest_pages_are_given_out_first(shares: bool) -> None:
+    cache = make_cache(6, shares=shares)
     for owner in "abc":
         cache.grow(owner, 2 * PAGE_TOKENS)
     cache.release("b")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from moebatch.checkpoint.direct import DirectFile
-from moebatch.errors import StorageError
+from moebatch.errors import MoebatchError, OutOfMemory, StorageError
 from moebatch.store.memory import Arena
 from moebatch.store.scratch_file import LayerPages, ScratchFile
 
@@ -71,6 +71,9 @@ def test_blocks_go_past_the_page_cache_where_the_system_allows_it(
     with closing(ScratchFile(tmp_path, [LayerPages(3, [half_bytes] * 2)])) as file:
         allows = not is_refused and allows_direct(tmp_path)
         assert file.is_direct == (allows and half_bytes == BLOCK)
+        if not is_refused:
+            flags = fcntl.fcntl(file._fd, fcntl.F_GETFL)
+            assert bool(flags & os.O_DIRECT) == file.is_direct
         file.write(0, 1, halves(written, half_bytes, 1))
         file.read(0, 1, halves(read, half_bytes, 1))
     assert read.bytes[: 2 * half_bytes].eq(7).all()
@@ -147,7 +150,15 @@ def test_nothing_is_left_by_a_process_that_is_killed_while_it_takes_the_room(
     assert seen == [[]]
 
 
-def test_a_disk_that_is_too_small_is_refused_with_need_and_have(tmp_path: Path) -> None:
+def test_a_disk_that_is_too_small_is_refused_with_need_and_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before others find it full."""
+
+    def take(*arguments: object) -> None:
+        raise AssertionError("it was to be looked at before")
+
+    monkeypatch.setattr(os, "posix_fallocate", take)
     before = num_open_files()
     message = f"{re.escape(str(tmp_path))}: keys and values on disk need 1048576 TiB, .* are free"
     with pytest.raises(StorageError, match=message):
@@ -177,3 +188,24 @@ def test_reading_past_the_end_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="reading keys and values came to an early end"):
         file.read(0, 1, halves(Arena(2 * BLOCK), BLOCK, 1))
     file.close()
+
+
+@pytest.mark.parametrize("doing", ["reading", "writing"])
+@pytest.mark.parametrize(("code", "kind"), [(errno.EIO, StorageError), (errno.ENOMEM, OutOfMemory)])
+def test_what_the_system_says_of_a_transfer_is_quoted(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    doing: str,
+    code: int,
+    kind: type[MoebatchError],
+) -> None:
+    def fail(*arguments: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "preadv", fail)
+    monkeypatch.setattr(os, "pwritev", fail)
+    message = f"{tmp_path}: {doing} keys and values failed: {os.strerror(code)}"
+    with closing(ScratchFile(tmp_path, [LayerPages(1, [BLOCK] * 2)])) as file:
+        transfer = file.read if doing == "reading" else file.write
+        with pytest.raises(kind, match=re.escape(message)):
+            transfer(0, 0, halves(Arena(2 * BLOCK), BLOCK, 1))

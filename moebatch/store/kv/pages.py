@@ -78,15 +78,11 @@ class KvPages:
         if self._prefixes:
             self._prefixes.publish(owner, num_tokens)
 
-    def num_lacking(self, owner: Hashable, num_tokens: int) -> int:
-        """Pages that `owner` lacks to hold `num_tokens` tokens."""
-        return max(0, self.group.pages_of(num_tokens) - len(self.by_owner.get(owner, ())))
-
     def grow(self, owner: Hashable, num_tokens: int) -> None:
         """Gives `owner` pages until it can hold `num_tokens` tokens."""
         if self.group.num_rows(num_tokens) <= len(self._rows.get(owner, ())):
             return  # mostly: every sequence is asked for in each pass
-        missing = self.num_lacking(owner, num_tokens)
+        missing = self.group.pages_of(num_tokens) - len(self.by_owner.get(owner, ()))
         assert missing <= self.num_free, "ask how many are lacking before growing"
         # In ascending order, so that rows that follow each other can be read without gathering.
         new = sorted(self._take() for _ in range(missing))
@@ -169,8 +165,6 @@ class KvPages:
                 self._rows[owner] = rows_of_pages(pages, self.group.page_rows)
 
     def _add(self, owner: Hashable, new: list[int]) -> None:
-        if not new:
-            return
         self.by_owner.setdefault(owner, []).extend(new)
         rows, held = rows_of_pages(new, self.group.page_rows), self._rows.get(owner)
         self._rows[owner] = rows if held is None else np.concatenate([held, rows])

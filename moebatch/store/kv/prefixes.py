@@ -96,10 +96,8 @@ class KvPrefixes:
         return page in self._by_page
 
     def forget(self, page: int) -> None:
-        """The page is about to hold something else."""
-        node = self._by_page.pop(page, None)
-        if node is not None:
-            del self._nodes[node.key]
+        """A known page is about to hold something else."""
+        del self._nodes[self._by_page.pop(page).key]
 
     def move(self, page: int, to: int) -> None:
         """What a page holds is in another one, which was not known."""
