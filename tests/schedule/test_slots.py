@@ -256,16 +256,94 @@ def test_what_nothing_goes_on_without_comes_first_and_no_chunk_of_it_twice() -> 
 def test_what_nothing_goes_on_without_takes_the_slot_of_another_required_expert() -> None:
     """That one comes again, from its first chunk on."""
     slots = queue(1)
-    for key in KEYS[:2]:
+    for key in KEYS[:3]:
         slots.require(key)
     bring(slots, KEYS[0])
     assert slots.next_chunk() is None
-    slots.hurry(KEYS[1])
-    bring(slots, KEYS[1])
+    slots.hurry(KEYS[2])
+    bring(slots, KEYS[2])
     assert slots.next_chunk() is None
-    slots.use(KEYS[1])
-    slots.finish(KEYS[1], keep=False)
+    for key in (KEYS[2], KEYS[1]):
+        bring(slots, key)
+        slots.use(key)
+        slots.finish(key, keep=False)
     assert numbers_until_it_is_there(slots, KEYS[0]) == [0, 1]
+
+
+def test_no_slot_is_taken_that_is_being_computed_with_or_filled() -> None:
+    slots = queue(1)
+    compute(slots, KEYS[0], keep=True)
+    slots.use(KEYS[0])
+    slots.require(KEYS[1])
+    assert slots.next_chunk() is None, "it is kept, and computed once more"
+    slots.require(KEYS[0])
+    slots.hurry(KEYS[1])
+    assert slots.next_chunk() is None, "it is required again as well"
+    slots.finish(KEYS[0], keep=False)
+    on_its_way = slots.next_chunk()
+    assert on_its_way is not None and on_its_way.load.key == KEYS[1]
+    slots.require(KEYS[2])
+    slots.hurry(KEYS[2])
+    other = slots.next_chunk()
+    assert other is not None and other.load.key == KEYS[1]
+    slots.finish_chunk(on_its_way)
+    assert slots.next_chunk() is None, "a chunk is on its way into it"
+    slots.finish_chunk(other)
+    bring(slots, KEYS[2])
+
+
+def test_of_prefetched_experts_one_leaves_that_no_chunk_is_on_its_way_to() -> None:
+    slots = queue(2)
+    slots.prefetch(KEYS[:2])
+    bring(slots, KEYS[0])
+    begun = slots.next_chunk()
+    assert begun is not None and begun.load.key == KEYS[1]
+    slots.require(KEYS[2])
+    sent = slots.next_chunk()
+    assert sent is not None and sent.load.key == KEYS[2]
+    assert [slots.holds(key) for key in KEYS[:2]] == [False, True]
+
+
+def test_what_cannot_be_had_from_below_keeps_nobody_waiting() -> None:
+    slots = queue(2)
+    for key in KEYS[:2]:
+        slots.require(key)
+    sent = slots.next_chunk(lambda load: load.key != KEYS[0])
+    assert sent is not None and sent.load.key == KEYS[1]
+
+
+def test_what_its_layer_keeps_makes_no_room_for_others() -> None:
+    slots = queue(1, cache=make_cache({0: 1}, "lru"))
+    compute(slots, KEYS[0])
+    compute(slots, KEYS[0], keep=True)
+    for key in KEYS[4:6]:
+        slots.require(key)
+    bring(slots, KEYS[4])
+    assert slots.next_chunk() is None
+    slots.require(KEYS[0])
+    slots.hurry(KEYS[5])
+    bring(slots, KEYS[5])
+    assert slots.is_ready(KEYS[0]) and not slots.is_ready(KEYS[4])
+
+
+def test_of_slots_that_are_shared_the_one_that_is_awaited_takes_any() -> None:
+    slots = queue(1, cache=make_cache({0: 1}, "foreseen"))
+    for key in KEYS[:2]:
+        compute(slots, key)
+    for key in KEYS[:3]:
+        slots.require(key)
+    assert slots.next_chunk() is None
+    slots.hurry(KEYS[2])
+    bring(slots, KEYS[2])
+
+
+def test_nobody_leaves_while_a_slot_is_free() -> None:
+    slots = queue(1, cache=make_cache({0: 1}, "foreseen"))
+    compute(slots, KEYS[0])
+    slots.expect(0, [0.1, 0.2, 0.3, 0.9])
+    slots.prefetch(KEYS[3:4])
+    bring(slots, KEYS[3])
+    assert slots.holds(KEYS[0])
 
 
 @pytest.mark.parametrize("is_withdrawn", [False, True])
