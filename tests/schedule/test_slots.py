@@ -314,11 +314,11 @@ def test_what_cannot_be_had_from_below_keeps_nobody_waiting() -> None:
 
 def test_what_its_layer_keeps_makes_no_room_for_others() -> None:
     slots = queue(1, cache=make_cache({0: 1}, "lru"))
+    slots.require(KEYS[4])
+    bring(slots, KEYS[4])
     compute(slots, KEYS[0])
     compute(slots, KEYS[0], keep=True)
-    for key in KEYS[4:6]:
-        slots.require(key)
-    bring(slots, KEYS[4])
+    slots.require(KEYS[5])
     assert slots.next_chunk() is None
     slots.require(KEYS[0])
     slots.hurry(KEYS[5])

@@ -83,7 +83,6 @@ class SendOrder:
         for load in self._table.from_last():
             if (
                 load.is_required
-                and load is not self.awaited
                 and not (load.num_users or load.num_in_flight or self._has_own_slot(load))
                 and load.slot is not None
             ):
