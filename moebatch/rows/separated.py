@@ -1,6 +1,7 @@
 """CSV and TSV, plain or compressed, as a stream of raw rows: the first line names the columns."""
 
 import csv
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -14,28 +15,31 @@ from moebatch.rows.strict_json import parse
 from moebatch.spec.request import RowError
 from moebatch.units import count_of, format_bytes
 
-SUFFIXES = frozenset({".csv", ".tsv"})
+SUFFIXES: Mapping[str, str] = {".csv": ",", ".tsv": "\t"}
+"""Of names, with what usually stands between cells."""
 WRONG_CELLS = "wrong_number_of_cells"
 """Code of rows that have more or fewer cells than there are columns."""
 _SEPARATORS = ",;\t"
+_QUOTED = re.compile('"[^"]*"?')
 _AS_JSON = PLAIN_PARAMETERS | {"messages"}
 
 
-def separated_rows(path: Path, stream: BinaryIO) -> Iterator[RawRow]:
+def separated_rows(path: Path, stream: BinaryIO, usual: str) -> Iterator[RawRow]:
     """One for each row behind the first line, whose cells are text; but cells of parameters, and of
-    messages, are what they say as JSON, and nothing where they are empty. Cells are apart by what
-    the first line has of comma, semicolon and tab.
+    messages, are what they say as JSON, and nothing where they are empty. Cells are apart by the
+    `usual` of comma, semicolon and tab, or another one if the first line has that only.
 
     Raises InputError where quotes or bytes cannot be read: rows behind would not be told apart.
     """
     # Python's own limit for the whole process, 128 KiB, is shorter than prompts are.
     csv.field_size_limit(MAX_LINE_BYTES)
     lines = _lines(path, stream)
-    first = next(lines, "")
-    separator = next((mark for mark in _SEPARATORS if mark in first), ",")
+    num_blank, first = next((one for one in enumerate(lines) if one[1].strip()), (0, ""))
+    marks = [mark for mark in _QUOTED.sub("", first) if mark in _SEPARATORS]
+    separator = usual if usual in marks or not marks else marks[0]
     reader = csv.reader(chain((first,), lines), delimiter=separator, strict=True)
     names: Sequence[str] | None = None
-    begin, index = 1, 0
+    begin, index = num_blank + 1, 0
     try:
         for cells in reader:
             if cells and names is None:
@@ -44,9 +48,10 @@ def separated_rows(path: Path, stream: BinaryIO) -> Iterator[RawRow]:
             elif cells and names is not None:
                 yield RawRow(index=index, line=begin, content=_content(names, cells))
                 index += 1
-            begin = reader.line_num + 1
+            begin = num_blank + reader.line_num + 1
     except csv.Error as error:
-        raise refusal(path, f"the row that begins here is no CSV: {error}", line=begin) from None
+        fault, *_ = str(error).split(" - ")  # what follows is advice for programs
+        raise refusal(path, f"the row that begins here is no CSV: {fault}", line=begin) from None
 
 
 def _content(names: Sequence[str], cells: Sequence[str]) -> Mapping[str, object] | RowError:

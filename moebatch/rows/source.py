@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from moebatch.rows.lines import LineSource, json_rows, stamp_of
@@ -33,7 +34,8 @@ def open_source(path: Path) -> Source:
         raise refusal(path, "is not a parquet file although its name says so")
     if path.suffix.lower() in _OTHER_SUFFIXES:
         raise refusal(path, f"{path.suffix} files are not supported; supported are {SUPPORTED}")
-    rows = separated_rows if _kind_suffix(path) in SUFFIXES else json_rows
+    usual = SUFFIXES.get(_kind_suffix(path))
+    rows = partial(separated_rows, usual=usual) if usual else json_rows
     return LineSource(path=path, rows=rows, stamp=stamp_of(path.stat()))
 
 

@@ -40,8 +40,25 @@ def test_the_first_line_says_what_is_between_cells(tmp_path: Path, name: str, ma
     assert contents(tmp_path / name, data) == [{"id": "1", "prompt": "."}]
 
 
-def test_a_single_column_may_hold_whatever_stands_between_cells_elsewhere(tmp_path: Path) -> None:
-    assert contents(tmp_path / "a.csv", "prompt\na; b\n") == [{"prompt": "a; b"}]
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [("a.tsv", "prompt\tnote, if any"), ("a.csv", '"prompt";"a, b"'), ("a.csv", "\r\n\nprompt;b")],
+)
+def test_what_stands_in_the_name_of_a_column_is_not_between_cells(
+    tmp_path: Path, name: str, first: str
+) -> None:
+    mark = "\t" if name == "a.tsv" else ";"
+    (row,) = read(tmp_path / name, f"{first}\na, b{mark}.\n")
+    assert isinstance(row.content, dict) and [*row.content.values()] == ["a, b", "."]
+    assert row.line == 2 + first.count("\n")
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
+def test_a_single_column_may_hold_whatever_stands_between_cells_elsewhere(
+    tmp_path: Path, name: str
+) -> None:
+    cell = "a; b" if name == "a.csv" else "a, b; c"
+    assert contents(tmp_path / name, f"prompt\n{cell}\n") == [{"prompt": cell}]
 
 
 def test_cells_may_have_several_lines_and_rows_say_where_they_begin(tmp_path: Path) -> None:
@@ -86,6 +103,7 @@ def test_a_row_with_too_many_or_too_few_cells_is_refused_and_no_other(tmp_path: 
     [
         (b'a,b\n1,2\n"x,3\n4,5\n', "a.csv:3: the row that begins here is no CSV: unexpected end"),
         (b'a,b\n"x"y,3\n', "a.csv:2: the row that begins here is no CSV: ',' expected after '\"'"),
+        (b"a,b\r1,2\r", "a.csv:1: the row that begins here is no CSV: new-line character seen in"),
         (b"a,b\n1,\xe9\n", "a.csv:2: is not UTF-8 (byte 3 of the line); save it as UTF-8"),
         ("a,b\n".encode("utf-16"), "a.csv:1: is UTF-16 or UTF-32; save it as UTF-8"),
         (b"a,b,a\n", "has 2 columns named 'a'; give each a name of its own"),
@@ -96,6 +114,7 @@ def test_what_cannot_be_told_apart_is_refused(tmp_path: Path, data: bytes, messa
     with pytest.raises(InputError) as caught:
         read(tmp_path / "a.csv", data)
     assert message in str(caught.value)
+    assert "open the file" not in str(caught.value)
 
 
 def test_prompts_may_be_longer_than_what_python_takes_as_a_cell(tmp_path: Path) -> None:
