@@ -707,7 +707,7 @@ def test_a_full_disk_is_code_74_and_what_was_written_stays(tmp_path: Path, model
 def test_a_limit_too_small_for_the_libraries_is_a_message(tmp_path: Path) -> None:
     limit = 400_000 * 1024
     refused = subprocess.run(
-        [sys.executable, "-m", "moebatch", "status", str(tmp_path / "job.yaml")],
+        [sys.executable, "-m", "moebatch", "check", str(tmp_path / "job.yaml")],
         capture_output=True,
         text=True,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),

@@ -5,18 +5,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.progress import DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
-from moebatch.checkpoint.inventory import Inventory, KindOfWeights
-from moebatch.job.check import Findings
 from moebatch.job.overview import Overview, ShardOverview
 from moebatch.job.status_file import ShardStatus
 from moebatch.report.console import plain, say, show, whole
 from moebatch.report.tables import NamedRows, ShareBar, titled_columns
 from moebatch.units import count_of, format_bytes, format_duration, format_number
+
+if TYPE_CHECKING:  # they load torch, which `moebatch status` need not
+    from moebatch.checkpoint.inventory import Inventory, KindOfWeights
+    from moebatch.job.check import Findings
 
 
 def overview_table(job: Overview, job_file: Path) -> RenderableType:
@@ -100,7 +103,7 @@ def _counts(shards: list[ShardOverview]) -> Iterator[str]:
     yield str(sum(one.num_rows for one in shards))
 
 
-def _weights_view(weights: Inventory) -> RenderableType:
+def _weights_view(weights: "Inventory") -> RenderableType:
     """Numbers, bytes and formats of each kind."""
     table = titled_columns(
         *("weights", "million", "bytes", "bits", "format"), left=("weights", "format")
@@ -123,7 +126,7 @@ def _weights_view(weights: Inventory) -> RenderableType:
     return Group(table, "", f"config.json says of experts: {claim}", "")
 
 
-def _formats(kind: KindOfWeights) -> str:
+def _formats(kind: "KindOfWeights") -> str:
     """That which most weights have first."""
     counts = sorted(kind.formats.items(), key=lambda item: -item[1])
     if len(counts) == 1:
@@ -147,7 +150,7 @@ def counting_bytes(console: Console) -> Iterator[Callable[[int], None]]:
         yield lambda num_bytes: bar.update(task, advance=num_bytes, visible=True)
 
 
-def print_findings(findings: Findings, console: Console) -> None:
+def print_findings(findings: "Findings", console: Console) -> None:
     """What the weights are, all faults with file and line, then one line of summary."""
     if findings.weights:
         show(console, _weights_view(findings.weights))

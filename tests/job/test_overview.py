@@ -157,6 +157,17 @@ def test_a_shard_has_ended_though_the_first_row_of_a_name_is_in_another(
     assert merge(load_job(job))[:2] == (4, 1)
 
 
+def test_torch_is_not_loaded(job: Path) -> None:
+    code = (
+        "import sys\nfrom moebatch.cli import app\n"
+        f"app(['status', {str(job)!r}], standalone_mode=False)\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "0 of 20 done" in done.stdout
+
+
 def test_nothing_has_to_be_done_while_a_run_is_at_work(job: Path) -> None:
     run(job, shard=AskedShard(1, 2))
     path = RunFolder(job.parent / "out.jsonl").path / "status-1-of-2.json"
