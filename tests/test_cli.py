@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -415,6 +416,18 @@ def test_a_log_without_room_is_a_message_whatever_bounds_it(number: int) -> None
     refused = pytest.raises(StorageError, match="a screen or log cannot be written")
     with refused, naming_paths():
         raise OSError(number, os.strerror(number))
+
+
+def test_temporary_files_without_room_are_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    refused = pytest.raises(StorageError, match=r"No usable temporary directory .*; make room")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with refused, naming_paths():
+            tempfile.gettempdir()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_thread_that_the_system_does_not_start_is_a_message() -> None:

@@ -35,6 +35,8 @@ _NO_THREAD = "can't start new thread"
 _SOON_S = 0.01
 """After so long a signal comes again that came where an object is finalised: what is raised there
 gets no further."""
+_NO_TEMPORARY = "No usable temporary directory"
+"""What Python says where every folder for what is temporary is full; torch asks for one."""
 _NO_SEGMENT = "failed to map segment"
 """What the loader of libraries says where it is refused memory."""
 
@@ -104,8 +106,8 @@ def hear_interrupts() -> None:
 @contextmanager
 def naming_paths() -> Iterator[None]:
     """While the block runs, a name that no file system takes is a mistake of the user, and so is a
-    folder that this user may not look into, a log that has no more room, or a limit that allows too
-    few threads or open files, or too little memory for what is loaded."""
+    folder that this user may not look into, a log or temporary files that have no more room, or a
+    limit that allows too few threads or open files, or too little memory for what is loaded."""
     try:
         yield
     except ImportError as error:
@@ -131,6 +133,8 @@ def naming_paths() -> Iterator[None]:
             raise StorageError(f"{error.filename}: cannot be reached: {error.strerror}") from error
         if error.errno in NO_ROOM and error.filename is None:
             raise StorageError(f"a screen or log cannot be written: {error.strerror}") from error
+        if _NO_TEMPORARY in str(error.strerror):
+            raise StorageError(f"{error.strerror}; make room, or set TMPDIR to a folder") from error
         if error.errno == errno.EMFILE:
             raise MoebatchError(
                 f"{error.filename or 'a file'}: cannot be opened beside so many others; allow this "
