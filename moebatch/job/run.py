@@ -74,12 +74,13 @@ class JobRun:
         """
         job, options, opened = self._job, self._options, self._opened
         require_writable(job)
-        require_no_fewer(job, options.limit)
         require_within_machine(job)
         options.require_device(known_device(job))
         if options.is_exact:
             require_exact(job)
-        shard = self._agreed_shard(opened.require_own_output())
+        before = opened.require_own_output()
+        require_no_fewer(job, options.limit)
+        shard = self._agreed_shard(before)
         with self._folder.locked(shard):
             ours = claim(opened.manifest, job.output.path, opened.source, FirstRun.today(shard))
             with written_to(self._folder.status(shard), shard, self.status), self._stop.heard():

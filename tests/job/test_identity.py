@@ -256,6 +256,15 @@ def test_a_trial_does_not_replace_more_answers_than_it_has(half_done: tuple[Path
     assert (job.parent / "out.jsonl").read_bytes() == expected
 
 
+def test_a_file_that_no_job_has_written_is_not_taken_for_answers(
+    tmp_path: Path, model: Path
+) -> None:
+    job = write(tmp_path, model, rows(3), **GREEDY)
+    (tmp_path / "out.jsonl").write_text("mine\n" * 50)
+    with pytest.raises(ConfigError, match="exists, and no job has written it"):
+        run(job, limit=2)
+
+
 def test_a_check_of_the_first_rows_sees_no_others(tmp_path: Path, model: Path) -> None:
     job = write(tmp_path, model, [*rows(3), {"prompt": None}], **GREEDY)
     assert (check_job(job).num_rows, check_job(job).exit_code) == (4, 3)
