@@ -84,6 +84,9 @@ class FirstRun(BaseModel):
     """Where they were written before."""
     is_written: Annotated[bool, Strict()] | None = None
     """Whether the output has been written; None in folders of versions that did not keep it."""
+    journal_bytes: Annotated[int, Strict()] | None = None
+    """Of the journals whose rows the output has; None before it has been written, and in folders of
+    versions that did not keep it."""
     dtype: Dtype | None = None
     """What ``model.dtype: auto`` has come to mean; None before a run has found it, and in folders
     of versions that found it anew in each."""
@@ -198,32 +201,39 @@ def require_own_errors(before: Claim | None, output: Path, errors: Path | None) 
 
 @contextmanager
 def written_claimed(ours: Claim, output: Path, errors: Path | None) -> Iterator[None]:
-    """The files that the block writes are a job's from then on. No other job writes that of failed
-    rows meanwhile: of two that end at once each would take the other's draft for its own.
+    """The files that the block writes are a job's from then on, and have what its journals say. No
+    other job writes that of failed rows meanwhile: of two that end at once each would take the
+    other's draft for its own.
 
     Raises ConfigError if one of them has become another's meanwhile, LockHeld, and StorageError.
     """
+    folder = RunFolder(output)
+    with _held(errors):
+        _require_not_anothers(ours, output)
+        require_own_errors(ours, output, errors)
+        claimed = ours.first.written(_beside(output, errors) if errors else None)
+        if claimed != ours.first:
+            _write(replace(ours, first=claimed), folder, only_new=False)
+        yield
+        with suppress(StorageError):  # the output is there, and `moebatch merge` writes this again
+            written = claimed.model_copy(update={"journal_bytes": folder.journal_bytes})
+            _write(replace(ours, first=written), folder, only_new=False)
+
+
+@contextmanager
+def _held(errors: Path | None) -> Iterator[None]:
+    """No other job writes its failed rows there, if anywhere, while the block runs."""
     if errors is None:
-        _claim_written(ours, output, None)
         yield
         return
     target = errors.resolve()
     lock = target.with_name(f".{target.name}.moebatch-lock")
     with RunLock(lock, subject=str(errors), elsewhere="another output.errors"):
         try:
-            _claim_written(ours, output, errors)
             yield
         finally:
             with suppress(OSError):
                 lock.unlink()
-
-
-def _claim_written(ours: Claim, output: Path, errors: Path | None) -> None:
-    _require_not_anothers(ours, output)
-    require_own_errors(ours, output, errors)
-    first = ours.first.written(_beside(output, errors) if errors else None)
-    if first != ours.first:
-        _write(Claim(manifest=ours.manifest, first=first), RunFolder(output), only_new=False)
 
 
 def _require_not_anothers(ours: Claim, output: Path) -> None:

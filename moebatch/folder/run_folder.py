@@ -87,9 +87,15 @@ class RunFolder:
         return sorted(self.path.glob("status-*.json"))
 
     @property
-    def has_records(self) -> bool:
-        """Whether any run has left rows. Raises StorageError."""
+    def journal_bytes(self) -> int:
+        """Of all journals together. They only grow: where this is the same, so is what they say.
+        Raises StorageError."""
         try:
-            return any(path.stat().st_size > 0 for path in journals(self.journal))
+            return sum(path.stat().st_size for path in journals(self.journal))
         except OSError as error:
             raise StorageError(f"{error.filename}: reading failed: {error.strerror}") from error
+
+    @property
+    def has_records(self) -> bool:
+        """Whether any run has left rows. Raises StorageError."""
+        return self.journal_bytes > 0

@@ -14,7 +14,7 @@ from moebatch.folder.row_key import RowKeys
 from moebatch.folder.run_folder import RunFolder
 from moebatch.folder.shard import ALL, Shard
 from moebatch.job.status_file import ShardStatus, read_status
-from moebatch.journal.finished import Finished, journals
+from moebatch.journal.finished import Finished
 from moebatch.rows.prompts import row_rules
 from moebatch.rows.source import open_source
 from moebatch.spec.job import Job
@@ -147,28 +147,19 @@ def overview(job: Job) -> Overview:
                 counter[raw.index % count, found.state if found else None] += 1
     in_order = sorted(shards, key=lambda shard: (shard.count, shard.number))
     whole = _counted(ALL, counts[1], None)
-    is_theirs = claim is not None and claim.first.is_written is False
-    has_output = not is_theirs and _is_newest(job.output.path, folder)
+    is_ours = job.output.path.exists() and claim is not None and claim.first.is_written is not False
+    written_bytes = claim.first.journal_bytes if claim else None
+    has_output = is_ours and written_bytes == folder.journal_bytes
     return Overview(
         output=str(job.output.path),
         has_output=has_output,
-        has_earlier_output=job.output.path.exists() and not (has_output or is_theirs),
+        has_earlier_output=is_ours and not has_output,
         num_rows=whole.num_rows,
         num_done=whole.num_done,
         num_failed=whole.num_failed,
         num_begun=counts[1][0, "part"],
         shards=tuple(_counted(one, counts[one.count], runs.get(one)) for one in in_order),
     )
-
-
-def _is_newest(output: Path, folder: RunFolder) -> bool:
-    """Whether no row has ended since the output was written: a run writes it last."""
-    try:
-        stats = [path.stat() for path in journals(folder.journal)]
-        written = output.stat().st_mtime_ns
-    except OSError:
-        return False
-    return all(stat.st_mtime_ns <= written for stat in stats if stat.st_size)
 
 
 def _counted(

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from moebatch.errors import StorageError
+from moebatch.folder.final_file import FinalFile
 from moebatch.folder.run_folder import RunFolder
 from moebatch.folder.shard import ALL, AskedShard
 from moebatch.job.merge import merge
@@ -194,9 +196,47 @@ def test_an_output_that_lacks_rows_which_have_ended_since_is_to_be_merged(
     assert seen(job).has_output
     for number in (1, 2):
         run(job, shard=AskedShard(number, 2))
-        an_hour_ago = output.stat().st_mtime - 3600
-        os.utime(output, (an_hour_ago, an_hour_ago))  # clocks of file systems are coarse
     assert seen(job).next_command(job) == f"moebatch merge {job}"
     assert f"{output} (without the rows that have ended since" in said(job, capsys)
     merge(load_job(job))
     assert seen(job).next_command(job) is None
+
+
+def test_a_job_that_was_copied_has_its_output(job: Path, tmp_path: Path) -> None:
+    run(job)
+    os.utime(tmp_path / "out.jsonl", (0, 0))  # copies of journals may be newer
+    assert seen(job).has_output
+    assert seen(job).next_command(job) is None
+
+
+def test_an_output_that_could_not_be_replaced_lacks_what_has_ended_since(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(job, limit=5)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(FinalFile, "_replace", interrupted)
+        run(job)
+    assert seen(job).has_earlier_output
+    assert seen(job).next_command(job) == f"moebatch merge {job}"
+    merge(load_job(job))
+    assert seen(job).next_command(job) is None
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_what_is_written_is_an_output_also_where_there_is_no_room_to_note_it(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "journal_bytes", property(without_room))
+        run(job)
+    assert (job.parent / "out.jsonl").read_text().count("\n") == 20
+    assert seen(job).next_command(job) == f"moebatch merge {job}"
+
+
+def without_room(folder: RunFolder) -> int:
+    if (folder.path.with_suffix("")).exists():
+        raise StorageError("no room left")
+    return 0
