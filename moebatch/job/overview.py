@@ -7,15 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moebatch.folder.claim import read_claim
+from moebatch.errors import ConfigError
+from moebatch.folder.claim import Claim, Manifest, read_claim, require_own, require_own_errors
 from moebatch.folder.duplicates import recorded_duplicates
+from moebatch.folder.output_path import require_writable
 from moebatch.folder.results import Answered
 from moebatch.folder.row_key import RowKeys
 from moebatch.folder.run_folder import RunFolder
 from moebatch.folder.shard import ALL, Shard
+from moebatch.job.job_fields import job_fields, supposed_manifest
 from moebatch.job.status_file import ShardStatus, read_status
 from moebatch.journal.finished import Finished
 from moebatch.rows.prompts import row_rules
+from moebatch.rows.row import Source, no_rows
 from moebatch.rows.source import open_source
 from moebatch.spec.job import Job
 
@@ -69,6 +73,8 @@ class Overview(RowCounts):
     """Rows that were cut off, of which tokens are kept."""
     shards: tuple[ShardOverview, ...]
     """All that there are, and before them all rows if a run has had them."""
+    obstacle: str | None = None
+    """Why no run could go on, as far as that is known without a look at the model."""
 
     @property
     def is_alive(self) -> bool:
@@ -99,7 +105,7 @@ class Overview(RowCounts):
     def next_command(self, job_file: Path) -> str | None:
         """What brings the job further; None if nothing has to be done."""
         job = shlex.quote(str(job_file))
-        if self.is_alive or not self.num_rows:
+        if self.is_alive or self.obstacle:
             return None
         if not self.num_left:
             return None if self.has_output else f"moebatch merge {job}"
@@ -120,6 +126,7 @@ class Overview(RowCounts):
             "tokens_per_s": self.tokens_per_s,
             "eta_s": self.eta_s,
             "next": self.next_command(job_file),
+            "obstacle": self.obstacle,
             "shards": [_shard_json(one) for one in self.shards],
         }
 
@@ -159,7 +166,25 @@ def overview(job: Job) -> Overview:
         num_failed=whole.num_failed,
         num_begun=counts[1][0, "part"],
         shards=tuple(_counted(one, counts[one.count], runs.get(one)) for one in in_order),
+        obstacle=_obstacle(job, claim, source, is_done=has_output and not whole.num_left),
     )
+
+
+def _obstacle(job: Job, claim: Claim | None, source: Source, *, is_done: bool) -> str | None:
+    """What a run would be refused with. Where a job is done nothing has to be written any more."""
+    output, is_empty = job.output, next(iter(source), None) is None
+    try:
+        if not is_done:
+            require_writable(job)
+        if claim is None:
+            manifest = Manifest(fields=job_fields(job))
+        else:
+            manifest = supposed_manifest(job, claim.manifest)
+        before = require_own(manifest, output.path, source)
+        require_own_errors(before, output.path, output.errors)
+    except ConfigError as error:
+        return str(error)
+    return str(no_rows(str(source.path))) if is_empty else None
 
 
 def _counted(

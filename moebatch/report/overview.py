@@ -29,7 +29,7 @@ def overview_table(job: Overview, job_file: Path) -> RenderableType:
 
 
 def _progress(job: Overview, job_file: Path) -> Iterator[tuple[str, str | ShareBar]]:
-    share = (job.num_done + job.num_failed) / job.num_rows if job.num_rows else 1.0
+    share = (job.num_done + job.num_failed) / job.num_rows if job.num_rows else 0.0
     yield "rows", ShareBar(share)
     yield "", _rows(job)
     yield "output", plain(job.output) + _what_it_lacks(job)
@@ -39,6 +39,8 @@ def _progress(job: Overview, job_file: Path) -> Iterator[tuple[str, str | ShareB
     following = job.next_command(job_file)
     if following is not None:
         yield "next", whole(following)
+    elif job.obstacle and not job.is_alive:
+        yield "next", plain(f"cannot go on: {job.obstacle}")
 
 
 def _what_it_lacks(job: Overview) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from moebatch.errors import StorageError
+from moebatch.errors import MoebatchError, StorageError
 from moebatch.folder.final_file import FinalFile
 from moebatch.folder.run_folder import RunFolder
 from moebatch.folder.shard import ALL, AskedShard
@@ -177,9 +178,64 @@ def test_nothing_has_to_be_done_while_a_run_is_at_work(job: Path) -> None:
     assert seen(job).next_command(job) is None
 
 
-def test_of_an_input_without_rows_there_is_nothing_to_merge(tmp_path: Path) -> None:
+def test_of_an_input_without_rows_there_is_nothing_to_merge(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     job = write(tmp_path, tmp_path, [])
     assert seen(job).next_command(job) is None
+    assert "  0%" in said(job, capsys)
+    assert f"cannot go on: {tmp_path / 'in.jsonl'}: holds no rows" in said(job, capsys)
+
+
+def edited(job: Path, section: str, **entries: object) -> None:
+    described = json.loads(job.read_text())
+    described[section].update(entries)
+    job.write_text(json.dumps(described))
+
+
+@pytest.mark.parametrize(
+    ("section", "entry", "message"),
+    [
+        ("sampling", {"max_tokens": 7}, "another job: sampling.max_tokens was '12', is '7'"),
+        ("input", {"chat": False}, "another job: input.chat was 'True', is null"),
+        ("input", {"path": "other.jsonl"}, "no row of .*other.jsonl is among them"),
+        ("output", {"errors": "mine.txt"}, "mine.txt: output.errors: exists, and this job has not"),
+        ("output", {"path": "no/out.jsonl"}, "the folder .*no does not exist"),
+        ("output", {"path": "mine.txt"}, "mine.txt: output.path: exists, and no job has written"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_where_a_run_would_be_refused_status_says_so_and_names_no_command(
+    job: Path,
+    section: str,
+    entry: dict[str, object],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (job.parent / "mine.txt").write_text("mine")
+    (job.parent / "other.jsonl").write_text('{"prompt": "of another"}\n')
+    edited(job, "input", chat=True)
+    run(job, limit=1)
+    assert seen(job).obstacle is None
+    edited(job, section, **entry)
+    with pytest.raises(MoebatchError, match=message):
+        run(job)
+    assert seen(job).next_command(job) is None
+    assert re.search(f"  next  cannot go on: .*({message})", said(job, capsys))
+    assert re.search(message, str(seen(job).as_json(job)["obstacle"]))
+
+
+def test_nothing_is_in_the_way_of_what_is_done_or_at_work(
+    job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(job)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda *_: False)  # those who only look may not write
+        assert "next" not in said(job, capsys)
+    edited(job, "sampling", max_tokens=7)
+    assert "another job" in said(job, capsys)
+    rewrite(job, state="running")
+    assert "next" not in said(job, capsys)
 
 
 def test_word_of_a_shard_that_cannot_be_is_left_out(job: Path) -> None:

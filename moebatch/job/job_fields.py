@@ -1,0 +1,61 @@
+"""What the job file alone says of the answers, of all that decides over them."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from moebatch.errors import CheckpointError
+from moebatch.folder.claim import INPUT_PATH, Manifest, input_path_text
+from moebatch.rows.tokenizer_files import MOST_FILE_BYTES
+from moebatch.spec.files.json_file import read_regular
+from moebatch.spec.job import Job
+
+_OF_PROMPTS = ("input.prompt", "input.chat")
+"""Fields that a job has only if it says anything about them."""
+
+
+def job_fields(job: Job) -> dict[str, str]:
+    """Fields of a manifest. Raises CheckpointError if the chat template cannot be read."""
+    template = job.model.chat_template
+    prompt = {} if job.input.prompt is None else {"input.prompt": job.input.prompt}
+    return {
+        "model.chat_template": digest_of({"": template} if template else {}),
+        "model.name": str(job.model.name),
+        INPUT_PATH: input_path_text(job.input.path),
+        "output.format": job.output.format,
+        "output.column": job.output.column,
+        **prompt,
+        **({"input.chat": "True"} if job.input.chat else {}),
+        **{f"sampling.{name}": stable(value) for name, value in job.sampling},
+    }
+
+
+def supposed_manifest(job: Job, before: Manifest) -> Manifest:
+    """That of a job if its model is what it was. Raises what `job_fields` raises."""
+    kept = {name: before.fields[name] for name in before.fields if name not in _OF_PROMPTS}
+    return Manifest(fields={**kept, **job_fields(job)})
+
+
+def digest_of(paths: Mapping[str, Path]) -> str:
+    """Stands for what is in those files that exist, and for what they are to the job."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name, path in paths.items():
+        try:
+            digest.update(name.encode() + read_regular(path, most_bytes=MOST_FILE_BYTES))
+        except (FileNotFoundError, IsADirectoryError):
+            continue
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+        except ValueError as error:
+            raise CheckpointError(f"{path}: {error}") from error
+    return digest.hexdigest()
+
+
+def stable(value: object) -> str:
+    """A value of the job file as text, whatever order its sets and mappings are in."""
+    if isinstance(value, Mapping):
+        return json.dumps({str(k): stable(v) for k, v in value.items()}, sort_keys=True)
+    if isinstance(value, frozenset):
+        return str(sorted(value))
+    return str(value)
