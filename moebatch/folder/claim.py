@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import time
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from moebatch.journal.lock import RunLock
 from moebatch.quoting import reason, shown
 from moebatch.rows.row import Source
 from moebatch.spec.files.json_file import read_json
+from moebatch.spec.files.text_file import draft_of
 from moebatch.spec.machine.hardware import Dtype
 
 INPUT_PATH = "input.path"
@@ -320,7 +320,7 @@ def read_claim(folder: RunFolder) -> Claim | None:
 def _write(wanted: Claim, folder: RunFolder, *, only_new: bool) -> bool:
     """Puts a claim there in one step; says False if it is to be `only_new`, and another run was
     first."""
-    draft = folder.path / f".manifest.{uuid.uuid4().hex}"
+    draft = draft_of(folder.manifest)
     content = _Content(job=dict(wanted.manifest.fields), settled=wanted.first)
     files = Files()
     data = content.model_dump_json(indent=1).encode() + b"\n"

@@ -10,6 +10,7 @@ from moebatch.folder.shard import ALL, Shard
 from moebatch.journal.files import storage_errors
 from moebatch.journal.finished import journals
 from moebatch.journal.lock import RunLock
+from moebatch.spec.files.text_file import remove_drafts
 
 _TRIES = 5
 
@@ -51,6 +52,8 @@ class RunFolder:
                 with RunLock(lock, subject=f"{subject}, shard {shard}"):
                     yield
                 return
+            with suppress(OSError):  # what cannot be removed does no harm
+                remove_drafts(self.path)
             try:
                 yield
             finally:

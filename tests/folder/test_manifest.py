@@ -26,6 +26,8 @@ from moebatch.folder.claim import (
 from moebatch.folder.claim import claim as claim_output
 from moebatch.folder.claim import require_own as require_own_output
 from moebatch.folder.run_folder import RunFolder
+from moebatch.folder.shard import ALL, Shard
+from moebatch.journal.files import Files
 from moebatch.journal.record import Record
 from moebatch.journal.writer import JournalWriter
 from moebatch.rows.row import RawRow, Row
@@ -75,6 +77,26 @@ def test_a_full_disk_is_said_with_what_is_needed_and_what_there_is(
     with pytest.raises(StorageError, match=message):
         claim(JOB, tmp_path / "out.jsonl", TODAY)
     assert not [*(tmp_path / "out.jsonl.moebatch").iterdir()]
+
+
+class Killed(Files):
+    """Of a process that does not come to clear up."""
+
+    def remove(self, path: Path) -> None:
+        pass
+
+
+def test_what_a_run_that_was_killed_was_writing_is_removed_when_nobody_else_may_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim_module, "Files", Killed)
+    claim(JOB, tmp_path / "out.jsonl", TODAY)
+    folder = RunFolder(tmp_path / "out.jsonl")
+    with folder.locked(Shard(1, 2)):
+        assert [*folder.path.glob(".*")]
+    with folder.locked(ALL):
+        assert not [*folder.path.glob(".*")]
+        assert folder.manifest.exists()
 
 
 def test_a_claimed_output_stays_open_to_the_same_job(tmp_path: Path) -> None:

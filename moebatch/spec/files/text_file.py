@@ -42,15 +42,20 @@ def is_no_regular_file(path: Path) -> bool:
     return path.exists() and not path.is_file()
 
 
+def draft_of(path: Path) -> Path:
+    """Where a file that is to replace `path` may be written: a name that no other process takes."""
+    return path.with_name(f".{path.name}-{token_hex(_NAME_BYTES)}")
+
+
 def remove_drafts(folder: Path) -> None:
-    """Removes what processes that were killed in `write_bytes` have left in `folder` and below,
+    """Removes drafts that processes which were killed have left in `folder` and below,
     where nobody writes at the moment. Raises OSError."""
     for path in folder.rglob(f".*-{'[0-9a-f]' * 2 * _NAME_BYTES}"):
         path.unlink()
 
 
 def _replace(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}-{token_hex(_NAME_BYTES)}")
+    temporary = draft_of(path)
     try:
         with temporary.open("xb") as file:  # with the rights that the user gives
             file.write(data)
