@@ -6,17 +6,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import repeat
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from moebatch.job.status import RunStatus
 from moebatch.periodic import periodically
 from moebatch.report.console import say
-from moebatch.report.tables import NamedRows
+from moebatch.report.tables import NamedRows, share_bar
 from moebatch.units import format_bytes, format_duration
 
 _PLAIN_INTERVALS_S = (3.0, 5.0, 10.0, 20.0, 30.0)
@@ -124,19 +122,7 @@ class _LiveView:
         self._rates.add(status)
         if status.phase != "running":
             return Text(f"{status.phase} …", style="dim")
-        return Group(self._rows(status), self._figures(status))
-
-    def _rows(self, status: RunStatus) -> RenderableType:
-        grid = Table.grid(padding=(0, 1))
-        failed = f" [red]{status.num_failed} failed[/]" if status.num_failed else ""
-        grid.add_row(
-            ProgressBar(total=1.0, completed=status.fraction, width=36),
-            f"[bold]{status.num_done}[/]/{status.num_rows} rows{failed}",
-            f"[cyan]ETA {_eta(status)}[/]",
-            f"[dim]{format_duration(status.elapsed_s)} so far[/]",
-            "[yellow]emulated GPU[/]" if status.is_emulated else "",
-        )
-        return grid
+        return self._figures(status)
 
     def _figures(self, status: RunStatus) -> RenderableType:
         prompt, generated = self._rates.tokens_per_s()
@@ -148,12 +134,20 @@ class _LiveView:
         )
         rates = f"[green]{generated:.1f}[/] generated, {prompt:.1f} prompt"
         rows = {
+            "rows": f"{share_bar(status.fraction)}  {_rows(status)}",
             "tokens/s": f"{rates}, {status.engine.num_running} sequences running",
             "memory": _memory(status),
             "busy": lanes,
             "pass": _place(status),
         }
         return NamedRows(rows.items())
+
+
+def _rows(status: RunStatus) -> str:
+    failed = f", [red]{status.num_failed} failed[/]" if status.num_failed else ""
+    emulated = ", [yellow]emulated GPU[/]" if status.is_emulated else ""
+    so_far = f"[cyan]ETA {_eta(status)}[/], {format_duration(status.elapsed_s)} so far"
+    return f"[bold]{status.num_done}[/] of {status.num_rows}{failed}, {so_far}{emulated}"
 
 
 def plain_intervals() -> Iterator[float]:

@@ -86,6 +86,31 @@ def test_lines_come_soon_and_then_more_and_more_rarely() -> None:
     assert intervals[-1] == intervals[-2] > 30
 
 
+@pytest.mark.parametrize("width", [140, 80, 50])
+def test_the_live_block_leaves_out_no_figure_however_narrow_the_terminal(width: int) -> None:
+    now = replace(
+        status(7400, 2000, done=1_234_567),
+        num_rows=2_000_000,
+        errors={"not_json": 12},
+        is_emulated=True,
+    )
+    screen = StringIO()
+    console = Console(file=screen, force_terminal=True, color_system=None, width=width)
+    view = progress._LiveView(lambda: replace(now, phase="loading weights"))
+    console.print(view.render())
+    view = progress._LiveView(lambda: now)
+    console.print(view.render())
+    lines = screen.getvalue().splitlines()
+    assert lines[0] == "loading weights …"
+    assert max(map(len, lines)) <= width
+    assert "    rows  ███████████████········· " in lines[1]
+    words = " ".join(" ".join(lines[1:]).split())
+    assert " 62% 1234567 of 2000000, 12 failed, ETA 1m20s, 2h03m so far, emulated GPU" in words
+    assert "tokens/s 0.3 generated, 0.5 prompt, 64 sequences running" in words
+    assert "memory 2.00 GiB of 3.00 GiB busy disk->dram 100% cpu 25%" in words
+    assert words.endswith("pass 4, layer 17 of 32")
+
+
 @pytest.mark.parametrize("term", ["dumb", "unknown"])
 def test_a_terminal_that_cannot_draw_gets_lines(term: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", term)
