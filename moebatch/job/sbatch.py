@@ -12,6 +12,7 @@ from moebatch.job.options import Submission
 from moebatch.job.slurm import notice_s, parse_time_limit
 from moebatch.quoting import shown
 from moebatch.spec.job import Job
+from moebatch.units import count_of
 
 _MORE_MEMORY = 1.1
 """Slurm counts the page cache and its own processes, too."""
@@ -29,14 +30,13 @@ def submission_script(job_file: Path, job: Job, asked: Submission) -> str:
     # Not what a link leads to: the paths of a job are beside the file that it is called by.
     path, folder = job_file.absolute(), RunFolder(job.output.path).path
     _require_agreed(RunFolder(job.output.path), asked.num_shards)
+    last = asked.num_shards
     program = f"{shlex.quote(sys.executable)} -m moebatch"
-    run = (
-        f'{program} run {shlex.quote(str(path))} --shard "$SLURM_ARRAY_TASK_ID/{asked.num_shards}"'
-    )
+    run = f'{program} run {shlex.quote(str(path))} --shard "$SLURM_ARRAY_TASK_ID/{last}"'
     lines = [
         "#!/bin/sh",
-        f"# {path.name} in {asked.num_shards} shards, then the merge. Submit it with: sh THIS_FILE",
-        "# Shards 3 and 7 again, and then the merge: sh THIS_FILE --array=3,7",
+        f"# {path.name} in {count_of(last, 'shard')}, then the merge. Submit it with: sh THIS_FILE",
+        f"# Shard {last} again, and then the merge: sh THIS_FILE --array={last}",
         "set -eu",
         f"mkdir -p {shlex.quote(str(folder))}",
         "shards=$(sbatch --parsable \"$@\" <<'END'",

@@ -109,6 +109,15 @@ def test_the_script_asks_for_what_the_job_needs(job_file: Path) -> None:
     assert subprocess.run(["sh", "-n"], input=script, text=True).returncode == 0
 
 
+@pytest.mark.parametrize(("num_shards", "shards"), [(1, "1 shard"), (3, "3 shards")])
+def test_the_script_names_shards_that_there_are(
+    job_file: Path, num_shards: int, shards: str
+) -> None:
+    script = submission_script(job_file, load_job(job_file), Submission(num_shards=num_shards))
+    assert f" in {shards}, then the merge." in script
+    assert f"# Shard {num_shards} again" in script and f"--array={num_shards}\n" in script
+
+
 def in_folder(folder: Path, job_file: Path) -> str:
     folder.mkdir()
     moved = job_file.rename(folder / 'my "own" job.yaml')
