@@ -10,8 +10,8 @@ memory, whichever finishes the job first.
 
 Where what lives is its adaptive tensor placement (section 5): the level that computes holds the
 weights outside experts, then keys and values, then the experts of the first layers. Main memory
-below a GPU holds the experts of the next layers and what is left of keys and values, in the order
-that the caller says; the disk holds the rest.
+below a GPU holds the experts of the next layers and then what is left of keys and values, as the
+paper's text says (its program has it the other way round); the disk holds the rest.
 
 On a machine without a GPU the same holds one level down: main memory computes, the disk loads.
 """
@@ -46,8 +46,6 @@ _MOST_TOKENS_ON_GPU = 32768
 _MOST_TOKENS = 8192
 _FEW_TOKENS = 512
 """Tokens of a pass where memory is so short that prompts have to wait."""
-CpuPriority = Literal["experts", "kv"]
-"""What main memory holds first: the paper's text says experts, its program does the other."""
 PREFETCH_EXPERTS = 8
 """Experts for which the level that computes has room on their way."""
 RESERVED_BYTES = 2_000_000_000
@@ -155,7 +153,7 @@ def disk_window(inequality_7: Inequality, read_s: float) -> Inequality:
     return Inequality(name="disk", meaning=meaning, left_s=layer_s, right_s=read_s)
 
 
-def layer_times(problem: Problem, policy: Policy, *, num_hot: int) -> LayerTimes:
+def layer_times(problem: Problem, policy: Policy) -> LayerTimes:
     """Times of a layer in a pass in which the full batch of `policy` decodes.
 
     Micro-batches of the policy are Klotski's batches. Weights outside experts always live where
@@ -167,7 +165,7 @@ def layer_times(problem: Problem, policy: Policy, *, num_hot: int) -> LayerTimes
     rows = policy.batch_size * shape.experts_per_token / active
     expert_s = price.expert_s(rows, fresh=policy.weights.disk, is_mean=True)
     expert_s += price.launching_s([rows])
-    hot = min(num_hot, shape.num_experts)
+    hot = shape.experts_per_token
     top = problem.ladder.top
     below = 1 - policy.kv_cache.on(top)
     first = min(shape.moe_layers)
@@ -218,31 +216,20 @@ class KlotskiPlan:
         return all(inequality.holds for inequality in (*self.inequalities, self.disk) if inequality)
 
 
-def klotski_policy(
-    problem: Problem,
-    *,
-    batch_size: int | None = None,
-    cpu_priority: CpuPriority = "experts",
-    num_hot: int | None = None,
-) -> KlotskiPlan:
+def klotski_policy(problem: Problem, *, batch_size: int | None = None) -> KlotskiPlan:
     """The policy of Klotski's rules that finishes the job first; of equal ones that of the fewest
     batches.
 
-    Args:
-        batch_size: ``bs``; None tries those of the paper. Never more than the job has sequences.
-        cpu_priority: what main memory below a GPU holds first.
-        num_hot: ``K``; None is as many as a token chooses.
+    Without a `batch_size` (``bs``) those of the paper are tried; it is never more than the job has
+    sequences. ``K`` is as many as a token chooses.
 
     Raises DoesNotFit if not even one batch fits.
     """
     assert batch_size is None or batch_size >= 1, "a batch has a sequence"
     most = problem.workload.num_sequences or MAX_BATCH_SIZE
     sizes = (batch_size,) if batch_size else BATCH_SIZES
-    hot = num_hot or problem.shape.experts_per_token
-    scans = [
-        _Scan(problem=problem, batch_size=size, priority=cpu_priority, num_hot=hot)
-        for size in sorted({min(size, most) for size in sizes})
-    ]
+    tried = sorted({min(size, most) for size in sizes})
+    scans = [_Scan(problem=problem, batch_size=size) for size in tried]
     plans = [plan for scan in scans if (plan := scan.plan()) is not None]
     if not plans:
         raise _refusal(problem, scans[0])
@@ -258,8 +245,6 @@ class _Scan:
 
     problem: Problem
     batch_size: int
-    priority: CpuPriority
-    num_hot: int
 
     def plan(self) -> KlotskiPlan | None:
         """With the first number of batches that leaves no bubbles; else the largest number.
@@ -308,10 +293,10 @@ class _Scan:
         """So many batches; None if they do not fit or are more than the job has."""
         if num_batches > 1 and self._limit_of_job(num_batches * self.batch_size):
             return None
-        policy = placed(self.problem, self.unplaced(frame, num_batches), self.priority)
+        policy = placed(self.problem, self.unplaced(frame, num_batches))
         if policy is None:
             return None
-        times = layer_times(self.problem, policy, num_hot=self.num_hot)
+        times = layer_times(self.problem, policy)
         rows = inequalities(times, num_batches)
         has_window = self.problem.with_vram and bool(lowest_weights(self.problem).disk)
         return KlotskiPlan(
@@ -379,16 +364,16 @@ def _refusal(problem: Problem, scan: _Scan) -> DoesNotFit:
 # --- places -------------------------------------------------------------------------------------
 
 
-def placed(problem: Problem, policy: Policy, priority: CpuPriority = "experts") -> Policy | None:
+def placed(problem: Problem, policy: Policy) -> Policy | None:
     """`policy` with Klotski's shares, experts by whole layers; None if it does not fit.
 
     If all experts find room where they are computed, there are no slots.
     """
     if _may_hold_all(problem):
-        resident = _filled_up(problem, replace(policy, num_slots=0), priority)
+        resident = _filled_up(problem, replace(policy, num_slots=0))
         if resident.weights.on(problem.ladder.top) == 1 and problem.fits(resident):
             return resident
-    streaming = _filled_up(problem, policy, priority)
+    streaming = _filled_up(problem, policy)
     return streaming if problem.fits(streaming) else None
 
 
@@ -402,12 +387,12 @@ def lowest_cache(problem: Problem) -> Placement:
     return Placement(disk=1.0) if problem.keeps_kv_on_disk else Placement(dram=1.0)
 
 
-def _filled_up(problem: Problem, policy: Policy, priority: CpuPriority) -> Policy:
+def _filled_up(problem: Problem, policy: Policy) -> Policy:
     """Moves layers of experts and of the cache up from the lowest level, while there is room."""
     policy = replace(policy, weights=lowest_weights(problem), kv_cache=lowest_cache(problem))
     footprints = problem.footprints(policy)
     stacks = _stacks(problem, policy)
-    for kind, level in _order(problem, priority):
+    for kind, level in _order(problem):
         footprint = footprints[level]
         room = problem.capacity_bytes(level) - footprint.total_bytes
         room -= _kept_free(footprint, level) + sum(s.added_bytes(level) for s in stacks.values())
@@ -478,13 +463,12 @@ def _only_level(placement: Placement) -> LevelName:
     return "disk" if placement.disk else "dram"
 
 
-def _order(problem: Problem, priority: CpuPriority) -> list[tuple[_Kind, LevelName]]:
+def _order(problem: Problem) -> list[tuple[_Kind, LevelName]]:
     """What is moved up where, one after the other."""
     level = problem.ladder.top
     order: list[tuple[_Kind, LevelName]] = [("kv_cache", level), ("weights", level)]
     if level == "vram":
-        below: list[tuple[_Kind, LevelName]] = [("weights", "dram"), ("kv_cache", "dram")]
-        order += below if priority == "experts" else reversed(below)
+        order += [("weights", "dram"), ("kv_cache", "dram")]
     return order
 
 
