@@ -161,10 +161,6 @@ class Prices:
 
     # --- matrix products ------------------------------------------------------------------------
 
-    def gemm_s(self, processor: Processor, rows: float, params: int) -> float:
-        """Seconds of a matrix product of so many rows with weights of so many numbers."""
-        return self._gemm_s(processor, rows, params, min(rows, MAX_GEMM_ROWS))
-
     def dense_gemm_s(
         self, processor: Processor, load: PassLoad, params: int, micro_batch_size: int
     ) -> float:
@@ -182,24 +178,20 @@ class Prices:
         gemm_s = self._gemm_s(processor, rows, params, at_once)
         return gemm_s + moved / processor.elementwise_bandwidth
 
-    def expert_s(self, processor: Processor, rows: float) -> float:
-        """Seconds of one expert on a GPU over so many tokens."""
-        return self._expert_s(processor, rows)
-
     @property
     def usual_expert_s(self) -> float:
         """Seconds of one expert on the CPU over as many rows as is usual."""
-        return self._expert_s(self.cpu, _USUAL_ROWS)
+        return self.expert_s(self.cpu, _USUAL_ROWS)
 
     def cpu_expert_s(self, processor: Processor, rows: float, *, fresh: float) -> float:
         """Seconds of one expert on a CPU over so many rows, padding counted; with the chance
         `fresh` it has just arrived from the level below."""
-        arrived_s = self._expert_s(processor, rows, streamed=True)
-        stayed_s = self._expert_s(processor, rows)
+        arrived_s = self.expert_s(processor, rows, streamed=True)
+        stayed_s = self.expert_s(processor, rows)
         # Where noise says that arriving helps, it does not.
         return fresh * max(arrived_s, stayed_s) + (1 - fresh) * stayed_s
 
-    def _expert_s(self, processor: Processor, rows: float, *, streamed: bool = False) -> float:
+    def expert_s(self, processor: Processor, rows: float, *, streamed: bool = False) -> float:
         """Seconds of one expert over so many rows. Where a kernel decodes weights on the way, that
         adds to arithmetic at its peak; few rows are no faster than with weights that are numbers,
         since threads take turns as often. A GPU's kernels decode beside their reading."""
