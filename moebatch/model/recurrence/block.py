@@ -6,6 +6,7 @@ M channels of the convolution, X width of what is projected back, H value heads,
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,6 +24,16 @@ from moebatch.spec.model.shape import ModelShape
 Weights = Mapping[str, Tensor]
 State = Sequence[Tensor]
 """Parts as `Recurrence.state` names them, of all sequences."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerWork:
+    """A layer over a micro-batch: scratch, sequences, and what the layer has of its own."""
+
+    frame: Frame
+    plan: RecurrentPlan
+    weights: Weights
+    state: State
 
 
 class RecurrentBlock(ABC):
@@ -63,31 +74,23 @@ class RecurrentBlock(ABC):
         bias_P = weights.get("recurrent_in_bias")
         self._products.linear(normed_ND, weights["recurrent_in"], bias_P, room_NP)
         out_NX = frame.take(num_rows, recurrence.output_width)
-        self._mix(frame, room_NP, plan, weights, state, out_NX[: plan.num_tokens])
+        work = LayerWork(frame=frame, plan=plan, weights=weights, state=state)
+        self._mix(work, room_NP, out_NX[: plan.num_tokens])
         out_ND = frame.take(num_rows, self._hidden_size)
         bias_D = weights.get("recurrent_out_bias")
         return self._products.linear(out_NX, weights["recurrent_out"], bias_D, out_ND)
 
     @abstractmethod
-    def _mix(
-        self,
-        frame: Frame,
-        projected_NP: Tensor,
-        plan: RecurrentPlan,
-        weights: Weights,
-        state: State,
-        out_TX: Tensor,
-    ) -> None:
+    def _mix(self, work: LayerWork, projected_NP: Tensor, out_TX: Tensor) -> None:
         """Writes what is projected back, of which tokens of a sequence have part in each other.
         `projected_NP` may become anything."""
 
-    def _convolved(
-        self, frame: Frame, x_TM: Tensor, plan: RecurrentPlan, weights: Weights, state: State
-    ) -> Tensor:
+    def _convolved(self, work: LayerWork, x_TM: Tensor) -> Tensor:
         """[T, M] float32, rounded as `x_TM` is."""
-        mixed_TM = frame.take_float(*x_TM.shape)
-        taps_M1W, bias_M = weights["recurrent_conv"], weights.get("recurrent_conv_bias")
-        self._convolution.run(frame, plan, x_TM, taps_M1W, bias_M, state[-1], mixed_TM)
+        mixed_TM = work.frame.take_float(*x_TM.shape)
+        taps_M1W, bias_M = work.weights["recurrent_conv"], work.weights.get("recurrent_conv_bias")
+        seen_RLM = work.state[-1]
+        self._convolution.run(work.frame, work.plan, x_TM, taps_M1W, bias_M, seen_RLM, mixed_TM)
         return mixed_TM
 
 
@@ -105,11 +108,9 @@ class MatrixBlock(RecurrentBlock):
         super().__init__(shape, recurrence, products, elementwise, device)
         self._matrix, self._rule = recurrence, DeltaRule(recurrence, device)
 
-    def _put_out(
-        self, frame: Frame, plan: RecurrentPlan, given: DeltaInput, state: State
-    ) -> Tensor:
+    def _put_out(self, work: LayerWork, given: DeltaInput) -> Tensor:
         """[T, H, V] float32, which matrices put out as they change."""
         sizes = self._matrix.num_value_heads, self._matrix.key_head_dim, self._matrix.value_head_dim
-        made_THV = frame.take_float(*given.v_THV.shape)
-        self._rule.run(frame, plan, given, state[0].view(-1, *sizes), made_THV)
+        made_THV = work.frame.take_float(*given.v_THV.shape)
+        self._rule.run(work.frame, work.plan, given, work.state[0].view(-1, *sizes), made_THV)
         return made_THV

@@ -12,8 +12,7 @@ from torch import Tensor
 from moebatch.model.elementwise import Elementwise
 from moebatch.model.native.delta_rule import DeltaInput
 from moebatch.model.products import Products
-from moebatch.model.recurrence.block import MatrixBlock, State, Weights
-from moebatch.model.recurrence.plan import RecurrentPlan
+from moebatch.model.recurrence.block import LayerWork, MatrixBlock
 from moebatch.model.scratch import Frame
 from moebatch.spec.model.recurrence import MatrixRecurrence
 from moebatch.spec.model.shape import ModelShape
@@ -36,35 +35,20 @@ class GatedDeltaBlock(MatrixBlock):
         super().__init__(shape, recurrence, products, elementwise, device)
         self._zero = torch.zeros((), device=device)
 
-    def _mix(
-        self,
-        frame: Frame,
-        projected_NP: Tensor,
-        plan: RecurrentPlan,
-        weights: Weights,
-        state: State,
-        out_TX: Tensor,
-    ) -> None:
+    def _mix(self, work: LayerWork, projected_NP: Tensor, out_TX: Tensor) -> None:
         delta, heads = self._matrix, self._matrix.num_value_heads
         widths = [delta.conv_channels, delta.value_width, heads, heads]
-        x_TM, z_TX, b_TH, a_TH = torch.split(projected_NP[: plan.num_tokens], widths, dim=1)
-        mixed_TM = self._convolved(frame, x_TM, plan, weights, state)
-        given = self._given(frame, mixed_TM, b_TH, a_TH, weights)
-        made_THV = self._put_out(frame, plan, given, state)
+        x_TM, z_TX, b_TH, a_TH = torch.split(projected_NP[: work.plan.num_tokens], widths, dim=1)
+        given = self._given(work, self._convolved(work, x_TM), b_TH, a_TH)
+        made_THV = self._put_out(work, given)
         z_THV, out_THV = (x.view(made_THV.shape) for x in (z_TX, out_TX))
-        self._elementwise.norm_gated(made_THV, weights["recurrent_norm"], self._eps, z_THV, out_THV)
+        norm_V = work.weights["recurrent_norm"]
+        self._elementwise.norm_gated(made_THV, norm_V, self._eps, z_THV, out_THV)
 
-    def _given(
-        self,
-        frame: Frame,
-        mixed_TM: Tensor,
-        b_TH: Tensor,
-        a_TX: Tensor,
-        weights: Weights,
-    ) -> DeltaInput:
+    def _given(self, work: LayerWork, mixed_TM: Tensor, b_TH: Tensor, a_TX: Tensor) -> DeltaInput:
         """Queries and keys as unit vectors, the former over the root of their size. What a token
         makes fade is softplus of `a_TX` and a bias, times a number of its head."""
-        delta = self._matrix
+        delta, frame, weights = self._matrix, work.frame, work.weights
         q_TX, k_TX, v_TX = torch.split(
             mixed_TM, [delta.key_width, delta.key_width, delta.value_width], 1
         )

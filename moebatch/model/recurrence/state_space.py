@@ -11,29 +11,18 @@ from torch import Tensor
 
 from moebatch.model import layers
 from moebatch.model.native.delta_rule import DeltaInput
-from moebatch.model.recurrence.block import MatrixBlock, State, Weights
-from moebatch.model.recurrence.plan import RecurrentPlan
-from moebatch.model.scratch import Frame
+from moebatch.model.recurrence.block import LayerWork, MatrixBlock
 
 
 class StateSpaceBlock(MatrixBlock):
     """A state space whose matrices fade by the length of a token's time step (Dao & Gu 2024)."""
 
-    def _mix(
-        self,
-        frame: Frame,
-        projected_NP: Tensor,
-        plan: RecurrentPlan,
-        weights: Weights,
-        state: State,
-        out_TX: Tensor,
-    ) -> None:
-        space = self._matrix
+    def _mix(self, work: LayerWork, projected_NP: Tensor, out_TX: Tensor) -> None:
+        space, weights = self._matrix, work.weights
         widths = [space.value_width, space.conv_channels, space.num_value_heads]
-        z_TX, x_TM, steps_TH = torch.split(projected_NP[: plan.num_tokens], widths, dim=1)
-        mixed_TM = self._convolved(frame, x_TM, plan, weights, state)
-        given = self._given(frame, mixed_TM, steps_TH, weights)
-        made_THV = self._put_out(frame, plan, given, state)
+        z_TX, x_TM, steps_TH = torch.split(projected_NP[: work.plan.num_tokens], widths, dim=1)
+        given = self._given(work, self._convolved(work, x_TM), steps_TH)
+        made_THV = self._put_out(work, given)
         made_THV.addcmul_(given.v_THV, weights["recurrent_skip"][:, None].float())
         made_TX = made_THV.view(out_TX.shape)
         made_TX.mul_(F.silu(z_TX.float()))
@@ -41,13 +30,11 @@ class StateSpaceBlock(MatrixBlock):
         weight_GX = weights["recurrent_norm"].view(space.num_key_heads, -1)
         layers.rms_norm(made_TGX, weight_GX, self._eps, made_TGX, out_TGX)
 
-    def _given(
-        self, frame: Frame, mixed_TM: Tensor, steps_TH: Tensor, weights: Weights
-    ) -> DeltaInput:
-        space = self._matrix
+    def _given(self, work: LayerWork, mixed_TM: Tensor, steps_TH: Tensor) -> DeltaInput:
+        space, weights = self._matrix, work.weights
         widths = [space.value_width, space.key_width, space.key_width]
         v_TX, k_TX, q_TX = (
-            frame.take_float(*x.shape).copy_(x) for x in torch.split(mixed_TM, widths, dim=1)
+            work.frame.take_float(*x.shape).copy_(x) for x in torch.split(mixed_TM, widths, dim=1)
         )
         lengths_TH = F.softplus(steps_TH.float() + weights["recurrent_step"])
         return DeltaInput(
