@@ -122,7 +122,7 @@ class GateLessons:
         begun, files = time.perf_counter(), self._files
         model = load_whole(files, dtype=files.dtype, experts="eager")
         text = replace(text, known=evenly(text.known, _MOST_LEARNT_TOKENS))
-        text = text.answered(model, files.shape.max_positions)
+        text = text.answered(model)
         self._advance(0.3)
         sensitivities = model.fisher_sums(text.known)
         if not all(map(isfinite, sensitivities.values())):
@@ -161,7 +161,7 @@ class GateLessons:
         )
         begun, files, advance = time.perf_counter(), self._files, self._advance
         model = load_whole(files, dtype=torch.float32, experts="grouped_mm")
-        text = text.answered(model, files.shape.max_positions)
+        text = text.answered(model)
         staying = _trained(model, text, 0, lambda share: advance(share / 2))
         moved = _trained(model, text, level, lambda share: advance((1 + share) / 2))
         found = {

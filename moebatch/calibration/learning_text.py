@@ -71,15 +71,12 @@ class LearningText:
         answered."""
         return num_expected(self.unseen)
 
-    def answered(self, model: WholeModel, max_positions: int) -> "LearningText":
+    def answered(self, model: WholeModel) -> "LearningText":
         """With what the model, as it is now, answers to prompts; others stay what they are."""
         if self.expected != "the model's own answers to prompts":
             return self
-        return replace(
-            self,
-            known=model.answered(self.known, max_positions),
-            unseen=model.answered(self.unseen, max_positions),
-        )
+        known, unseen = model.answered(self.known), model.answered(self.unseen)
+        return replace(self, known=known, unseen=unseen)
 
 
 def evenly(readings: Sequence[Reading], most_tokens: int) -> Sequence[Reading]:

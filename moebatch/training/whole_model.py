@@ -44,7 +44,7 @@ class WholeModel:
     def __init__(self, module: Any, shape: ModelShape) -> None:
         """`module` is a causal model of transformers; nothing of it can learn from now on."""
         self._module = module.eval().requires_grad_(False)
-        self._num_experts = shape.num_experts
+        self._num_experts, self._max_positions = shape.num_experts, shape.max_positions
         layers = _first_of(module.base_model, "layers", "blocks")
         self._blocks = {
             layer: _first_of(layers[shape.numbers_of(layer)[1]], *_BLOCKS)
@@ -114,12 +114,12 @@ class WholeModel:
                 hooks.callback(block.experts.register_forward_pre_hook(hook).remove)
             yield
 
-    def answered(self, prompts: Sequence[Reading], max_positions: int) -> list[Reading]:
+    def answered(self, prompts: Sequence[Reading]) -> list[Reading]:
         """Prompts with what the model itself says to them, greedily, the longest first: the text
         that it surely should expect."""
         found = []
         for length, alike in groupby(sorted(prompts, key=len, reverse=True), key=len):
-            max_tokens = min(ANSWER_TOKENS, max_positions - length)
+            max_tokens = min(ANSWER_TOKENS, self._max_positions - length)
             for batch in reading_batches(list(alike)):
                 said = self.answers(batch.tokens_BS, max_tokens)
                 for prompt, answer in zip(batch.tokens_BS.tolist(), said, strict=True):

@@ -111,7 +111,7 @@ def test_prompts_are_expected_to_be_answered_as_the_model_does(
     assert text.expected == "the model's own answers to prompts"
     files = open_model(model, "float32")
     whole = load_whole(files, dtype=files.dtype, experts="eager")
-    (reading,) = text.answered(whole, files.shape.max_positions).unseen
+    (reading,) = text.answered(whole).unseen
     prompt = rows[-1]["prompt"]
     tokens, _ = greedy(load(model), prompt, min(8, ANSWER_TOKENS))
     assert reading.num_given == len(prompt)
