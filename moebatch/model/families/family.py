@@ -18,8 +18,7 @@ from moebatch.model.batch import MicroBatch
 from moebatch.model.elementwise import Elementwise
 from moebatch.model.products import Products
 from moebatch.model.recurrence.block import RecurrentBlock
-from moebatch.model.recurrence.channel_delta import ChannelDeltaBlock
-from moebatch.model.recurrence.gated_delta import GatedDeltaBlock
+from moebatch.model.recurrence.gated_delta import ChannelDeltaBlock, GatedDeltaBlock
 from moebatch.model.recurrence.short_convolution import ShortConvolutionBlock
 from moebatch.model.recurrence.state_space import StateSpaceBlock
 from moebatch.model.routing.router import choose_experts
