@@ -1,7 +1,8 @@
 """A layer that recurs, between the norm of its input and what it adds to the hidden states.
 
 Shape letters: T tokens of the micro-batch, N rows after bucketing, D hidden, P projected width,
-M channels of the convolution, X width of what is projected back, H value heads, V size of a value.
+M channels of the convolution, W tokens that it sees, L those before the newest one, B sequences,
+R rows of the state, X width of what is projected back, H value heads, V size of a value.
 """
 
 from abc import ABC, abstractmethod
@@ -9,21 +10,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from moebatch.model.elementwise import Elementwise
-from moebatch.model.native.delta_rule import DeltaInput
+from moebatch.model.native import loader
+from moebatch.model.native.delta_rule import DeltaInput, conv_work
+from moebatch.model.native.helpers import Helpers, torch_parallel
 from moebatch.model.products import Products
-from moebatch.model.recurrence.convolution import Convolution
 from moebatch.model.recurrence.delta_rule import DeltaRule
 from moebatch.model.recurrence.plan import RecurrentPlan
 from moebatch.model.scratch import Frame
-from moebatch.spec.model.recurrence import MatrixRecurrence, Recurrence
+from moebatch.spec.model.recurrence import CHUNK_TOKENS, MatrixRecurrence, Recurrence
 from moebatch.spec.model.shape import ModelShape
 
 Weights = Mapping[str, Tensor]
 State = Sequence[Tensor]
 """Parts as `Recurrence.state` names them, of all sequences."""
+_LEAST_SHARED_BYTES = 2**17
+"""What one thread has written before another one would be awake."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +39,57 @@ class LayerWork:
     plan: RecurrentPlan
     weights: Weights
     state: State
+
+
+class Convolution:
+    """Short and causal, over the channels of tokens, with silu where it `activates`. Owns the
+    threads of the kernel, so one thread may use it at a time."""
+
+    def __init__(self, device: torch.device, *, activates: bool) -> None:
+        self._activates = activates
+        self._kernels = loader.kernels() if device.type == "cpu" else None
+        self._helpers = Helpers(torch_parallel())
+
+    def run(self, work: LayerWork, x_TM: Tensor) -> Tensor:
+        """[T, M] float32, rounded as `x_TM` is; the last inputs of each sequence take the place of
+        those before."""
+        frame, plan, seen_RLM = work.frame, work.plan, work.state[-1]
+        weight_M1W, bias_M = work.weights["recurrent_conv"], work.weights.get("recurrent_conv_bias")
+        out_TM = frame.take_float(*x_TM.shape)
+        taps_WM = frame.take_float(weight_M1W.shape[2], len(weight_M1W))
+        taps_WM.copy_(weight_M1W[:, 0].t())
+        if bias_M is not None:
+            bias_M = frame.take_float(len(bias_M)).copy_(bias_M)
+        if plan.compiled is not None:
+            assert self._kernels is not None, "a plan for a kernel is made where there is one"
+            convolving = conv_work(
+                plan.compiled, x_TM, taps_WM, bias_M, seen_RLM, out_TM, activates=self._activates
+            )
+            num_threads = torch.get_num_threads() if out_TM.nbytes >= _LEAST_SHARED_BYTES else 1
+            self._helpers.run(self._kernels.convolve, convolving, num_threads)
+            return out_TM
+        num_kept = seen_RLM.shape[1]
+        for rows, tokens_B, _ in plan.runs:
+            seen_BWM = torch.cat([seen_RLM[rows], x_TM[tokens_B][:, None]], 1)
+            out_TM[tokens_B] = self._convolved(seen_BWM, taps_WM, bias_M)[:, 0]
+            seen_RLM[rows] = seen_BWM[:, 1:]
+        for span in plan.slices:
+            for tokens, _ in span.chunks(CHUNK_TOKENS):
+                seen_XM = torch.cat([seen_RLM[span.row], x_TM[tokens]])
+                out_TM[tokens] = self._convolved(seen_XM[None], taps_WM, bias_M)[0]
+                seen_RLM[span.row] = seen_XM[-num_kept:]
+        return out_TM
+
+    def _convolved(self, seen_BXM: Tensor, taps_WM: Tensor, bias_M: Tensor | None) -> Tensor:
+        """Of tokens that have seen enough, [B, X - L, M] float32."""
+        num_tokens = seen_BXM.shape[1] - len(taps_WM) + 1
+        sum_BTM = seen_BXM[:, :num_tokens] * taps_WM[0]
+        for w in range(1, len(taps_WM)):
+            sum_BTM += seen_BXM[:, w : w + num_tokens] * taps_WM[w]
+        if bias_M is not None:
+            sum_BTM += bias_M
+        rounded_BTM = sum_BTM.to(seen_BXM.dtype)
+        return (F.silu(rounded_BTM) if self._activates else rounded_BTM).float()
 
 
 class RecurrentBlock(ABC):
@@ -84,14 +140,6 @@ class RecurrentBlock(ABC):
     def _mix(self, work: LayerWork, projected_NP: Tensor, out_TX: Tensor) -> None:
         """Writes what is projected back, of which tokens of a sequence have part in each other.
         `projected_NP` may become anything."""
-
-    def _convolved(self, work: LayerWork, x_TM: Tensor) -> Tensor:
-        """[T, M] float32, rounded as `x_TM` is."""
-        mixed_TM = work.frame.take_float(*x_TM.shape)
-        taps_M1W, bias_M = work.weights["recurrent_conv"], work.weights.get("recurrent_conv_bias")
-        seen_RLM = work.state[-1]
-        self._convolution.run(work.frame, work.plan, x_TM, taps_M1W, bias_M, seen_RLM, mixed_TM)
-        return mixed_TM
 
 
 class MatrixBlock(RecurrentBlock):

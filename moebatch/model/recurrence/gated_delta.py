@@ -40,7 +40,7 @@ class GatedDeltaBlock(MatrixBlock):
         delta, heads = self._matrix, self._matrix.num_value_heads
         widths = [delta.conv_channels, delta.value_width, heads, heads]
         x_TM, z_TX, b_TH, a_TH = torch.split(projected_NP[: work.plan.num_tokens], widths, dim=1)
-        given = self._given(work, self._convolved(work, x_TM), b_TH, a_TH)
+        given = self._given(work, self._convolution.run(work, x_TM), b_TH, a_TH)
         made_THV = self._put_out(work, given)
         z_THV, out_THV = (x.view(made_THV.shape) for x in (z_TX, out_TX))
         norm_V = work.weights["recurrent_norm"]
@@ -81,7 +81,7 @@ class ChannelDeltaBlock(GatedDeltaBlock):
             self._widened(work.frame, x_NR, weights[role])
             for x_NR, role in ((z_NR, "delta_z_wide"), (a_NR, "delta_a_wide"))
         )
-        mixed_TM = self._convolved(work, x_NM[tokens])
+        mixed_TM = self._convolution.run(work, x_NM[tokens])
         given = self._given(work, mixed_TM, b_NH[tokens], a_NX[tokens])
         made_THV = self._put_out(work, given)
         norm_V = weights["recurrent_norm"]

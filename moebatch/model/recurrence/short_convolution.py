@@ -17,4 +17,4 @@ class ShortConvolutionBlock(RecurrentBlock):
     def _mix(self, work: LayerWork, projected_NP: Tensor, out_TX: Tensor) -> None:
         before_TD, behind_TD, x_TD = projected_NP[: work.plan.num_tokens].chunk(3, dim=1)
         x_TD *= before_TD
-        torch.mul(self._convolved(work, x_TD), behind_TD, out=out_TX)
+        torch.mul(self._convolution.run(work, x_TD), behind_TD, out=out_TX)

@@ -21,7 +21,7 @@ class StateSpaceBlock(MatrixBlock):
         space, weights = self._matrix, work.weights
         widths = [space.value_width, space.conv_channels, space.num_value_heads]
         z_TX, x_TM, steps_TH = torch.split(projected_NP[: work.plan.num_tokens], widths, dim=1)
-        given = self._given(work, self._convolved(work, x_TM), steps_TH)
+        given = self._given(work, self._convolution.run(work, x_TM), steps_TH)
         made_THV = self._put_out(work, given)
         made_THV.addcmul_(given.v_THV, weights["recurrent_skip"][:, None].float())
         made_TX = made_THV.view(out_TX.shape)
