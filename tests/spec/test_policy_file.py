@@ -88,7 +88,7 @@ class TestLoading:
         assert file.workload == Workload.uniform(
             prompt_tokens=418, new_tokens=128, num_sequences=504
         )
-        assert file.measured_tokens_per_s == 30.12
+        assert file.published["tokens_per_s"] == 30.12
         assert file.prediction == {
             "tokens_per_s": 29.7,
             "bottleneck": "staging",
@@ -112,7 +112,7 @@ class TestLoading:
     def test_a_short_file_has_the_defaults_of_a_policy(self, tmp_path: Path) -> None:
         file = load(tmp_path, SHORT)
         assert (file.title, file.source, file.workload) == ("mine", "", None)
-        assert (file.published, file.prediction, file.measured_tokens_per_s) == ({}, {}, None)
+        assert (file.published, file.prediction) == ({}, {})
         assert file.policy == OpenPolicy(
             batch_size=8, micro_batch_size=4, weights=Placement(dram=1)
         )

@@ -15,8 +15,6 @@ from moebatch.spec.workload import Workload
 
 _TEXTS = ("title", "source", "note", "model", "hardware")
 _RECORDS = ("published", "prediction")
-MEASURED = "tokens_per_s"
-"""The figure of a record that predictions are compared with."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,12 +39,6 @@ class PolicyFile:
     """What was predicted when it was made: any plain data."""
     path: str = ""
     """File that it was read from."""
-
-    @property
-    def measured_tokens_per_s(self) -> float | None:
-        """Generated tokens per second that were published, None where none were."""
-        rate = self.published.get(MEASURED)
-        return None if rate is None else float(rate)
 
     def resolve(self, workload: Workload, *, num_experts: int) -> Policy:
         """The policy for a job, with what the file leaves open; `num_experts` are those of all

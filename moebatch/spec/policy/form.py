@@ -11,13 +11,14 @@ from moebatch.spec.files.form import Built, Form, form_of
 from moebatch.spec.files.limits import number
 from moebatch.spec.files.place import Place
 from moebatch.spec.files.values import Check, Line, WrongValues, one_line, real_number, whole_number
-from moebatch.spec.policy.file import MEASURED
 from moebatch.spec.policy.policy import MAX_SLOTS, UNDIVIDED, OpenPolicy, Placement
 from moebatch.spec.workload import Workload
 
 _SHARES_TOLERANCE = 1e-4
 _MAX_REQUESTS = 10**12
 _MAX_RATE = 1e12
+_MEASURED = "tokens_per_s"
+"""The figure of a record that predictions are compared with."""
 
 
 def _contradictions(policy: OpenPolicy) -> Iterator[tuple[str, str]]:
@@ -90,11 +91,11 @@ def _record(value: object) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise ValueError(f"must be a mapping of names to figures, got {shown(value)}")
     wrong = list(_not_plain((), value))
-    if MEASURED in value:
+    if _MEASURED in value:
         try:
-            _rate(value[MEASURED])
+            _rate(value[_MEASURED])
         except ValueError as error:
-            wrong.append(((MEASURED,), str(error)))
+            wrong.append(((_MEASURED,), str(error)))
     if wrong:
         raise WrongValues(wrong)
     return dict(value)
