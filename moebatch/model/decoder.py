@@ -237,9 +237,8 @@ class Decoder:
             self._norm(frame, x_TD[chunk], weights, "mlp_norm", normed_TD[chunk])
             normed = self._bucketed(frame, normed_TD[chunk])
             if latents_TL is not None:
-                latents_TL[chunk] = self._product(frame, normed, weights, "latent_in")[
-                    : len(x_TD[chunk])
-                ]
+                latents_NL = self._products.of_role(frame, normed, weights, "latent_in")
+                latents_TL[chunk] = latents_NL[: len(x_TD[chunk])]
             if "router_norm" in weights:
                 normed = self._normed(frame, x_TD[chunk], weights, "router_norm")
             self._choices.choose(layer, chunk, frame, normed)
@@ -273,20 +272,14 @@ class Decoder:
             parts: tuple[Tensor, ...] = (routing.outputs_TKD[rows],)
             if "latent_out" in weights:
                 sum_NL = self._bucketed(frame, self._elementwise.sum(frame, *parts))
-                parts = (self._product(frame, sum_NL, weights, "latent_out")[: len(x_MD)],)
+                sum_ND = self._products.of_role(frame, sum_NL, weights, "latent_out")
+                parts = (sum_ND[: len(x_MD)],)
             parts = self._made(frame, weights, "experts_out_norm", *parts)
             if self.shape.shared_expert:
                 y_MD = self._shared_expert(frame, weights, x_MD, routing.normed_TD[rows])
                 parts += self._made(frame, weights, "shared_out_norm", y_MD)
             self._add(frame, x_MD, weights, "mlp_out_norm", *parts)
             self._end(x_MD, weights)
-
-    def _product(
-        self, frame: Frame, x_NI: Tensor, weights: Mapping[str, Tensor], role: str
-    ) -> Tensor:
-        """Of a weight outside experts, with its bias if there is one."""
-        out_NO = frame.take(len(x_NI), len(weights[role]))
-        return self._products.linear(x_NI, weights[role], weights.get(f"{role}_bias"), out_NO)
 
     def _shared_expert(
         self, frame: Frame, weights: Mapping[str, Tensor], x_MD: Tensor, normed_MD: Tensor

@@ -8,6 +8,7 @@ Shape letters: N rows, O outputs, I inputs, P parts.
 """
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ from moebatch.model.native.codes import decode_work, is_compiled
 from moebatch.model.native.helpers import Helpers, torch_parallel
 from moebatch.model.native.kernels import Kernels, Work
 from moebatch.model.native.products import ProductWork, lies_whole, multipliable, product_work
+from moebatch.model.scratch import Frame
 from moebatch.spec.machine.levels import DTYPES
 
 _LEAST_SHARED_PRODUCTS = 2**18
@@ -95,6 +97,14 @@ class Products:
             return linear(x_NI, self._as_matrix(read_OI), bias_O, out_NO)
         self._multiply(x_NI, read_OI, bias_O, out_NO)
         return out_NO
+
+    def of_role(
+        self, frame: Frame, x_NI: Tensor, weights: Mapping[str, Tensor], role: str
+    ) -> Tensor:
+        """The same with the weight of that role, and its bias if there is one, into room of the
+        frame."""
+        out_NO = frame.take(len(x_NI), len(weights[role]))
+        return self.linear(x_NI, weights[role], weights.get(f"{role}_bias"), out_NO)
 
     def run(self, works: Work, first: ProductWork) -> None:
         """Has products computed that lie one behind the other in memory, by as many threads as the

@@ -27,7 +27,7 @@ class GroupedAttentionBlock:
     ) -> None:
         assert isinstance(attention, GroupedAttention), "the family's own attention"
         self._attention = attention
-        self._hidden_size, self._eps = shape.hidden_size, shape.rms_eps
+        self._eps = shape.rms_eps
         self._products = products
         self._elementwise = elementwise
         plain = {"q", "k"} if attention.qk_norm == "unscaled" else set[str]()
@@ -55,10 +55,7 @@ class GroupedAttentionBlock:
 
     def output(self, frame: Frame, out_NHV: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """What attention adds to the hidden states, [N, D]."""
-        room_ND = frame.take(len(out_NHV), self._hidden_size)
-        return self._products.linear(
-            out_NHV.flatten(1), weights["o"], weights.get("o_bias"), room_ND
-        )
+        return self._products.of_role(frame, out_NHV.flatten(1), weights, "o")
 
     def attend(
         self,
@@ -83,9 +80,7 @@ class GroupedAttentionBlock:
     ) -> Qkv:
         attention = self._attention
         roles = "qk" if attention.values_are_keys else "qkv"
-        room = frame.take(len(normed_ND), len(weights[roles]))
-        bias = weights.get(f"{roles}_bias")
-        together = self._products.linear(normed_ND, weights[roles], bias, room)
+        together = self._products.of_role(frame, normed_ND, weights, roles)
         widths = (attention.query_width, attention.kv_width, attention.value_width)
         sizes = (attention.head_dim, attention.head_dim, attention.cached_value_dim)
         parts = [*torch.split(together, list(widths[: len(roles)]), dim=1)]
@@ -120,7 +115,5 @@ def gate_output(
     products: Products,
 ) -> None:
     """Weighs what attention puts out by sigmoids of its input, in place (Qwen3-Next)."""
-    gate, bias = weights["output_gate"], weights.get("output_gate_bias")
-    room_NX = frame.take(len(normed_ND), len(gate))
-    gate_NX = products.linear(normed_ND, gate, bias, room_NX)
+    gate_NX = products.of_role(frame, normed_ND, weights, "output_gate")
     out_NHC.mul_(gate_NX.sigmoid_().view(out_NHC.shape))

@@ -34,7 +34,7 @@ class LatentAttentionBlock:
     ) -> None:
         assert isinstance(attention, LatentAttention), "the family's own attention"
         self._attention = attention
-        self._hidden_size, self._windows = shape.hidden_size, shape.sliding_windows
+        self._windows = shape.sliding_windows
         self._products = products
         self._elementwise = elementwise
 
@@ -55,7 +55,7 @@ class LatentAttentionBlock:
         [N, H, L]."""
         results_NHV = self._results_room(frame, len(out_NHV))
         self._bring_back(out_NHV, weights, results_NHV)
-        return self._summed_up(frame, results_NHV, weights)
+        return self._products.of_role(frame, results_NHV.flatten(1), weights, "o")
 
     def attend(
         self,
@@ -81,7 +81,8 @@ class LatentAttentionBlock:
             return self._expanded(frame.branch(), cached_S1C[:, 0], weights)
 
         core.attend_expanded(layer, q_NHC, micro_batch, parts, expand, results_NHV)
-        return self._summed_up(frame, results_NHV[: len(latents)], weights)
+        rows_NX = results_NHV[: len(latents)].flatten(1)
+        return self._products.of_role(frame, rows_NX, weights, "o")
 
     def _projected(
         self,
@@ -95,14 +96,12 @@ class LatentAttentionBlock:
         attention, num_rows, num_tokens = self._attention, len(normed_ND), micro_batch.num_tokens
         x, role = normed_ND, "q"
         if attention.query_rank is not None:
-            compressed = frame.take(num_rows, attention.query_rank)
-            self._products.linear(normed_ND, weights["q_a"], weights.get("q_a_bias"), compressed)
+            compressed = self._products.of_role(frame, normed_ND, weights, "q_a")
             self._norm(frame, compressed[:num_tokens], weights["q_a_norm"])
             x, role = compressed, "q_b"
         q = frame.take(self._products.library_rows(num_rows), attention.query_width)
         self._products.linear(x, weights[role], None, q[:num_rows])
-        cached = frame.take(num_rows, attention.cached_key_dim)
-        self._products.linear(normed_ND, weights["kv_a"], weights.get("kv_a_bias"), cached)
+        cached = self._products.of_role(frame, normed_ND, weights, "kv_a")
         self._norm(frame, cached[:num_tokens, : attention.kv_rank], weights["kv_a_norm"])
         q_NHC, latents = q.view(len(q), -1, attention.head_dim), cached[:, None]
         rotating = (q_NHC[..., attention.nope_head_dim :], latents[..., attention.kv_rank :])
@@ -174,14 +173,6 @@ class LatentAttentionBlock:
 
     def _results_room(self, frame: Frame, num_rows: int) -> Tensor:
         return frame.take(num_rows, self._attention.num_heads, self._attention.value_head_dim)
-
-    def _summed_up(
-        self, frame: Frame, results_NHV: Tensor, weights: Mapping[str, Tensor]
-    ) -> Tensor:
-        room_ND = frame.take(len(results_NHV), self._hidden_size)
-        return self._products.linear(
-            results_NHV.flatten(1), weights["o"], weights.get("o_bias"), room_ND
-        )
 
     def _in_few_counts(self, rows: slice, num_rows: int) -> slice:
         """These rows and others around them, of so many. Few counts are in use, since each costs a

@@ -69,7 +69,7 @@ class StackedAttention:
     def _encode(self, x_TD: Tensor, plan: StackPlan, weights: Weights) -> None:
         frame = self._scratch.frame()
         normed_ND = self._normed(frame, x_TD, weights["input_norm"])
-        q_NHC, k_NHC, v_NHC = self._projected(frame, normed_ND, weights["qkv"])
+        q_NHC, k_NHC, v_NHC = self._projected(frame, normed_ND, weights, "qkv")
         out_NHC = frame.take(*q_NHC.shape)
         for rows in plan.prompts:
             length = rows.stop - rows.start
@@ -81,13 +81,13 @@ class StackedAttention:
                 out_NHC[queries] = _attended(
                     q_NHC[queries], k_NHC[rows], v_NHC[rows], bias_HQS[..., :length]
                 )
-        self._add_projected(frame, x_TD, out_NHC, weights["o"])
+        self._add_projected(frame, x_TD, out_NHC, weights, "o")
 
     def _keep(self, x_TD: Tensor, plan: StackPlan, weights: Weights, kv: LayerKv) -> None:
         """Keys and values of what tokens are encoded as."""
         frame = self._scratch.frame()
         normed_ND = self._normed(frame, x_TD, self._encoder_norm_D)
-        k_NHC, v_NHC = self._projected(frame, normed_ND, weights["cross_kv"])
+        k_NHC, v_NHC = self._projected(frame, normed_ND, weights, "cross_kv")
         kv.write(plan.new_rows_T, (k_NHC[: len(x_TD)], v_NHC[: len(x_TD)]))
 
     # --- answers --------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ class StackedAttention:
     def _attend_own(self, x_TD: Tensor, plan: StackPlan, weights: Weights, kv: LayerKv) -> None:
         frame, num_tokens = self._scratch.frame(), len(x_TD)
         normed_ND = self._normed(frame, x_TD, weights["input_norm"])
-        q_NHC, k_NHC, v_NHC = self._projected(frame, normed_ND, weights["qkv"])
+        q_NHC, k_NHC, v_NHC = self._projected(frame, normed_ND, weights, "qkv")
         kv.write(plan.new_rows_T, (k_NHC[:num_tokens], v_NHC[:num_tokens]))
         out_NHC = frame.take(*q_NHC.shape)
         for group in plan.own:
@@ -103,7 +103,7 @@ class StackedAttention:
             _attend_gathered(q_NHC, group, kv, bias_HBS.transpose(0, 1)[:, :, None], out_NHC)
         for one in plan.slices:
             self._attend_slice(frame, q_NHC[one.tokens], one, kv, out_NHC[one.tokens])
-        self._add_projected(frame, x_TD, out_NHC, weights["o"])
+        self._add_projected(frame, x_TD, out_NHC, weights, "o")
 
     def _attend_slice(
         self, frame: Frame, q_QHC: Tensor, one: AnswerSlice, kv: LayerKv, out_QHC: Tensor
@@ -120,14 +120,14 @@ class StackedAttention:
     def _attend_encoded(self, x_TD: Tensor, plan: StackPlan, weights: Weights, kv: LayerKv) -> None:
         frame = self._scratch.frame()
         normed_ND = self._normed(frame, x_TD, weights["cross_norm"])
-        (q_NHC,) = self._projected(frame, normed_ND, weights["cross_q"])
+        (q_NHC,) = self._projected(frame, normed_ND, weights, "cross_q")
         out_NHC = frame.take(*q_NHC.shape)
         for group in plan.encoded:
             _attend_gathered(q_NHC, group, kv, group.mask_B11S(x_TD.dtype), out_NHC)
         for one in plan.slices:
             keys, values = kv.read(one.prompt_S)
             out_NHC[one.tokens] = _attended(q_NHC[one.tokens], keys, values, None)
-        self._add_projected(frame, x_TD, out_NHC, weights["cross_o"])
+        self._add_projected(frame, x_TD, out_NHC, weights, "cross_o")
 
     # --- what they have in common ---------------------------------------------------------------
 
@@ -138,10 +138,11 @@ class StackedAttention:
         self._elementwise.rms_norm(x_TD, weight_D, eps, room, normed_ND[: len(x_TD)])
         return normed_ND
 
-    def _projected(self, frame: Frame, x_ND: Tensor, weight_XD: Tensor) -> tuple[Tensor, ...]:
+    def _projected(
+        self, frame: Frame, x_ND: Tensor, weights: Weights, role: str
+    ) -> tuple[Tensor, ...]:
         """Queries, keys and values, or some of them, [N, H, C] each."""
-        together = frame.take(len(x_ND), len(weight_XD))
-        together = self._products.linear(x_ND, weight_XD, None, together)
+        together = self._products.of_role(frame, x_ND, weights, role)
         heads_NXC = together.view(len(x_ND), -1, self._attention.head_dim)
         return heads_NXC.tensor_split(heads_NXC.shape[1] // self._attention.num_heads, dim=1)
 
@@ -154,10 +155,9 @@ class StackedAttention:
         return torch.index_select(bias_HX, 1, places, out=room).view(len(bias_HX), *back.shape)
 
     def _add_projected(
-        self, frame: Frame, x_TD: Tensor, out_NHC: Tensor, weight_DW: Tensor
+        self, frame: Frame, x_TD: Tensor, out_NHC: Tensor, weights: Weights, role: str
     ) -> None:
-        room_ND = frame.take(len(out_NHC), x_TD.shape[1])
-        added_ND = self._products.linear(out_NHC.flatten(1), weight_DW, None, room_ND)
+        added_ND = self._products.of_role(frame, out_NHC.flatten(1), weights, role)
         self._elementwise.add(frame, x_TD, added_ND[: len(x_TD)])
 
 

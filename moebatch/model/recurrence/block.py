@@ -107,7 +107,7 @@ class RecurrentBlock(ABC):
         device: torch.device,
     ) -> None:
         self._recurrence = recurrence
-        self._hidden_size, self._eps = shape.hidden_size, shape.rms_eps
+        self._eps = shape.rms_eps
         self._products, self._elementwise = products, elementwise
         self._convolution = Convolution(device, activates=self.activates)
 
@@ -123,18 +123,13 @@ class RecurrentBlock(ABC):
 
         Changes the state of all sequences of the plan.
         """
-        recurrence, num_rows = self._recurrence, len(normed_ND)
         for part in state:
             part.index_fill_(0, plan.begun_B, 0)
-        room_NP = frame.take(num_rows, recurrence.projected_width)
-        bias_P = weights.get("recurrent_in_bias")
-        self._products.linear(normed_ND, weights["recurrent_in"], bias_P, room_NP)
-        out_NX = frame.take(num_rows, recurrence.output_width)
+        projected_NP = self._products.of_role(frame, normed_ND, weights, "recurrent_in")
+        out_NX = frame.take(len(normed_ND), self._recurrence.output_width)
         work = LayerWork(frame=frame, plan=plan, weights=weights, state=state)
-        self._mix(work, room_NP, out_NX[: plan.num_tokens])
-        out_ND = frame.take(num_rows, self._hidden_size)
-        bias_D = weights.get("recurrent_out_bias")
-        return self._products.linear(out_NX, weights["recurrent_out"], bias_D, out_ND)
+        self._mix(work, projected_NP, out_NX[: plan.num_tokens])
+        return self._products.of_role(frame, out_NX, weights, "recurrent_out")
 
     @abstractmethod
     def _mix(self, work: LayerWork, projected_NP: Tensor, out_TX: Tensor) -> None:

@@ -78,7 +78,7 @@ class ChannelDeltaBlock(GatedDeltaBlock):
         widths = [delta.conv_channels, delta.rank, delta.num_value_heads, delta.rank]
         x_NM, z_NR, b_NH, a_NR = torch.split(projected_NP, widths, dim=1)
         z_NX, a_NX = (
-            self._widened(work.frame, x_NR, weights[role])
+            self._products.of_role(work.frame, x_NR, weights, role)
             for x_NR, role in ((z_NR, "delta_z_wide"), (a_NR, "delta_a_wide"))
         )
         mixed_TM = self._convolution.run(work, x_NM[tokens])
@@ -88,10 +88,6 @@ class ChannelDeltaBlock(GatedDeltaBlock):
         self._elementwise.rms_norm(made_THV, norm_V, self._eps, made_THV, made_THV)
         gates_THV = given.v_THV.copy_(z_NX[tokens].view(made_THV.shape)).sigmoid_()
         torch.mul(made_THV, gates_THV, out=out_TX.view(made_THV.shape))
-
-    def _widened(self, frame: Frame, x_NR: Tensor, weight_XR: Tensor) -> Tensor:
-        room_NX = frame.take(len(x_NR), len(weight_XR))
-        return self._products.linear(x_NR, weight_XR, None, room_NX)
 
 
 def _unit(x_TGK: Tensor, frame: Frame) -> Tensor:
