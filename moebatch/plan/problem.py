@@ -172,13 +172,11 @@ class Problem:
         """What the job may take of a level."""
         return self.hardware.levels[level].capacity_bytes
 
-    def overfull(
-        self, policy: Policy, division: Division | None = None
-    ) -> dict[LevelName, Footprint]:
+    def overfull(self, policy: Policy) -> dict[LevelName, Footprint]:
         """What `policy` takes of those levels that are too small for it."""
         return {
             level: footprint
-            for level, footprint in self.footprints(policy, division).items()
+            for level, footprint in self.footprints(policy).items()
             if footprint.total_bytes > self.capacity_bytes(level)
         }
 
