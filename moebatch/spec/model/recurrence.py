@@ -213,9 +213,9 @@ class MatrixRecurrence(Recurrence):
         return heads | {"recurrent_norm": (self.normed_width,)}
 
     @property
-    @abstractmethod
     def normed_width(self) -> int:
-        """Width of the weights of that norm."""
+        """Width of the weights of that norm: each head is normed by itself, all with the same."""
+        return self.value_head_dim
 
     def float_rooms(self, rows: int) -> tuple[int, ...]:
         """Of tokens queries, keys, values and what comes out, and what a chunk takes."""
@@ -290,11 +290,6 @@ class GatedDelta(MatrixRecurrence):
         one of fading."""
         return self.conv_channels + self.value_width + 2 * self.num_value_heads
 
-    @property
-    def normed_width(self) -> int:
-        """Each head is normed by itself, all with the same weights."""
-        return self.value_head_dim
-
     def input_tensors(self, hidden_size: int) -> Sizes:
         """As `is_grouped` says."""
         D, heads = hidden_size, self.num_value_heads
@@ -355,11 +350,6 @@ class ChannelDelta(MatrixRecurrence):
     def widened_width(self) -> int:
         """Gates of the output, and fading."""
         return self.value_width + self.fading_width
-
-    @property
-    def normed_width(self) -> int:
-        """Each head is normed by itself, all with the same weights."""
-        return self.value_head_dim
 
     def input_tensors(self, hidden_size: int) -> Sizes:
         """All apart."""
