@@ -23,7 +23,7 @@ from moebatch.spec.model.blocks import ClampedGate
 
 
 class RowKernels(Protocol):
-    """Each says whether it did its work, and leaves to torch what it cannot do."""
+    """Each function says whether it did its work, and leaves to torch what does not suit it."""
 
     def gate(self, gate_MF: Tensor, up_MF: Tensor, clamped: ClampedGate | None) -> bool:
         """SwiGLU in place of the gate."""

@@ -16,10 +16,9 @@ _GATE_BLOCK = 1024
 
 
 class GpuRows:
-    """Each function says whether it did its work, and leaves what does not suit it alone."""
+    """`RowKernels` on a GPU."""
 
     def gate(self, gate_MF: Tensor, up_MF: Tensor, clamped: ClampedGate | None) -> bool:
-        """SwiGLU in place of the gate."""
         if not _suit(gate_MF, up_MF):
             return False
         count = gate_MF.numel()
@@ -31,7 +30,6 @@ class GpuRows:
     def place(
         self, y_MD: Tensor, tokens: ExpertTokens, outputs_TKD: Tensor, weights_TK: Tensor
     ) -> bool:
-        """Weighs rows, and puts each where its choice stands."""
         if not _suit(outputs_TKD, y_MD) or not _suit(weights_TK):
             return False
         (num_rows, width), num_choices = y_MD.shape, outputs_TKD.shape[1]
@@ -40,7 +38,6 @@ class GpuRows:
         return True
 
     def add(self, x_MD: Tensor, scale: float, first: Tensor, second: Tensor | None) -> bool:
-        """Adds the scaled sum of the parts of each row to it."""
         if not _suit(x_MD, first, second):
             return False
         num_rows, width = x_MD.shape
@@ -51,7 +48,6 @@ class GpuRows:
         return True
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> bool:
-        """As `layers.rms_norm`."""
         is_exact = weight.dtype == torch.float32
         suit = _suit(x[:1], out[:1]) and x.stride() == out.stride() and _suit(weight)
         if not suit or not (is_exact or weight.dtype == x.dtype):
@@ -65,7 +61,6 @@ class GpuRows:
     def norm_gated(
         self, x_THV: Tensor, weight_V: Tensor, eps: float, z_THV: Tensor, out_THV: Tensor
     ) -> bool:
-        """As `layers.norm_gated`."""
         suit = _suit(weight_V, z_THV[:1], out_THV) and _suit(x_THV)
         if not suit or x_THV.dtype != torch.float32:
             return False
@@ -78,7 +73,6 @@ class GpuRows:
         return True
 
     def rotate(self, x_THC: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> bool:
-        """As `rope.rotate`."""
         if not _suit(x_THC[:1, 0], cos_TR, sin_TR):
             return False
         num_rows, num_heads, _ = x_THC.shape

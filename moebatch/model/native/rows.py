@@ -84,15 +84,13 @@ def row_work(
 
 
 class NativeRows:
-    """What `Elementwise` does, on a CPU: each function says whether it did, and leaves what does
-    not suit it alone. Owns its threads, so one thread may use it at a time."""
+    """`RowKernels` on a CPU. Owns its threads, so one thread may use it at a time."""
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
         self._helpers = Helpers(torch_parallel())
 
     def gate(self, gate_MF: Tensor, up_MF: Tensor, clamped: ClampedGate | None) -> bool:
-        """SwiGLU in place of the gate."""
         if not suits(gate_MF, up_MF):
             return False
         num_rows, width = gate_MF.shape
@@ -106,7 +104,6 @@ class NativeRows:
     def place(
         self, y_MD: Tensor, tokens: ExpertTokens, outputs_TKD: Tensor, weights_TK: Tensor
     ) -> bool:
-        """Weighs rows, and puts each where its choice stands."""
         if not suits(outputs_TKD, y_MD) or not suits(weights_TK):
             return False
         rows_M, choices_M = (each.contiguous() for each in tokens)
@@ -124,7 +121,6 @@ class NativeRows:
         return self._run(self._kernels.place, work, y_MD)
 
     def add(self, x_MD: Tensor, scale: float, first: Tensor, second: Tensor | None) -> bool:
-        """Adds the scaled sum of the parts of each row to it."""
         if not suits(x_MD, first, second):
             return False
         num_rows, width = x_MD.shape
@@ -135,7 +131,6 @@ class NativeRows:
         return self._run(self._kernels.add, work, x_MD)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> bool:
-        """As `layers.rms_norm`."""
         is_exact = weight.dtype == torch.float32
         suit = suits(x[:1], out[:1]) and x.stride() == out.stride()
         if not (suit and suits(weight) and (is_exact or weight.dtype == x.dtype)):
@@ -156,7 +151,6 @@ class NativeRows:
     def norm_gated(
         self, x_THV: Tensor, weight_V: Tensor, eps: float, z_THV: Tensor, out_THV: Tensor
     ) -> bool:
-        """As `layers.norm_gated`."""
         if (
             not (suits(x_THV) and suits(weight_V, z_THV[:1], out_THV))
             or x_THV.dtype != torch.float32
@@ -177,7 +171,6 @@ class NativeRows:
         return self._run(self._kernels.norm_gated, work, out_THV)
 
     def rotate(self, x_THC: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> bool:
-        """As `rope.rotate`."""
         if not suits(x_THC[:1, 0], cos_TR, sin_TR):
             return False
         num_rows, num_heads, _ = x_THC.shape
