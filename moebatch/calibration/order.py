@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from moebatch.quoting import not_one_of
-from moebatch.spec.option import DRAM_HELP, Option, Options, dram_bytes, dram_faults
+from moebatch.spec.option import DRAM_HELP, LimitedOptions, Option
 
 if TYPE_CHECKING:  # `moebatch --help` need not load it
     from moebatch.spec.policy.policy import PredictorName
@@ -15,7 +15,7 @@ _USUAL_LOSS, _USUAL_LEVEL = 1.0, 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CalibrationOrder(Options):
+class CalibrationOrder(LimitedOptions):
     """What is to be read and what is to be written."""
 
     model: Annotated[Path, Option("Model: folder or GGUF file.")]
@@ -64,7 +64,7 @@ class CalibrationOrder(Options):
             yield "--loss", "is for --gating adaptive only"
         if self.level != _USUAL_LEVEL and not self.pregate:
             yield "--level", "is for --pregate only"
-        yield from dram_faults(self.dram)
+        yield from self.dram_faults()
 
     @property
     def source(self) -> Path:
@@ -89,11 +89,6 @@ class CalibrationOrder(Options):
         """Layers with experts ahead for which gates are to learn to choose; None if they are
         not."""
         return self.level if self.pregate else None
-
-    @property
-    def dram_bytes(self) -> int | None:
-        """Most main memory; None is all that is free."""
-        return dram_bytes(self.dram)
 
     @property
     def table(self) -> Path:

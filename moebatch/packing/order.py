@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 from moebatch.spec.model.precision import GROUPS, Precision
-from moebatch.spec.option import DRAM_HELP, Option, Options, dram_bytes, dram_faults
+from moebatch.spec.option import DRAM_HELP, LimitedOptions, Option
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PackOrder(Options):
+class PackOrder(LimitedOptions):
     """What is to be written."""
 
     model: Annotated[Path, Option("Model folder.")]
@@ -43,7 +43,7 @@ class PackOrder(Options):
             yield "--group", "is 64 or 32, and for --to int4 only"
         if self.bits is not None and (self.to != "int4" or not 4 < self.bits < 8):
             yield "--bits", "is between 4 and 8, such as 4.5, and for --to int4 only"
-        yield from dram_faults(self.dram)
+        yield from self.dram_faults()
 
     @property
     def folder(self) -> Path:
@@ -52,8 +52,3 @@ class PackOrder(Options):
         # The folder above, and this one, have no name by which they are called here.
         model = self.model.resolve() if self.model.name in ("", "..") else self.model
         return (self.output or model.with_name(f"{model.name}-{name}")).absolute()
-
-    @property
-    def dram_bytes(self) -> int | None:
-        """Most main memory; None is all that is free."""
-        return dram_bytes(self.dram)

@@ -63,14 +63,20 @@ class Options:
                     yield option.names_of(field.name)[-1], not_one_of(allowed, value)
 
 
-def dram_bytes(dram: str | None) -> int | None:
-    """The limit of ``--dram`` in bytes. Raises ValueError."""
-    return None if dram is None else parse_bytes(dram)
+class LimitedOptions(Options):
+    """Those of a command that has ``--dram``."""
 
+    __slots__ = ()
+    dram: str | None
 
-def dram_faults(dram: str | None) -> Iterator[tuple[str, str]]:
-    """What is wrong with ``--dram``, as `Options.contradictions` have it."""
-    try:
-        dram_bytes(dram)
-    except ValueError as error:
-        yield "--dram", str(error)
+    @property
+    def dram_bytes(self) -> int | None:
+        """Most main memory; None is all that is free."""
+        return None if self.dram is None else parse_bytes(self.dram)
+
+    def dram_faults(self) -> Iterator[tuple[str, str]]:
+        """What is wrong with ``--dram``, as `contradictions` have it."""
+        try:
+            _ = self.dram_bytes
+        except ValueError as error:
+            yield "--dram", str(error)
