@@ -10,6 +10,7 @@ from moebatch.plan.as_json import policy_json, prediction_json
 from moebatch.plan.prediction import Prediction
 from moebatch.schedule.drivers.foresight import LayerForesight
 from moebatch.schedule.lanes import CPU, GPU, PROCESSORS, READ, WRITE, lane_of_row
+from moebatch.schedule.steps.kv_route import TO_ATTENTION
 from moebatch.schedule.task import Kind
 from moebatch.schedule.timeline.statistics import Statistics, in_order
 from moebatch.schedule.timeline.timeline import LAUNCH
@@ -178,7 +179,7 @@ class RunSummary(RunStatus):
 _COMING: Mapping[str, tuple[Kind, ...]] = {
     "experts": (Kind.CHUNK, Kind.FETCH, Kind.STAGE, Kind.PAGE, Kind.BLOCK),
     "weights outside experts": (Kind.LAYER_UP,),
-    "keys and values": (Kind.KV_READ, Kind.KV_UP),
+    "keys and values": TO_ATTENTION,
 }
 
 

@@ -24,7 +24,7 @@ from moebatch.schedule.request import (
     Whole,
 )
 from moebatch.schedule.setup import Setup
-from moebatch.schedule.steps.kv_route import Place, route
+from moebatch.schedule.steps.kv_route import FROM_ATTENTION, TO_ATTENTION
 from moebatch.schedule.task import Kind, Task
 
 _BESIDE = (Kind.PRE, Kind.OFF, Kind.ATTN, Kind.LOAD, Kind.OUT)
@@ -35,7 +35,6 @@ _OF_MICRO_BATCH = frozenset(Kind) - {
     *(Kind.EXPERT, Kind.COMBINE, Kind.DENSE, Kind.STAGE),
     *(*_WEIGHTS, *_OF_SLOTS),
 }
-_UP, _DOWN = (Kind.KV_READ, Kind.KV_UP), (Kind.KV_DOWN, Kind.KV_WRITE)
 _ASK_OF_EXPERTS = (Prefetch, PrefetchToDram, Select, Free, Whole, Arrivals, InOrder)
 _MOST_BETWEEN = 10
 """What may come in a row for each layer and each of its experts and micro-batches, of which nothing
@@ -173,7 +172,7 @@ class _Watch:
         for i, step in self._steps.items():
             for k in step.attended:
                 self._has_launched(
-                    f"the end of the pass: keys and values of ({i}, k{k})", i, k, _DOWN
+                    f"the end of the pass: keys and values of ({i}, k{k})", i, k, FROM_ATTENTION
                 )
         self._sweep, self._first_step = None, max(self._steps, default=-1) + 1
         self._launched = {task for task in self._launched if task.step >= self._first_step}
@@ -267,14 +266,15 @@ class _Watch:
 
     def _has_cache(self, task: Task, i: int, k: int) -> None:
         """Keys and values are where attention is computed when it begins."""
-        last = self._has_launched(str(task), i, k, _UP)
+        last = self._has_launched(str(task), i, k, TO_ATTENTION)
         if last is not None and last not in task.after:
             raise OutOfOrder(f"{task} has to wait for {last}")
 
     def _has_launched(self, what: str, i: int, k: int, kinds: Collection[Kind]) -> Task | None:
         """The last transfer of keys and values that there has to be."""
+        assert self._sweep is not None, "a pass is in work"
         last = None
-        for kind in self._way(i, k):
+        for kind in self._setup.kv_kinds(self._sweep, i, k):
             if kind in kinds:
                 last = Task(kind, i, k)
                 if last not in self._launched:
@@ -282,13 +282,6 @@ class _Watch:
                         f"{what} comes before {last}; layer.attention() brings and stores them"
                     )
         return last
-
-    def _way(self, i: int, k: int) -> Collection[Kind]:
-        if not self._setup.kv_homes:
-            return ()
-        assert self._sweep is not None, "a pass is in work"
-        place: Place = "dram" if self._sweep.attends_on_cpu(k) else self._setup.compute
-        return route(self._setup.kv_homes[self._setup.layer(i)], place, self._setup.compute)
 
     def _gate(self, task: Task, i: int, k: int) -> None:
         step = self._steps.get(i, _Step())

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 from moebatch.schedule.lanes import STAGING, Lane
 from moebatch.schedule.request import Sweep
-from moebatch.schedule.steps.kv_route import Place
+from moebatch.schedule.steps.kv_route import Place, route
+from moebatch.schedule.task import Kind
 from moebatch.spec.machine.hardware import LevelName
 
 NUM_LAYER_PLACES = 3
@@ -66,6 +67,13 @@ class Setup:
     def is_moe(self, step: int) -> bool:
         """Whether the layer of a step has experts."""
         return self.layer(step) in self.moe_layers
+
+    def kv_kinds(self, sweep: Sweep, step: int, micro_batch: int) -> Collection[Kind]:
+        """Transfers that the keys and values of a micro-batch take in the layer of a step."""
+        if not self.kv_homes:
+            return ()
+        place: Place = "dram" if sweep.attends_on_cpu(micro_batch) else self.compute
+        return route(self.kv_homes[self.layer(step)], place, self.compute).keys()
 
     def next_moe(self, step: int, count: int) -> list[int]:
         """The next steps with experts after `step`, as many as asked for, the first of the walk

@@ -22,6 +22,7 @@ from moebatch.model.routing.router import Routing
 from moebatch.predict.predictor import Predictor, RoutingObserver
 from moebatch.schedule.drivers.foresight import Foresight
 from moebatch.schedule.setup import Setup
+from moebatch.schedule.steps.kv_route import FROM_ATTENTION, TO_ATTENTION
 from moebatch.schedule.task import Kind, Task
 from moebatch.spec.policy.policy import Policy
 from moebatch.store.kv.cache import KVCache
@@ -233,7 +234,7 @@ _DO: Mapping[Kind, Callable[[PassWork, Task], None]] = {
     Kind.ATTN: PassWork._attn,
     Kind.LOAD: PassWork._load,
     Kind.OUT: PassWork._out,
-    **dict.fromkeys((Kind.KV_READ, Kind.KV_UP, Kind.KV_DOWN, Kind.KV_WRITE), PassWork._kv),
+    **dict.fromkeys((*TO_ATTENTION, *FROM_ATTENTION), PassWork._kv),
     Kind.POST: PassWork._post,
     Kind.GATE: PassWork._gate,
     Kind.EXPERT: PassWork._expert,

@@ -13,13 +13,13 @@ from moebatch.plan.pricing.prices import LaneTime, Prices
 from moebatch.schedule.drivers.emission import Launched, computes_together, launched
 from moebatch.schedule.lanes import PROCESSORS, lane_of
 from moebatch.schedule.registry import traits_of
-from moebatch.schedule.steps.kv_route import Place
+from moebatch.schedule.steps.kv_route import FROM_ATTENTION, TO_ATTENTION, Place
 from moebatch.schedule.task import Kind
 from moebatch.spec.machine.hardware import LEVELS, LevelName
 from moebatch.spec.model.shape import ModelShape
 from moebatch.spec.policy.policy import Policy
 
-_KV = frozenset({Kind.KV_READ, Kind.KV_UP, Kind.KV_DOWN, Kind.KV_WRITE})
+_KV = frozenset({*TO_ATTENTION, *FROM_ATTENTION})
 Arithmetic = dict[Hashable, LaneSeconds]
 """Seconds in which processors compute, by all that they depend on beside the prices."""
 

@@ -4,13 +4,11 @@ from collections.abc import Iterator
 
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
-from moebatch.schedule.steps.kv_route import Place, route
+from moebatch.schedule.steps.kv_route import FROM_ATTENTION, TO_ATTENTION
 from moebatch.schedule.task import Kind, Task
 
 NUM_WINDOWS = 2
 """One micro-batch attends in a window while the cache of the next one comes into the other."""
-_UP = (Kind.KV_READ, Kind.KV_UP)
-_DOWN = (Kind.KV_DOWN, Kind.KV_WRITE)
 
 
 class KvTraffic:
@@ -43,7 +41,7 @@ class KvTraffic:
                 "their way down; launch `down` of that one before"
             )
             before += (stored,)
-        for kind in self._kinds(sweep, i, k, _UP):
+        for kind in self._kinds(sweep, i, k, TO_ATTENTION):
             task = Task(kind, i, k, after=before)
             yield task
             self._up[i, k] = task
@@ -57,7 +55,7 @@ class KvTraffic:
     def down(self, sweep: Sweep, i: int, k: int, attention: Task) -> Iterator[Task]:
         """Stores what is new after `attention` of k."""
         last = attention
-        for kind in self._kinds(sweep, i, k, _DOWN):
+        for kind in self._kinds(sweep, i, k, FROM_ATTENTION):
             last = Task(kind, i, k, after=(last,))
             yield last
         if sweep.continues(k + 1):
@@ -69,8 +67,5 @@ class KvTraffic:
         return sweep.attends_on_cpu(k), k % NUM_WINDOWS
 
     def _kinds(self, sweep: Sweep, i: int, k: int, wanted: tuple[Kind, ...]) -> list[Kind]:
-        if not self._setup.kv_homes:
-            return []
-        place: Place = "dram" if sweep.attends_on_cpu(k) else self._setup.compute
-        way = route(self._setup.kv_homes[self._setup.layer(i)], place, self._setup.compute)
+        way = self._setup.kv_kinds(sweep, i, k)
         return [kind for kind in wanted if kind in way]

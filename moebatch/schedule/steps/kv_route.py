@@ -9,6 +9,9 @@ from moebatch.spec.machine.hardware import LevelName
 
 Place = Literal["vram", "dram"]
 """A level that computes attention."""
+TO_ATTENTION = (Kind.KV_READ, Kind.KV_UP)
+FROM_ATTENTION = (Kind.KV_DOWN, Kind.KV_WRITE)
+"""Transfers before attention, and those behind it, in their order."""
 
 
 class Hop(NamedTuple):

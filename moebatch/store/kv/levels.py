@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from moebatch.schedule.steps.kv import NUM_WINDOWS
-from moebatch.schedule.steps.kv_route import Hop, Place, WindowName, route
+from moebatch.schedule.steps.kv_route import TO_ATTENTION, Hop, Place, WindowName, route
 from moebatch.schedule.task import Kind
 from moebatch.spec.machine.hardware import LevelName
 from moebatch.spec.model.cache import CacheGroup
@@ -17,8 +17,6 @@ from moebatch.store.kv.moves import Moves
 from moebatch.store.kv.tensors import KvRoom, KvShape, KvTensors
 from moebatch.store.kv.view import KvView
 from moebatch.store.scratch_file import LayerPages, ScratchFile
-
-_TO_ATTENTION = (Kind.KV_READ, Kind.KV_UP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +135,7 @@ class KvLevels:
         hop = self._hop(kind, view, layer)
         if hop is None:
             return 0
-        whole_pages = kind in _TO_ATTENTION or hop.target == "disk"
+        whole_pages = kind in TO_ATTENTION or hop.target == "disk"
         shape = self._of_layer[layer].shape
         unit_bytes = shape.page_bytes if whole_pages else shape.row_bytes
         return unit_bytes * len(self._moves(kind, hop, view, layer))
@@ -154,7 +152,7 @@ class KvLevels:
             self._move_disk(hop, moves, view, layer)
             return
         source, target = (self._at(level, view.place, layer, view.window) for level in hop)
-        unit_rows = self._of_layer[layer].group.page_rows if kind in _TO_ATTENTION else 1
+        unit_rows = self._of_layer[layer].group.page_rows if kind in TO_ATTENTION else 1
         for from_XN, to_XN in zip(source.units(unit_rows), target.units(unit_rows), strict=True):
             moves.copy(from_XN, to_XN)
 
@@ -178,7 +176,7 @@ class KvLevels:
     def _moves(self, kind: Kind, hop: Hop, view: KvView, layer: int) -> Moves:
         moves = view.groups[self._of_layer[layer].number].moves
         staged = self.layout.levels[layer] not in hop
-        if kind in _TO_ATTENTION:
+        if kind in TO_ATTENTION:
             return moves.staged_context if staged else moves.context
         if hop.target == "disk":
             return moves.touched
