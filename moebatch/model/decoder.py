@@ -27,6 +27,7 @@ from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.elementwise import Elementwise
 from moebatch.model.families.registry import FAMILIES
 from moebatch.model.products import Products
+from moebatch.model.recurrence.block import LayerWork
 from moebatch.model.routed_experts import RoutedExperts
 from moebatch.model.routing.choices import Choices
 from moebatch.model.routing.gating import AdaptiveGating, GatingCount
@@ -177,8 +178,10 @@ class Decoder:
         frame = self.scratch.frame()
         normed_ND = self._normed(frame, x, weights, "input_norm")
         if self.shape.is_recurrent(layer):
-            assert self._recurrence is not None and micro_batch.recurrent is not None, "it recurs"
-            out_ND = self._recurrence.run(frame, normed_ND, micro_batch.recurrent, weights, parts)
+            plan = micro_batch.recurrent
+            assert self._recurrence is not None and plan is not None, "it recurs"
+            work = LayerWork(frame=frame, plan=plan, weights=weights, state=parts)
+            out_ND = self._recurrence.run(work, normed_ND)
         else:
             out_ND = self._attention[layer].attend(
                 frame, layer, normed_ND, micro_batch, weights, self._core, parts

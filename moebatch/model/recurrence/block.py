@@ -111,24 +111,17 @@ class RecurrentBlock(ABC):
         self._products, self._elementwise = products, elementwise
         self._convolution = Convolution(device, activates=self.activates)
 
-    def run(
-        self,
-        frame: Frame,
-        normed_ND: Tensor,
-        plan: RecurrentPlan,
-        weights: Weights,
-        state: State,
-    ) -> Tensor:
+    def run(self, work: LayerWork, normed_ND: Tensor) -> Tensor:
         """What it adds to the hidden states, [N, D]; rows beyond the micro-batch hold garbage.
 
         Changes the state of all sequences of the plan.
         """
-        for part in state:
-            part.index_fill_(0, plan.begun_B, 0)
+        frame, weights = work.frame, work.weights
+        for part in work.state:
+            part.index_fill_(0, work.plan.begun_B, 0)
         projected_NP = self._products.of_role(frame, normed_ND, weights, "recurrent_in")
         out_NX = frame.take(len(normed_ND), self._recurrence.output_width)
-        work = LayerWork(frame=frame, plan=plan, weights=weights, state=state)
-        self._mix(work, projected_NP, out_NX[: plan.num_tokens])
+        self._mix(work, projected_NP, out_NX[: work.plan.num_tokens])
         return self._products.of_role(frame, out_NX, weights, "recurrent_out")
 
     @abstractmethod
