@@ -251,6 +251,18 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
         "attention_bias": True,
         "rope_parameters": {"rope_theta": 700.0},
     },
+    "longcat_flash": {
+        **{key: _LATENT[key] for key in _LATENT if key != "intermediate_size"},
+        "num_hidden_layers": 4,
+        "ffn_hidden_size": 56,
+        "expert_ffn_hidden_size": 20,
+        "n_routed_experts": 7,
+        "zero_expert_num": 4,
+        "num_experts_per_tok": 3,
+        "head_dim": 8,
+        "routed_scaling_factor": 1.7,
+        "rope_parameters": {"rope_theta": 700.0},
+    },
     "sarvam_mla": _LATENT
     | {
         "n_shared_experts": 2,
@@ -372,7 +384,7 @@ _VISION = {
 _STRONG = (
     *(".gate.weight", ".wg.weight", ".router.weight", ".router.proj.weight"),
     *("router.layer.weight", "lm_head.weight", "embed_tokens.weight", "wte.weight"),
-    ".embeddings.weight",
+    *(".embeddings.weight", "router.classifier.weight"),
 )
 """Ends of the names of weights whose products are to lie far apart."""
 _CHAT_TEMPLATE = (

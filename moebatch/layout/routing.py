@@ -20,10 +20,10 @@ _SAMPLE_TOKENS = 16384
 
 def distinct_experts(shape: ModelShape, tokens: float) -> float:
     """Experts of a layer that at least one of so many tokens chooses, routing being even:
-    E(1 - (1 - k/E)^b)."""
+    E(1 - (1 - k/E)^b), of k choices those that compute something."""
     if tokens <= 0:
         return 0.0
-    share = shape.experts_per_token / shape.num_experts
+    share = shape.computed_per_token / shape.num_experts
     return shape.num_experts * float(1 - (1 - share) ** tokens)
 
 
@@ -74,7 +74,8 @@ def num_likely(chances_E: Floats, tokens: float) -> int:
 class SkewedRouting:
     """What gates would choose if some experts of each layer are liked better than others; the same
     for the same seed. Popularity falls as rank**-s, ranks shuffled in each layer; 0 is even, as
-    gates of random weights are."""
+    gates of random weights are. Choices that compute nothing are as popular as all experts are
+    together."""
 
     shape: ModelShape
     exponent: float = 0.0
@@ -85,9 +86,7 @@ class SkewedRouting:
         rng = np.random.default_rng((self.seed, 1, number, layer, micro_batch))
         count = max(1, round(tokens))
         if count <= _MOST_DRAWN:
-            by_rank = np.bincount(
-                self._choices(rng, count).ravel(), minlength=self.shape.num_experts
-            )
+            by_rank = self._counts(self._choices(rng, count))
         else:
             by_rank = rng.binomial(count, self.chances_by_rank)
         rows = np.zeros(self.shape.num_experts)
@@ -95,25 +94,31 @@ class SkewedRouting:
         return rows
 
     def chances(self, layer: int) -> Floats:
-        """With what chance a token chooses each expert, [E]; K in all."""
+        """With what chance a token chooses each expert, [E]; K in all, where all compute."""
         chances = np.zeros(self.shape.num_experts)
         chances[self._orders[layer]] = self.chances_by_rank
         return chances
 
     @cached_property
     def chances_by_rank(self) -> Floats:
-        """With what chance a token chooses the expert of each rank, [E]; K in all."""
+        """The same of the expert of each rank, [E]."""
         if self.exponent == 0:
-            share = self.shape.experts_per_token / self.shape.num_experts
+            share = self.shape.computed_per_token / self.shape.num_experts
             return np.full(self.shape.num_experts, share)
         rng = np.random.default_rng((self.seed, 2))
         chosen = self._choices(rng, _SAMPLE_TOKENS)
-        counts = np.bincount(chosen.ravel(), minlength=self.shape.num_experts)
-        return np.asarray(counts / _SAMPLE_TOKENS)
+        return np.asarray(self._counts(chosen) / _SAMPLE_TOKENS)
+
+    def _counts(self, ranks_TK: NDArray[np.intp]) -> NDArray[np.intp]:
+        """How many tokens choose the expert of each rank, [E]."""
+        counts: NDArray[np.intp] = np.bincount(ranks_TK.ravel(), minlength=self.shape.num_choices)
+        return counts[: self.shape.num_experts]
 
     def _choices(self, rng: "np.random.Generator", count: int) -> NDArray[np.intp]:
-        """Ranks that so many tokens choose, [T, K]: without putting back, by Gumbel's trick."""
-        ranks = np.arange(1, self.shape.num_experts + 1)
+        """Ranks that so many tokens choose, [T, K]: without putting back, by Gumbel's trick. Those
+        behind the last expert's compute nothing."""
+        num_experts, others = self.shape.num_experts, self.shape.router.num_identities
+        ranks = np.append(np.arange(1, num_experts + 1), np.linspace(1, num_experts, others))
         scores_TE = rng.gumbel(size=(count, len(ranks))) - self.exponent * np.log(ranks)
         K = self.shape.experts_per_token
         return np.argpartition(-scores_TE, K - 1, axis=1)[:, :K]

@@ -191,6 +191,10 @@ def decoder_buffers(
         "normed tokens": (limits.pass_tokens * shape.hidden_size, dtype_bytes),
         "latents of tokens": (limits.pass_tokens * (shape.latent_width or 0), dtype_bytes),
         "outputs of experts": (choices * shape.expert_size, dtype_bytes),
+        "outputs for the next layer": (
+            limits.pass_tokens * shape.hidden_size * shape.adds_experts_late,
+            dtype_bytes,
+        ),
         "chosen experts": (choices, _WEIGHT_BYTES + _INDEX_BYTES),
         "weights of outputs": (choices * shape.router.weighs_inputs, _WEIGHT_BYTES),
         "experts without room": (choices if shape.router.capacity else 0, _INDEX_BYTES),
@@ -248,6 +252,9 @@ def step_elements(shape: ModelShape, limits: Limits) -> int:
         rows * L * 2,  # the same in float32
         rows * L,  # the same, with more rows
         rows * D * (L > 0),  # what is made of it
+        *(2 * bool(shape.router.num_identities) * [rows * D]),  # what is given back, and the sum
+        rows * D * 2 * bool(shape.router.num_identities),  # the same in float32
+        *(shape.adds_experts_late * [rows * D, rows * D * 2]),  # that for the next layer
         *(num_biased * [width, width, D]),  # biases of experts that are computed together
     )
     more_norms = MLP_NORMS & {*shape.norms, *shape.moe_norms}
@@ -257,7 +264,7 @@ def step_elements(shape: ModelShape, limits: Limits) -> int:
         rows * D,  # normed input
         rows * D * 2,  # the norm's input in float32
         rows * D * 2 * shape.router.has_exact_logits,  # normed input in float32
-        rows * shape.num_experts * words,  # logits
+        rows * shape.num_choices * words,  # logits
         rows * L,  # latents
         rows * D * shape.router.has_own_norm,  # input normed for the gate
         rows * D * 2 * shape.router.has_own_norm,  # the norm's input in float32

@@ -119,6 +119,8 @@ class Decoder:
             None if shape.latent_width is None else room(num_tokens, shape.latent_width)
         )
         self._outputs_TKD = room(num_tokens, shape.experts_per_token, shape.expert_size)
+        self._late_TD = room(num_tokens, shape.hidden_size) if shape.adds_experts_late else None
+        """What experts have made that is added at the end of the next layer."""
 
     @property
     def sink_scores(self) -> Mapping[int, Tensor]:
@@ -129,8 +131,8 @@ class Decoder:
     def scratch_bytes(self) -> int:
         """Bytes that are allocated up front."""
         parts = self._core.scratch_bytes, self._products.scratch_bytes
-        own = self.scratch.buffer, self._normed_TD, self._latents_TL, self._outputs_TKD
-        beside = self._choices.num_bytes + self._routed.num_bytes
+        own = self.scratch.buffer, self._normed_TD, self._latents_TL, self._late_TD
+        beside = self._choices.num_bytes + self._routed.num_bytes + self._outputs_TKD.nbytes
         return sum(parts) + beside + sum(tensor.nbytes for tensor in own if tensor is not None)
 
     @property
@@ -265,7 +267,7 @@ class Decoder:
 
     def combine(self, layer: int, x_TD: Tensor, routing: Routing) -> None:
         """Adds what the experts, and the shared expert where there is one, have made of the rows
-        that were routed, in place.
+        that were routed, in place; that of experts with the next layer, where they are late.
 
         Outputs of a token are summed in the order of its choices, whenever they were computed.
         """
@@ -277,11 +279,19 @@ class Decoder:
                 sum_NL = self._bucketed(frame, self._elementwise.sum(frame, *parts))
                 sum_ND = self._products.of_role(frame, sum_NL, weights, "latent_out")
                 parts = (sum_ND[: len(x_MD)],)
+            if self.shape.router.num_identities:
+                same_MD = frame.take(*x_MD.shape).copy_(routing.normed_TD[rows])
+                same_MD.mul_(routing.identity_weights(rows))
+                parts = (self._elementwise.sum(frame, *parts, same_MD),)
             parts = self._made(frame, weights, "experts_out_norm", *parts)
+            if self._late_TD is not None:
+                self._late_TD[rows] = self._elementwise.sum(frame, *parts)
+                parts = ()
             if self.shape.shared_expert:
                 y_MD = self._shared_expert(frame, weights, x_MD, routing.normed_TD[rows])
                 parts += self._made(frame, weights, "shared_out_norm", y_MD)
-            self._add(frame, x_MD, weights, "mlp_out_norm", *parts)
+            if parts:
+                self._add(frame, x_MD, weights, "mlp_out_norm", *parts)
             self._end(x_MD, weights)
 
     def _shared_expert(
@@ -318,7 +328,8 @@ class Decoder:
                 made = self._mlp(
                     frame, normed, len(x), _mlp_weights(weights, "mlp", self.shape.dense)
                 )
-                self._add(frame, x, weights, "mlp_out_norm", made)
+                late = () if self._late_TD is None else (self._late_TD[chunk],)
+                self._add(frame, x, weights, "mlp_out_norm", made, *late)
             self._end(x, weights)
 
     def _add(

@@ -84,7 +84,7 @@ class Problem:
         where they are computed in seconds."""
         shape, processor = self.shape, self.hardware.levels[self.ladder.top].processor
         assert processor is not None, "the highest level computes"
-        chosen = len(shape.moe_layers) * shape.experts_per_token * shape.expert_params
+        chosen = len(shape.moe_layers) * shape.computed_per_token * shape.expert_params
         of_token = 2 * (shape.resident_params - shape.embedding_params + chosen)
         in_seconds = _RISKED_S * processor.gemm_for(self.dtypes.compute).peak / of_token
         fewest, most = _RISKED_TOKENS

@@ -198,7 +198,7 @@ def tokens_reaching(target: float, intensity: Callable[[float], float]) -> float
 
 
 def _ffn_flops(shape: ModelShape, tokens: float) -> float:
-    return 2 * shape.expert_params * shape.experts_per_token * tokens
+    return 2 * shape.expert_params * shape.computed_per_token * tokens
 
 
 def _ffn_bytes(shape: ModelShape, dtypes: Dtypes, tokens: float) -> float:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Chosen = NDArray[np.integer]
-"""Experts that each of some tokens has chosen at one layer, [R, K]."""
+"""Experts that each of some tokens has chosen at one layer, [R, K]; of a token with fewer, the
+first one is shown in the place of those that are not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,4 +95,6 @@ class Predictor(RoutingObserver, ABC):
 
 def counts_of(experts_RK: Chosen, num_experts: int) -> Floats:
     """How many of some tokens have chosen each expert, [E]."""
-    return np.bincount(experts_RK.reshape(-1), minlength=num_experts).astype(np.float64)
+    first_R1, others = experts_RK[:, :1], experts_RK[:, 1:]
+    chosen = np.append(first_R1, others[others != first_R1])
+    return np.bincount(chosen, minlength=num_experts).astype(np.float64)

@@ -189,7 +189,8 @@ def require_learnable(files: ModelFiles) -> WholeModel:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     folder, shape = files.checkpoint.folder, files.shape
-    if shape.router.weighs_inputs or shape.router.has_own_norm:
+    router = shape.router
+    if router.weighs_inputs or router.has_own_norm or router.num_identities:
         raise CheckpointError(
             f"{folder}: gates of {shape.architecture} cannot be changed in transformers; "
             "experts.gating has to be exact"

@@ -322,6 +322,7 @@ def test_models_whose_gates_cannot_learn_are_refused_before_anything_is_read(
     for model, message in (
         (write_gguf(source, tmp_path / "gguf", lambda name: "F16"), "cannot learn from GGUF"),
         (tiny_checkpoint("gemma4_text"), "cannot be changed in transformers"),
+        (tiny_checkpoint("longcat_flash"), "cannot be changed in transformers"),
     ):
         order = CalibrationOrder(
             model=model, text=tmp_path / "none.txt", output=tmp_path / "table", **asked

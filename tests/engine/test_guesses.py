@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from moebatch.engine.passes.guesses import Guesses
 from moebatch.layout.routing import num_likely
 from moebatch.model.routing.router import Routing
-from moebatch.predict.predictor import PassTokens
+from moebatch.predict.predictor import PassTokens, counts_of
 from moebatch.schedule.setup import Setup
 
 
@@ -45,7 +45,7 @@ def guesses_of(
 ) -> Guesses:
     setup = Setup(num_layers=2, num_experts=4, moe_layers=frozenset({0, 1}), num_hot=4)
     predictor = Fixed(expected_E, guesses=is_guess)
-    guesses = Guesses(setup, predictor, lambda step, k: routing, experts_per_token=K)
+    guesses = Guesses(setup, predictor, lambda step, k: routing, computed_per_token=K)
     begin(guesses, num_tokens)
     return guesses
 
@@ -103,6 +103,13 @@ def chosen(experts_TK: Sequence[Sequence[int]]) -> Routing:
         tokens={},
         outputs_TKD=torch.zeros(num_tokens, 2, 3),
     )
+
+
+def test_a_choice_of_no_expert_is_shown_as_the_first_of_its_token_and_counts_for_none() -> None:
+    """Four experts, of which a number stands for none; one token has none at all."""
+    found = chosen([[4, 1], [2, 4], [0, 3], [4, 4]]).chosen(slice(0, 4))
+    assert found.tolist() == [[1, 1], [2, 2], [0, 3], [3, 3]]
+    assert counts_of(found, 4).tolist() == [1, 1, 1, 2]
 
 
 def test_what_is_guessed_of_tokens_is_the_chance_that_any_of_them_chooses_it() -> None:

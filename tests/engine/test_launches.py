@@ -236,6 +236,29 @@ def test_latents_are_launched_as_they_are_priced(
     assert added == [with_latents - without for without, with_latents in zip(*priced, strict=True)]
 
 
+@pytest.mark.parametrize(
+    "counting", [False, pytest.param(True, marks=pytest.mark.exhaustive)], indirect=True
+)
+def test_what_is_given_back_and_added_late_is_launched_as_it_is_priced(
+    tiny_checkpoint: Callable[..., Path], counting: CountingDevice, tmp_path: Path
+) -> None:
+    """And latents that are scaled. Layers without experts are for all micro-batches, and looked at
+    in the end."""
+    title, differences = "GPU attention, cache in main memory", []
+    for num_identities in (0, 4):
+        counting.tasks.clear()
+        folder = tiny_checkpoint("longcat_flash", zero_expert_num=num_identities)
+        launches = decoded(counting, folder, tmp_path, title, "klotski")
+        gate, dense = launches.of_gates[:2]
+        assert counting.mean(Kind.ATTEND) == launches.of_batch(Kind.ATTEND, counting.load)
+        assert counting.mean(Kind.DENSE) == 2 * dense + of_copies._LOOKING
+        assert counting.mean(Kind.GATE) == gate - 1  # is not widened from float32
+        sums = counting.mean(Kind.COMBINE) - launches.of_combine(is_joined=True)
+        differences.append(sums)
+    sorting = launches._sorting(is_joined=True)  # when experts run
+    assert differences == [-sorting, -sorting]
+
+
 @pytest.mark.parametrize("counting", [False], indirect=True)
 def test_states_in_float16_are_copied_and_rounded(
     tiny_checkpoint: Callable[..., Path], counting: CountingDevice, tmp_path: Path

@@ -40,7 +40,8 @@ Deep = Callable[[str], Path]
 
 @pytest.fixture(scope="module")
 def deep(tiny_checkpoint: Callable[..., Path]) -> Deep:
-    """A tiny model of a family with as many layers; those that recur do so as usual."""
+    """A tiny model of a family with as many layers, or one more where they come in pairs; those
+    that recur do so as usual."""
 
     def of(family: str) -> Path:
         kinds: dict[str, Any] = {}
@@ -53,7 +54,8 @@ def deep(tiny_checkpoint: Callable[..., Path]) -> Deep:
         elif family == "nemotron_h":
             layers = ("full_attention", "linear_attention moe", "linear_attention mlp")
             kinds = {"layers_block_type": " ".join((layers * LAYERS)[:LAYERS]).split()}
-        return tiny_checkpoint(family, num_hidden_layers=LAYERS, **kinds)
+        num_layers = LAYERS + (family == "longcat_flash")
+        return tiny_checkpoint(family, num_hidden_layers=num_layers, **kinds)
 
     return of
 
@@ -105,7 +107,8 @@ def test_every_schedule_equals_transformers_however_many_layers_come_up(
 @pytest.mark.few
 @pytest.mark.parametrize("title", ["in memory", "GPU attention, cache in main memory"])
 @pytest.mark.parametrize(
-    "family", [*FAMILIES, "nemotron_h", "dbrx", "sarvam_moe", "axk1", "mimo_v2_flash"]
+    "family",
+    [*FAMILIES, "nemotron_h", "dbrx", "sarvam_moe", "axk1", "mimo_v2_flash", "longcat_flash"],
 )
 def test_all_families_compute_with_what_has_come_up(
     deep: Deep,

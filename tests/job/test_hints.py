@@ -28,7 +28,7 @@ from tests.job.test_run import EMULATED, on_gpu, policy, run, shown, texts, writ
 from tests.tiny import write_checkpoint
 
 Checkpoint = Callable[..., Path]
-FAMILIES = ("mixtral", "deepseek_v3", "qwen3_next")
+FAMILIES = ("mixtral", "deepseek_v3", "qwen3_next", "longcat_flash")
 LEARNT = ("correlation", "token", "next-gate", "learned")
 TEXT = "".join(
     f"The {noun} counts {n} of the rows.\n" for n in range(40) for noun in ("sea", "fox")

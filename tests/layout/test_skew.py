@@ -1,9 +1,11 @@
 """Routing that is drawn: as popular as the skew says, the same for the same seed."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from moebatch.layout.routing import SkewedRouting
+from moebatch.layout.routing import SkewedRouting, distinct_experts
 from tests.plan.problems import SHAPE
 
 
@@ -15,6 +17,21 @@ def test_every_token_chooses_k_experts(tokens: int, exponent: float) -> None:
     assert rows.shape == (8,)
     assert rows.max() <= tokens
     assert rows.sum() == pytest.approx(2 * tokens, rel=0 if tokens <= 1024 else 0.02)
+
+
+@pytest.mark.parametrize("tokens", [7, 1024, 100_000])
+@pytest.mark.parametrize("exponent", [0.0, 1.2])
+def test_choices_that_compute_nothing_are_as_popular_as_experts(
+    tokens: int, exponent: float
+) -> None:
+    """Eight of them beside eight experts: of two choices of a token one."""
+    shape = replace(SHAPE, router=replace(SHAPE.router, num_identities=8))
+    routing = SkewedRouting(shape=shape, exponent=exponent)
+    rows = np.mean([routing.rows(number, 3, 1, tokens) for number in range(20)], axis=0)
+    assert rows.shape == (8,)
+    assert rows.sum() == pytest.approx(tokens, rel=0.15 if tokens < 1000 else 0.02)
+    assert routing.chances(3).sum() == pytest.approx(1, rel=0.02)
+    assert distinct_experts(shape, 2) == pytest.approx(8 * (1 - (7 / 8) ** 2))
 
 
 def test_without_a_skew_all_experts_are_alike() -> None:

@@ -24,8 +24,9 @@ ALL = (
     *tiny.FAMILIES,
     *("gemma4_text", "llama4_text", "dbrx", "phimoe", "afmoe", "mistral3"),
     *("lfm2_moe", "granitemoehybrid", "nemotron_h", "kimi_linear", "flex_olmo", "mimo_v2_flash"),
+    "longcat_flash",
 )
-NOT_STACKED = ("kimi_linear",)
+NOT_STACKED = ("kimi_linear", "longcat_flash")
 """What transformers holds of these in memory is read under the names of files alone."""
 
 

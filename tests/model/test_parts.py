@@ -159,7 +159,10 @@ def test_frames_hand_out_separate_views_of_one_buffer() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("options", [{}, {"family": "nemotron_h", "moe_latent_size": 44}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"family": "nemotron_h", "moe_latent_size": 44}, {"family": "longcat_flash"}],
+)
 def test_scratch_bytes_is_what_a_decoder_holds(
     dtype: torch.dtype,
     options: dict[str, Any],
@@ -174,16 +177,41 @@ def test_scratch_bytes_is_what_a_decoder_holds(
     assert driver.decoder.scratch_bytes == sum(buffer.num_bytes for buffer in expected)
 
 
+_LATENTS = {
+    "family": "nemotron_h",
+    "layers_block_type": ["full_attention", "moe"],
+    "moe_shared_expert_intermediate_size": 4,
+}
+_GIVEN_BACK = {
+    "family": "longcat_flash",
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    **dict.fromkeys(("ffn_hidden_size", "expert_ffn_hidden_size"), 4),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim"), 2),
+    **dict.fromkeys(("qk_rope_head_dim", "head_dim"), 2),
+}
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("width", [20, 150])
-def test_latents_have_room_where_experts_take_more_rows_than_attention(
-    dtype: torch.dtype, width: int, tiny_checkpoint: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "options",
+    [
+        _LATENTS | {"moe_latent_size": 20},
+        _LATENTS | {"moe_latent_size": 150},
+        _GIVEN_BACK,
+        _GIVEN_BACK | {"hidden_size": 150},
+    ],
+)
+def test_all_has_room_where_experts_take_more_rows_than_attention(
+    dtype: torch.dtype,
+    options: dict[str, Any],
+    tiny_checkpoint: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By torch, whose products of bfloat16 have more rows than they are asked for."""
+    """Latents, and what is given back or added late. By torch, whose products of bfloat16 have more
+    rows than they are asked for."""
     monkeypatch.setenv(SWITCH, "0")
-    layers = ["full_attention", "moe"]
-    sizes = {"moe_latent_size": width, "moe_shared_expert_intermediate_size": 4}
-    folder = tiny_checkpoint("nemotron_h", layers_block_type=layers, **sizes)
+    folder = tiny_checkpoint(**options)
     limits = Limits(
         pass_tokens=72, micro_batch_tokens=4, context_tokens=8, gather_rows=8, expert_rows=72
     )

@@ -48,6 +48,7 @@ UNTIDY: dict[str, dict[str, Any]] = {
         "intermediate_size": 72,
         "layer_types": ["conv", "full_attention"],
     },
+    "longcat_flash": {"hidden_size": 48, "expert_ffn_hidden_size": 40, "ffn_hidden_size": 72},
 }
 """Sizes that are no multiples of blocks and groups."""
 STACKED: dict[str, dict[str, Any]] = {

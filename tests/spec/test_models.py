@@ -40,6 +40,7 @@ BILLIONS = {
     "kimi-k2": 1026,
     "mimo-v2-flash": 309,
     "kimi-linear-48b-a3b": 49.1,
+    "longcat-flash-chat": 560,
     "glm-4.7-flash": 29.9,
     "gpt-oss-20b": 20.9,
     "gpt-oss-120b": 116.8,

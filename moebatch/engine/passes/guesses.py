@@ -23,11 +23,11 @@ class Guesses(Router):
         routing: Callable[[int, int], Routing],
         observer: RoutingObserver | None = None,
         *,
-        experts_per_token: int,
+        computed_per_token: float,
     ) -> None:
         """`routing` gives what the gate of a step and a micro-batch has chosen; `observer`
-        learns what the predictor learns."""
-        self._experts_per_token = experts_per_token
+        learns what the predictor learns; `computed_per_token` is as a `ModelShape` has it."""
+        self._computed_per_token = computed_per_token
         self._num_tokens = self._num_next = 0
         """Of the pass in work, and what is known to come in the next one."""
         self._num_seen: dict[int, int] = {}
@@ -88,7 +88,7 @@ class Guesses(Router):
     def _chances_of_token(self, layer: int) -> Floats | None:
         """With what chance a token chooses each expert, [E]; None if nothing is expected."""
         expected_E = self._predictor.expected(layer)
-        num_expected = expected_E.sum() / self._experts_per_token
+        num_expected = expected_E.sum() / self._computed_per_token
         return expected_E / num_expected if num_expected else None
 
     def _tokens_at(self, layer: int) -> int:

@@ -35,7 +35,7 @@ class Pipeline(Passes):
             context.predictor,
             self._routing,
             context.observer,
-            experts_per_token=context.decoder.shape.experts_per_token,
+            computed_per_token=context.decoder.shape.computed_per_token,
         )
         self._layer_begins: Callable[[int], None] = lambda layer: None
         self._last_begun = -1

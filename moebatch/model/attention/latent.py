@@ -102,7 +102,10 @@ class LatentAttentionBlock:
         q = frame.take(self._products.library_rows(num_rows), attention.query_width)
         self._products.linear(x, weights[role], None, q[:num_rows])
         cached = self._products.of_role(frame, normed_ND, weights, "kv_a")
-        self._norm(frame, cached[:num_tokens, : attention.kv_rank], weights["kv_a_norm"])
+        latents_TL = cached[:num_tokens, : attention.kv_rank]
+        self._norm(frame, latents_TL, weights["kv_a_norm"])
+        if attention.latent_scale != 1:
+            latents_TL.mul_(attention.latent_scale)
         q_NHC, latents = q.view(len(q), -1, attention.head_dim), cached[:, None]
         rotating = (q_NHC[..., attention.nope_head_dim :], latents[..., attention.kv_rank :])
         cos_TR, sin_TR, query_scales_T11 = micro_batch.angles[attention]

@@ -85,7 +85,7 @@ class Choices:
         if self._is_wide:
             input_ND = take(*input_ND.shape).copy_(input_ND)
         num_experts = self._shape.num_experts
-        room_NE = take(len(input_ND), num_experts)
+        room_NE = take(len(input_ND), self._shape.num_choices)
         weights_RK, experts_RK = here = self._weights_TK[rows], self._experts_TK[rows]
         if self._ahead.is_chosen_earlier(layer):
             _copy(self._ahead.kept(layer, rows), here)
@@ -112,6 +112,8 @@ class Choices:
             self._chooser.choose(
                 logits_RE, self._shape.router, *into, self._dtype, correction_E, by_expert_E
             )
+        if self._shape.router.num_identities:
+            into[1].clamp_(max=self._shape.num_experts)
 
     def routing(
         self,
@@ -121,12 +123,13 @@ class Choices:
         latents_TL: Tensor | None,
         outputs_TKD: Tensor,
     ) -> Routing:
-        """Of rows that have chosen. Choices that are left out count as done, and have made nothing
-        of `outputs_TKD`."""
+        """Of rows that have chosen. Choices that are left out, or that compute nothing, count as
+        done, and have made nothing of `outputs_TKD`."""
         num_tokens, num_experts = len(normed_TD), self._shape.num_experts
         experts_TK = self._experts_TK[:num_tokens]
         asked_TK = self._turn_away(layer, rows)
-        if self._gating is not None or asked_TK is not None:
+        identities = self._shape.router.num_identities
+        if self._gating is not None or asked_TK is not None or identities:
             is_left_out_RK = experts_TK[rows] == num_experts
             outputs_TKD[rows].masked_fill_(is_left_out_RK[..., None], 0.0)
         return Routing(

@@ -22,6 +22,8 @@ class Gate:
     """That of one layer."""
 
     router: Router
+    num_experts: int
+    """E; behind them a gate may know of choices that compute nothing."""
     weight_ED: Tensor
     bias_E: Tensor | None = None
     correction_E: Tensor | None = None
@@ -33,7 +35,7 @@ class Gate:
         logits_RE = F.linear(
             hidden_RD.to(weight_ED.device, weight_ED.dtype), weight_ED, self.bias_E
         )
-        return preferences(logits_RE, self.router, self.correction_E)
+        return preferences(logits_RE, self.router, self.correction_E)[:, : self.num_experts]
 
     @classmethod
     def all_of(cls, files: ModelFiles, dtype: torch.dtype) -> "list[Gate]":
@@ -46,6 +48,7 @@ class Gate:
         return [
             cls(
                 router=shape.router,
+                num_experts=shape.num_experts,
                 weight_ED=_on_input_of_experts(gate),
                 bias_E=gate.get("router_bias"),
                 correction_E=gate.get("router_correction"),

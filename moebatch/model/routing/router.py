@@ -34,7 +34,8 @@ class Routing:
     weights_TK: Tensor
     """Float32."""
     experts_TK: Tensor
-    """Int64; the number of experts stands for a choice that was left out."""
+    """Int64; the number of experts stands for a choice that was left out, whose weight is 0, and
+    for one that gives back what it sees."""
     num_experts: int
     """E."""
     tokens: TokensByExpert
@@ -59,11 +60,19 @@ class Routing:
         return tuple(self.tokens)
 
     def chosen(self, rows: slice) -> Ints:
-        """What those rows chose, in main memory, [R, K]; a choice that was left out is shown as the
-        first one of its token once more."""
+        """What those rows chose, in main memory, [R, K]; where no expert was chosen, or one was
+        left out, the first one of its token is shown. A token without any, which is rare where
+        few choices compute nothing, is shown with the last expert of all."""
         chosen_TK = self.experts_TK if self.asked_TK is None else self.asked_TK
         experts_RK: Ints = chosen_TK[rows].cpu().numpy()
-        return np.where(experts_RK < self.num_experts, experts_RK, experts_RK[:, :1])
+        is_one_RK = experts_RK < self.num_experts
+        first_R1 = np.take_along_axis(experts_RK, is_one_RK.argmax(axis=1)[:, None], axis=1)
+        return np.where(is_one_RK, experts_RK, first_R1.clip(max=self.num_experts - 1))
+
+    def identity_weights(self, rows: slice) -> Tensor:
+        """Weights with which each of those rows gets back what it is, [R, 1], float32."""
+        weights_RK, experts_RK = self.weights_TK[rows], self.experts_TK[rows]
+        return (weights_RK * (experts_RK == self.num_experts)).sum(dim=-1, keepdim=True)
 
     @classmethod
     def join(cls, routings: Sequence["Routing"], group: Group = group_rows) -> "Routing":

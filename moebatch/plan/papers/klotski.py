@@ -162,7 +162,7 @@ def layer_times(problem: Problem, policy: Policy) -> LayerTimes:
     price, shape = Price(prices=problem.prices, policy=policy), problem.shape
     batch = PassLoad.decoding(policy.micro_batch_size, problem.workload.decode_context)
     active = distinct_experts(shape, policy.batch_size)
-    rows = policy.batch_size * shape.experts_per_token / active
+    rows = policy.batch_size * shape.computed_per_token / active
     expert_s = price.expert_s(rows, fresh=policy.weights.disk, is_mean=True)
     expert_s += price.launching_s([rows])
     hot = shape.experts_per_token

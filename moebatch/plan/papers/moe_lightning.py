@@ -244,7 +244,7 @@ def attention_bytes(shape: ModelShape, batch: float, queries: float, context: fl
 
 def ffn_flops(shape: ModelShape, tokens: float) -> float:
     """FLOP of the experts of one layer for `tokens` tokens."""
-    return 2 * shape.expert_params * shape.experts_per_token * tokens
+    return 2 * shape.expert_params * shape.computed_per_token * tokens
 
 
 def ffn_bytes(shape: ModelShape, tokens: float, *, expert_bytes: int) -> float:

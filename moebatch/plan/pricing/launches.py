@@ -113,6 +113,10 @@ _ACTIVATIONS = {"relu2": 2}
 """Those that torch takes more than one for."""
 _LATENTS = 2
 """What experts see is made, and kept by row."""
+_LEFT_OUT = 3
+"""Choices that compute nothing are found, and what was made in their places is taken off."""
+_GIVEN_BACK = 5
+"""What they give back: weights found and summed, and what they are multiplied with."""
 _GATHERING = 1
 """Of an expert's tokens."""
 _TABLE = 1
@@ -183,9 +187,10 @@ class Launches:
         chosen = _LOGITS + shape.router.has_exact_logits + self._choice
         latents = _LATENTS * (shape.latent_width is not None)
         gate = self._before("mlp_norm") + own_norm + chosen + latents
-        gate += self._grouping + _READING_BACK
+        gate += self._grouping + _READING_BACK + _LEFT_OUT * bool(shape.router.num_identities)
         behind = self._norm * ("mlp_out_norm" in shape.norms)
-        dense = self._before("mlp_norm") + self._mlp + behind + 1 + self._scaling
+        added = self._rows.add if shape.adds_experts_late else 1
+        dense = self._before("mlp_norm") + self._mlp + behind + added + self._scaling
         return tuple(
             gate if shape.is_moe(layer) else dense * shape.has_mlp(layer)
             for layer in range(shape.num_layers)
@@ -210,7 +215,7 @@ class Launches:
         each kind, and its own mean."""
         if not self._groups:
             return [(1.0, mean_rows)]
-        return by_rows(mean_rows, self.shape.experts_per_token / self.shape.num_experts)
+        return by_rows(mean_rows, self.shape.computed_per_token / self.shape.num_experts)
 
     def _of_expert(self, rows: float) -> float:
         expert = self.shape.expert
@@ -235,12 +240,15 @@ class Launches:
     def _adding(self) -> int:
         """That end, but for the sorting of tokens."""
         shape = self.shape
-        shared = self._mlp + (not self.is_fused) if shape.shared_expert else 0
+        late = shape.adds_experts_late
+        shared = self._mlp + (not self.is_fused and not late) if shape.shared_expert else 0
+        given_back = (_GIVEN_BACK + self._rows.sum) * bool(shape.router.num_identities)
         mixed = 3 * bool(shared and shape.shared_expert_gate)
         norms = (self._norm + self._rows.sum) * len(MLP_NORMS & {*shape.norms, *shape.moe_norms})
         latents = (self._rows.sum + 1) * (shape.latent_width is not None)
-        others = self._scaling + shape.scales_layers + latents
-        return self._rows.add + _LOOKING + shared + mixed + norms + others
+        others = self._scaling + shape.scales_layers + latents + given_back
+        added = (self._rows.sum + 2 if late else self._rows.add) + _LOOKING
+        return added + shared + mixed + norms + others
 
     @property
     def _rows(self) -> _RowLaunches:
@@ -292,7 +300,7 @@ class Launches:
             scaling = isinstance(attention, GroupedAttention) and attention.value_scale != 1
             return before + 1 + self._norm * attention.num_norms + rotation + scaling
         compressing = 0 if attention.query_rank is None else 1 + self._norm
-        return before + compressing + 2 + self._norm + rotation
+        return before + compressing + 2 + self._norm + (attention.latent_scale != 1) + rotation
 
     def _of_mixer(self, load: PassLoad) -> float:
         """Of a mean layer, which attends or recurs."""

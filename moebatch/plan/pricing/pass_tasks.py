@@ -275,7 +275,7 @@ class PassTasks:
         for layers, tokens in routed(shape, load):
             active = distinct_experts(shape, tokens)
             if active:
-                mean_rows = tokens * shape.experts_per_token / active
+                mean_rows = tokens * shape.computed_per_token / active
                 for share, rows in self.prices.launches.kinds(mean_rows):
                     each_s = self._price.expert_s(rows, fresh=self._fresh, is_mean=True)
                     layer_s = active * each_s + self._launching_s(active, rows)

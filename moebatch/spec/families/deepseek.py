@@ -139,7 +139,7 @@ _DEFAULTS = usual_defaults(
     first_k_dense_replace=0,
     moe_layer_freq=1,
 )
-_OF_LATENTS = {
+LATENT_NAMES = {
     "q_a": "q_a_proj.weight",
     "q_a_bias": "q_a_proj.bias",
     "q_a_norm": "q_a_layernorm.weight",
@@ -149,8 +149,8 @@ _OF_LATENTS = {
     "kv_a_norm": "kv_a_layernorm.weight",
     "kv_b": "kv_b_proj.weight",
 }
-LATENT_ROLES = {role: (f"{LAYER}self_attn.{name}",) for role, name in _OF_LATENTS.items()}
-"""Names of what makes latents, and of what is made of them."""
+"""Names of what makes latents, and of what is made of them, behind that of attention."""
+LATENT_ROLES = {role: (f"{LAYER}self_attn.{name}",) for role, name in LATENT_NAMES.items()}
 _NAMES = TensorNames(
     roles=usual_roles(shared="mlp.shared_experts")
     | LATENT_ROLES

@@ -25,6 +25,7 @@ from moebatch.spec.families.hunyuan import HUNYUAN_V1_MOE, HY_V3
 from moebatch.spec.families.kimi import KIMI_LINEAR
 from moebatch.spec.families.lfm2 import LFM2_MOE
 from moebatch.spec.families.llama import LLAMA4, LLAMA4_TEXT
+from moebatch.spec.families.longcat import LONGCAT_FLASH
 from moebatch.spec.families.mimo import MIMO_V2_FLASH
 from moebatch.spec.families.minimax import MINIMAX_M2
 from moebatch.spec.families.mistral import MISTRAL3, MISTRAL4
@@ -50,6 +51,7 @@ _OTHERS = (
     LFM2_MOE,
     NEMOTRON_H,
     KIMI_LINEAR,
+    LONGCAT_FLASH,
     GLM4_MOE,
     MINIMAX_M2,
     MIMO_V2_FLASH,

@@ -94,6 +94,9 @@ class Router:
     """Weights are for what experts see, and not for what they make."""
     weighs_experts: bool = False
     """Weights are multiplied by a learnt number of their expert at last."""
+    num_identities: int = 0
+    """Choices behind the experts that give back what they see, weighed as these are: nothing of
+    them is stored, moved or computed ("zero-computation experts" of LongCat-Flash)."""
     capacity: int | None = None
     """Tokens of a prompt that an expert takes, the first that choose it: the others pass the layer
     as they are (Fedus et al. 2022, section 2.2). None is all of them. A token that follows alone,

@@ -24,6 +24,8 @@ class LatentAttention(Attention):
     """Part of a query's and a key's head that has positions; the key's is one for all heads."""
     value_head_dim: int
     """Size of a head of values; ``head_dim`` is that of queries and keys."""
+    latent_scale: float = 1.0
+    """By what normed latents are multiplied (LongCat-Flash)."""
     rotates: bool = True
     """The part beside latents does. Where it does not, tokens are told from each other by what they
     see alone, and that part of keys is one for all heads all the same."""

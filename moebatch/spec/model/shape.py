@@ -61,6 +61,10 @@ class Layers:
     gate and the shared expert see hidden states (Nemotron 3)."""
     latent_bias: bool = False
     """Both matrices have one."""
+    adds_experts_late: bool = False
+    """What the experts of a layer make is added at the end of the next one, which has an MLP
+    ("shortcut-connected", Cai et al. 2024); what the shared expert makes, at once. All the same
+    experts are computed before the next layer begins."""
     shared_expert: Mlp | None = None
     """The expert that every token of a MoE layer passes."""
     shared_expert_gate: bool = False
@@ -71,8 +75,9 @@ class Layers:
     """Layers that end behind attention or recurrence: they have neither experts nor an MLP."""
     file_numbers: tuple[tuple[int, int], ...] = ()
     """Of each layer the number in names of tensors of what mixes tokens, and that of its experts or
-    MLP, where files number them one by one; a layer without the latter has one number twice. Empty
-    where layers are numbered as here."""
+    MLP, where files number them one by one; a layer without the latter has one number twice. Where
+    a layer of the file is several here, its number and that of the part. Empty where layers are
+    numbered as here."""
     clamped_gate: ClampedGate | None = None
     """What all of them do between their matrices; None is the usual ``activation(gate) * up``."""
     norms: tuple[str, ...] = ("input_norm", "mlp_norm")
@@ -242,6 +247,16 @@ class ModelShape(Layers):
         return self.dense.width if self.dense else 0
 
     @property
+    def num_choices(self) -> int:
+        """What a gate chooses among: experts, and what gives back what it sees."""
+        return self.num_experts + self.router.num_identities
+
+    @property
+    def computed_per_token(self) -> float:
+        """Experts that compute something for a token, in the mean where all choices are alike."""
+        return self.experts_per_token * self.num_experts / self.num_choices
+
+    @property
     def expert_size(self) -> int:
         """Numbers that an expert sees of a token, and makes of it."""
         return self.latent_width or self.hidden_size
@@ -369,15 +384,15 @@ class ModelShape(Layers):
     @cached_property
     def _moe_tensors(self) -> Sizes:
         D = self.hidden_size
-        moe: Sizes = {"router": (self.num_experts, D)}
+        moe: Sizes = {"router": (self.num_choices, D)}
         if self.router.bias:
-            moe["router_bias"] = (self.num_experts,)
+            moe["router_bias"] = (self.num_choices,)
         if self.router.has_correction:
-            moe["router_correction"] = (self.num_experts,)
+            moe["router_correction"] = (self.num_choices,)
         if self.router.has_own_norm:
             moe["router_norm"] = (D,)
         if self.router.weighs_experts:
-            moe["router_expert_weights"] = (self.num_experts,)
+            moe["router_expert_weights"] = (self.num_choices,)
         if self.latent_width is not None:
             L = self.latent_width
             moe |= {"latent_in": (L, D), "latent_out": (D, L)}
