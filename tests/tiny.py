@@ -335,6 +335,30 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
         "intermediate_size": 36,
         "routed_scaling_factor": 1.4,
     },
+    "step3p5": {
+        "num_hidden_layers": 4,
+        "num_sliding_attention_heads": 6,
+        "intermediate_size": 56,
+        "moe_intermediate_size": 20,
+        "share_expert_dim": 28,
+        "n_routed_experts": 7,
+        "head_dim": 10,
+        "query_pre_attn_scalar": 7,
+        "sliding_window": 9,
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+        "swiglu_limits": [0.0, None, 0.6, 0.9],
+        "swiglu_limits_shared": [0.5, 0.8, None, 0.4],
+        "moe_router_scaling_factor": 1.7,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "default",
+                "rope_theta": 300.0,
+                "partial_rotary_factor": 0.6,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
+        },
+    },
     "granitemoe": _GRANITE,
     "granitemoeshared": _GRANITE | {"shared_intermediate_size": 20},
     "switch_transformers": {
@@ -361,6 +385,7 @@ _TEXT_OF = {
     "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
     "mistral3": "mistral4",
+    "step3p7": "step3p5",
 }
 """Families that see images beside text, and those of their text models."""
 _PIXTRAL = {
@@ -372,6 +397,7 @@ _PIXTRAL = {
     "image_size": 28,
     "patch_size": 14,
 }
+_PERCEPTION = {"width": 16, "layers": 1, "heads": 2, "image_size": 28, "patch_size": 14}
 _VISION = {
     "depth": 2,
     "hidden_size": 16,
@@ -381,6 +407,7 @@ _VISION = {
     "num_position_embeddings": 16,
     "deepstack_visual_indexes": [0],
 }
+_VISIONS = {"mistral3": _PIXTRAL, "step3p7": _PERCEPTION}
 _STRONG = (
     *(".gate.weight", ".wg.weight", ".router.weight", ".router.proj.weight"),
     *("router.layer.weight", "lm_head.weight", "embed_tokens.weight", "wte.weight"),
@@ -437,7 +464,7 @@ def random_model(family: str = "mixtral", *, seed: int = 0, **config: Any) -> An
     if sees:
         settings = {
             "text_config": {"model_type": _TEXT_OF[family], **settings},
-            "vision_config": _PIXTRAL if family == "mistral3" else _VISION,
+            "vision_config": _VISIONS.get(family, _VISION),
         }
     usual = AutoModelForSeq2SeqLM if encodes else AutoModelForCausalLM
     with quiet():
@@ -509,7 +536,7 @@ def _rewrite_fused(folder: Path, model: Any) -> None:
     for path in [*folder.glob("*.safetensors"), *folder.glob("*.index.json")]:
         path.unlink()
     state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-    if model.config.tie_word_embeddings:
+    if getattr(model.config, "tie_word_embeddings", False):
         state.pop("lm_head.weight", None)
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
 

@@ -252,7 +252,8 @@ class MemoryUse:
         yield self._seen(policy, level)
 
     def _seen(self, policy: Policy, level: LevelName) -> Buffer:
-        num_scores = self._limits(policy).kv_rows * self.shape.attention.num_heads
+        num_heads = max(attention.num_heads for attention in self.shape.attentions)
+        num_scores = self._limits(policy).kv_rows * num_heads
         return Buffer("scores and masks", level, ACTIVATIONS_TERM, num_scores, FLOAT_BYTES, 2)
 
     def _choosing(self, policy: Policy) -> Iterator[Buffer]:

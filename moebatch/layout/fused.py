@@ -29,9 +29,9 @@ _MOST_EXPERTS = 2048
 """Among which a program chooses: it holds a number of each."""
 
 
-Middle = Literal["gated", "clamped", "relu", "relu2"]
-"""What comes between the products of an expert: SwiGLU, the same of clamped inputs, or an
-activation without a gate."""
+Middle = Literal["gated", "relu", "relu2"]
+"""What comes between the products of an expert: SwiGLU, clamped or not, or an activation without a
+gate."""
 _UNGATED: Mapping[str, Middle] = {"relu": "relu", "relu2": "relu2"}
 
 
@@ -41,8 +41,7 @@ def middle_of(shape: ModelShape) -> Middle | None:
     if shape.router.weighs_inputs:
         return None
     if shape.expert.is_gated:
-        gate: Middle = "gated" if shape.clamped_gate is None else "clamped"
-        return gate if shape.is_swiglu else None
+        return "gated" if shape.is_swiglu else None
     return _UNGATED.get(shape.activation)
 
 

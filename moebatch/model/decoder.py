@@ -74,7 +74,7 @@ class Decoder:
             shape, limits, dtype=self.dtype, device=self.device, sink_scores=weights.sink_scores
         )
         self._elementwise = elementwise = Elementwise(
-            shape.activation, self.device, shape.clamped_gate, shape.residual_scale
+            shape.activation, self.device, residual_scale=shape.residual_scale
         )
         self._products = products = Products(
             self.device,
@@ -288,34 +288,31 @@ class Decoder:
                 self._late_TD[rows] = self._elementwise.sum(frame, *parts)
                 parts = ()
             if self.shape.shared_expert:
-                y_MD = self._shared_expert(frame, weights, x_MD, routing.normed_TD[rows])
+                y_MD = self._shared_expert(frame, layer, x_MD, routing.normed_TD[rows])
                 parts += self._made(frame, weights, "shared_out_norm", y_MD)
             if parts:
                 self._add(frame, x_MD, weights, "mlp_out_norm", *parts)
             self._end(x_MD, weights)
 
-    def _shared_expert(
-        self, frame: Frame, weights: Mapping[str, Tensor], x_MD: Tensor, normed_MD: Tensor
-    ) -> Tensor:
-        num_rows = len(normed_MD)
+    def _shared_expert(self, frame: Frame, layer: int, x_MD: Tensor, normed_MD: Tensor) -> Tensor:
+        weights, num_rows = self._weights.layers[layer], len(normed_MD)
         if "shared_norm" in weights:
             normed_ND = self._normed(frame, x_MD, weights, "shared_norm")
         else:
             normed_ND = self._bucketed(frame, normed_MD)
         room_N1 = frame.take(len(normed_ND), 1)
-        y_MD = self._mlp(
-            frame, normed_ND, num_rows, _mlp_weights(weights, "shared", self.shape.shared_expert)
-        )
+        matrices = _mlp_weights(weights, "shared", self.shape.shared_expert)
+        y_MD = self._mlp(frame, layer, normed_ND, num_rows, matrices)
         if not self.shape.shared_expert_gate:
             return y_MD
         mix_N1 = self._products.linear(normed_ND, weights["shared_mix"], None, room_N1)
         return y_MD.mul_(mix_N1[:num_rows].sigmoid_())
 
     def _mlp(
-        self, frame: Frame, x_ND: Tensor, num_rows: int, matrices: Mapping[str, Matrix]
+        self, frame: Frame, layer: int, x_ND: Tensor, num_rows: int, matrices: Mapping[str, Matrix]
     ) -> Tensor:
-        products, elementwise = self._products, self._elementwise
-        return self._family.expert(frame, x_ND, num_rows, matrices, products, elementwise)
+        elementwise = self._elementwise.clamping(self.shape.mlp_clamp(layer))
+        return self._family.expert(frame, x_ND, num_rows, matrices, self._products, elementwise)
 
     def add_dense(self, layer: int, x_TD: Tensor, rows: slice | None = None) -> None:
         """Adds the MLP of a layer without experts, if it has one, to rows, in place; to all if
@@ -325,9 +322,8 @@ class Decoder:
             frame, x = self.scratch.frame(), x_TD[chunk]
             if self.shape.has_mlp(layer):
                 normed = self._normed(frame, x, weights, "mlp_norm")
-                made = self._mlp(
-                    frame, normed, len(x), _mlp_weights(weights, "mlp", self.shape.dense)
-                )
+                matrices = _mlp_weights(weights, "mlp", self.shape.dense)
+                made = self._mlp(frame, layer, normed, len(x), matrices)
                 late = () if self._late_TD is None else (self._late_TD[chunk],)
                 self._add(frame, x, weights, "mlp_out_norm", made, *late)
             self._end(x, weights)

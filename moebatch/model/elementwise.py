@@ -8,6 +8,7 @@ Shape letters: T tokens of the pass, M tokens of one expert or of a chunk, D hid
 K experts per token, H heads, C head size, V that of values, R pairs of a head that rotate.
 """
 
+from copy import copy
 from typing import Protocol
 
 import torch
@@ -64,22 +65,28 @@ class Elementwise:
         self._residual_scale = residual_scale
         self._activation = layers.activation_of(activation)
         self._kernels = _kernels_on(device)
-        is_swiglu = clamped is not None or self._activation is layers.silu_in_place
-        self._gates = self._kernels if is_swiglu else None
+
+    def clamping(self, clamped: ClampedGate | None) -> "Elementwise":
+        """The same whose gates do that; both use the same threads."""
+        other = copy(self)
+        other._clamped = clamped
+        return other
 
     def gate(self, gate_MF: Tensor, up_MF: Tensor) -> None:
         """``activation(gate) * up``, or what a `ClampedGate` says, in place of the gate; of the
         latter up may become anything."""
-        if self._gates is not None and self._gates.gate(gate_MF, up_MF, self._clamped):
+        clamped, kernels = self._clamped, self._kernels
+        is_swiglu = clamped is not None or self._activation is layers.silu_in_place
+        if is_swiglu and kernels is not None and kernels.gate(gate_MF, up_MF, clamped):
             return
-        if self._clamped is None:
+        if clamped is None:
             torch.mul(self._activation(gate_MF), up_MF, out=gate_MF)
             return
-        limit, alpha = self._clamped.limit, self._clamped.alpha
-        up_MF.clamp_(-limit, limit).add_(1)
+        up_MF.clamp_(-clamped.limit, clamped.limit).add_(clamped.added)
         # In place: x * sigmoid(alpha * x) is silu(alpha * x) / alpha.
-        gate_MF.clamp_(max=limit).mul_(alpha)
-        layers.silu_in_place(gate_MF).div_(alpha).mul_(up_MF)
+        gate_MF.clamp_(max=clamped.most_gate).mul_(clamped.alpha)
+        layers.silu_in_place(gate_MF).div_(clamped.alpha)
+        gate_MF.clamp_(max=clamped.most_activated).mul_(up_MF)
 
     def activate(self, x_MF: Tensor) -> None:
         """``activation(x)`` in its place, where there is no gate."""

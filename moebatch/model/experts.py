@@ -23,7 +23,7 @@ from moebatch.model.native.products import (
     matrix_work,
     work_between,
 )
-from moebatch.model.native.rows import ROW_DTYPES
+from moebatch.model.native.rows import ROW_DTYPES, clamping_of
 from moebatch.model.products import Products, num_threads_for
 from moebatch.model.routing.router import Routing
 from moebatch.model.routing.tokens import ExpertTokens
@@ -31,7 +31,8 @@ from moebatch.model.scratch import Frame
 from moebatch.spec.model.blocks import ClampedGate
 from moebatch.spec.model.shape import ModelShape
 
-_PUTS: Mapping[Middle, int] = {"gated": 1, "clamped": 2, "relu": 3, "relu2": 4}
+_PUTS: Mapping[Middle, int] = {"gated": 1, "relu": 3, "relu2": 4}
+_PUTS_CLAMPED = 2
 """As the C file counts what becomes of sums."""
 
 
@@ -53,21 +54,17 @@ def expert_kernels(shape: ModelShape, products: Products) -> ExpertKernels | Non
     grouped, middle = grouped_experts(shape, products.device), middle_of(shape)
     if grouped or middle is None or products.device.type != "cpu":
         return grouped
-    return CompiledExperts(products, shape.clamped_gate, middle=middle)
+    return CompiledExperts(products, middle)
 
 
 class CompiledExperts:
     """Experts on a CPU. Uses the threads of products, so one thread may use it at a time."""
 
-    def __init__(
-        self, products: Products, clamped: ClampedGate | None = None, *, middle: Middle = "gated"
-    ) -> None:
-        """`middle` says what comes between products, `clamped` how inputs of gates are."""
+    def __init__(self, products: Products, middle: Middle = "gated") -> None:
+        """`middle` says what comes between products of an expert."""
         self._products = products
-        self._clamped = clamped
         self._puts = _PUTS[middle]
-        gated = middle in ("gated", "clamped")
-        self._roles = ("gate", "up", "down") if gated else ("up", "down")
+        self._roles = ("gate", "up", "down") if middle == "gated" else ("up", "down")
 
     def taken(self, matrices: Mapping[str, Matrix], dtype: torch.dtype) -> Taken | None:
         """The same matrices, if the kernel computes an expert that has them over rows of `dtype`:
@@ -91,15 +88,26 @@ class CompiledExperts:
         return are_plain or self._products.multiplies_codes(num_rows)
 
     def run(
-        self, frame: Frame, experts: Sequence[GroupedExpert], routing: Routing, *, most_rows: int
+        self,
+        frame: Frame,
+        experts: Sequence[GroupedExpert],
+        routing: Routing,
+        *,
+        most_rows: int,
+        clamped: ClampedGate | None = None,
     ) -> None:
-        """Fills the ``outputs_TKD`` of the experts, with room for the inner numbers of `most_rows`
-        rows at a time. Raises MemoryError if scratch is refused."""
+        """As `ExpertKernels.run`. Raises MemoryError if scratch is refused."""
         pieces = [piece for expert in experts for piece in _pieces(frame, expert, most_rows)]
         for chosen in portions([piece.tokens.num_tokens for piece in pieces], most_rows):
-            self._run(frame.branch(), pieces[chosen.start : chosen.stop], routing)
+            self._run(frame.branch(), pieces[chosen.start : chosen.stop], routing, clamped)
 
-    def _run(self, frame: Frame, pieces: Sequence[GroupedExpert], routing: Routing) -> None:
+    def _run(
+        self,
+        frame: Frame,
+        pieces: Sequence[GroupedExpert],
+        routing: Routing,
+        clamped: ClampedGate | None,
+    ) -> None:
         counts = [piece.tokens.num_tokens for piece in pieces]
         width, hidden = pieces[0].matrices.weights[0].shape
         inner_MF = frame.take(sum(counts), width)
@@ -110,7 +118,10 @@ class CompiledExperts:
             taken = piece.matrices
             if taken.kind not in like:
                 into, *_, down = taken.weights
-                like[taken.kind] = self._works_like(into, down, inner_MF, routing, num_threads)
+                between, placed = self._works_like(into, down, inner_MF, routing, num_threads)
+                if clamped is not None:
+                    between.puts, between.clamping = _PUTS_CLAMPED, clamping_of(clamped)
+                like[taken.kind] = between, placed
             first, second = _places(number, len(pieces))
             works[first], works[second] = like[taken.kind]
             between, placed = works[first], works[second]
@@ -145,8 +156,6 @@ class CompiledExperts:
         outputs_TKD = routing.outputs_TKD
         between = work_between(routing.inputs_TI, into, inner_MF, num_threads=num_threads)
         between.puts = self._puts
-        if self._clamped is not None:
-            between.limit, between.alpha = self._clamped.limit, self._clamped.alpha
         placed = work_between(inner_MF, down, outputs_TKD, num_threads=num_threads)
         placed.choice_weights = routing.weights_TK.data_ptr()
         placed.num_choices = outputs_TKD.shape[1]

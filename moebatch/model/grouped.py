@@ -9,6 +9,7 @@ from moebatch.formats.weight_format import Matrix
 from moebatch.model.routing.router import Routing
 from moebatch.model.routing.tokens import ExpertTokens
 from moebatch.model.scratch import Frame
+from moebatch.spec.model.blocks import ClampedGate
 
 
 class GroupedExpert(NamedTuple):
@@ -30,7 +31,13 @@ class ExpertKernels(Protocol):
         """Whether an expert of which this was taken is one of a group over so many rows."""
 
     def run(
-        self, frame: Frame, experts: Sequence[GroupedExpert], routing: Routing, *, most_rows: int
+        self,
+        frame: Frame,
+        experts: Sequence[GroupedExpert],
+        routing: Routing,
+        *,
+        most_rows: int,
+        clamped: ClampedGate | None = None,
     ) -> None:
-        """Fills the ``outputs_TKD`` of the experts, with room for the inner numbers of `most_rows`
-        rows at a time."""
+        """Fills the ``outputs_TKD`` of the experts, whose gates may be clamped, with room for the
+        inner numbers of `most_rows` rows at a time."""

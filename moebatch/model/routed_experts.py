@@ -66,12 +66,13 @@ class RoutedExperts:
                 if self._is_grouped(taken, tokens.num_tokens):
                     together.append(GroupedExpert(tokens, taken))
                 else:
-                    self._compute(routing, tokens, matrices)
+                    self._compute(layer, routing, tokens, matrices)
             except BadParts as error:
                 raise CheckpointError(f"layer {layer}, expert {expert}: {error}") from None
         if together and self._kernels is not None:
             frame = self._scratch.frame()
-            self._kernels.run(frame, together, routing, most_rows=self._most_rows)
+            clamped = self._shape.expert_clamp(layer)
+            self._kernels.run(frame, together, routing, most_rows=self._most_rows, clamped=clamped)
 
     def _prepared(
         self, parts: Sequence[Tensor], layer: int, expert: int
@@ -95,10 +96,11 @@ class RoutedExperts:
         return self._kernels.suits(taken, num_rows)
 
     def _compute(
-        self, routing: Routing, tokens: ExpertTokens, matrices: Mapping[str, Matrix]
+        self, layer: int, routing: Routing, tokens: ExpertTokens, matrices: Mapping[str, Matrix]
     ) -> None:
         """One expert, step by step."""
-        products, elementwise = self._products, self._elementwise
+        products = self._products
+        elementwise = self._elementwise.clamping(self._shape.expert_clamp(layer))
         for chunk in chunks(self._most_rows, slice(0, len(tokens.rows_M))):
             rows_M, choices_M = tokens.rows_M[chunk], tokens.choices_M[chunk]
             frame, num_rows = self._scratch.frame(), len(rows_M)

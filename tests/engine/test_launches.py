@@ -190,6 +190,7 @@ def decoded(
         ("gemma4_text", False),
         ("gpt_oss", False),
         ("mimo_v2_flash", False),
+        ("step3p7", False),
         ("deepseek_v3", False),
         ("axk1", False),
         ("qwen3_next", False),

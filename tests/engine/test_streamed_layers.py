@@ -51,6 +51,14 @@ def deep(tiny_checkpoint: Callable[..., Path]) -> Deep:
             kinds = {"mlp_layer_types": None}
         elif family in ("gpt_oss", "mimo_v2_flash"):
             kinds = {"layer_types": (["sliding_attention", "full_attention"] * LAYERS)[:LAYERS]}
+        elif family == "step3p7":
+            lists: dict[str, list[Any]] = {
+                "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+                "mlp_layer_types": ["dense", "sparse", "sparse"],
+                "swiglu_limits": [None, 0.6, None],
+                "swiglu_limits_shared": [0.5, None, 0.4],
+            }
+            kinds = {key: (each * LAYERS)[:LAYERS] for key, each in lists.items()}
         elif family == "nemotron_h":
             layers = ("full_attention", "linear_attention moe", "linear_attention mlp")
             kinds = {"layers_block_type": " ".join((layers * LAYERS)[:LAYERS]).split()}
@@ -108,7 +116,10 @@ def test_every_schedule_equals_transformers_however_many_layers_come_up(
 @pytest.mark.parametrize("title", ["in memory", "GPU attention, cache in main memory"])
 @pytest.mark.parametrize(
     "family",
-    [*FAMILIES, "nemotron_h", "dbrx", "sarvam_moe", "axk1", "mimo_v2_flash", "longcat_flash"],
+    [
+        *FAMILIES,
+        *("nemotron_h", "dbrx", "sarvam_moe", "axk1", "mimo_v2_flash", "longcat_flash", "step3p7"),
+    ],
 )
 def test_all_families_compute_with_what_has_come_up(
     deep: Deep,

@@ -471,6 +471,37 @@ CASES: dict[str, Case] = {
         },
     ),
     "mimo-usual": ("mimo_v2_flash", {"layer_types": None, "num_hidden_layers": 7}),
+    "step": ("step3p7", {}),
+    "step-fused": ("step3p7", {"fused": True}),
+    "step-bias": ("step3p7", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1}),
+    "step-slides": (
+        "step3p7",
+        {
+            "layer_types": ["sliding_attention"] * 4,
+        },
+    ),
+    "step-full": (
+        "step3p7",
+        {
+            "layer_types": None,
+            "mlp_layer_types": None,
+            "moe_layers_enum": "0, 2,3",
+            "num_sliding_attention_heads": None,
+            "rope_parameters": None,
+            "query_pre_attn_scalar": None,
+            "swiglu_limits": None,
+            "swiglu_limits_shared": None,
+        },
+    ),
+    "step-llama3": (
+        "step3p7",
+        {
+            "partial_rotary_factors": [0.6, 1.0] * 2,
+            "rope_parameters": None,
+            "rope_scaling": ROPES["llama3"],
+            "rope_theta": [300.0, 20.0] * 2,
+        },
+    ),
     "mistral4": ("mistral3", {}),
     "mistral4-fused": ("mistral3", {"fused": True, "rope_interleave": False, "q_lora_rank": None}),
     "mistral4-groups": (

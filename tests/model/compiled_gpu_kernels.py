@@ -43,6 +43,7 @@ _TYPES = {
     torch.int64: "i64",
 }
 _ALIGNED = 16
+_CLAMPED = ClampedGate(limit=7.0, alpha=1.7, added=1.0)
 _TOKENS, _HIDDEN, _WIDTH = 100, 2048, 768
 _EXPERTS = 384
 """Of which groups are no power of two, and most numbers are held that a model with groups has."""
@@ -69,7 +70,7 @@ def launches(dtype: torch.dtype) -> list[Launch]:
         by_rows = GpuRows()
         assert by_rows.rms_norm(x, x[0], 1e-6, x) and by_rows.rotate(heads, angles, angles)
         assert by_rows.norm_gated(heads.float(), heads[0, 0], 1e-6, heads, heads)
-        for clamped in (None, ClampedGate(limit=7.0, alpha=1.7)):
+        for clamped in (None, _CLAMPED):
             assert by_rows.gate(x, x, clamped)
         assert by_rows.place(x, tokens, outputs, weights) and by_rows.add(x, 1.0, outputs, x)
         for num_rows in (10, 30, _TOKENS):
@@ -132,12 +133,12 @@ def _run_experts(
         del matrices["gate"]
     if codes:
         matrices |= {f"{role}_bias": x.new_empty(size[0]) for role, size in sizes.items()}
-    clamped = ClampedGate(limit=7.0, alpha=1.7) if codes else None
-    kernels = GroupedExperts(clamped, middle=middle)
+    kernels = GroupedExperts(middle)
     taken = kernels.taken(matrices, x.dtype)
     assert taken is not None, "they suit"
     frame = Frame(x.new_empty(_TOKENS * _WIDTH))
-    kernels.run(frame, [GroupedExpert(tokens, taken)], routing, most_rows=_TOKENS)
+    group, clamped = [GroupedExpert(tokens, taken)], _CLAMPED if codes else None
+    kernels.run(frame, group, routing, most_rows=_TOKENS, clamped=clamped)
 
 
 def source_of(name: str, arguments: tuple[Any, ...], constants: Mapping[str, Any]) -> ASTSource:

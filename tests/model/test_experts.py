@@ -1,7 +1,7 @@
 """Experts in one call of the compiled products: bit for bit what each gives step by step."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -34,14 +34,18 @@ from tests.model.test_products import CPU, DTYPES, noise
 from tests.native import HERE, SETS, kernels_of
 from tests.plan.problems import SMALL
 
-CLAMPED = ClampedGate(limit=0.7, alpha=1.7)
-MIDDLES: Mapping[Middle, tuple[str, ClampedGate | None]] = {
-    "gated": ("silu", None),
-    "clamped": ("silu", CLAMPED),
-    "relu": ("relu", None),
-    "relu2": ("relu2", None),
-}
-"""What comes between products, as `Elementwise` is told."""
+CLAMPED = (
+    ClampedGate(limit=0.7, alpha=1.7, added=1.0),
+    ClampedGate(limit=0.4, clamps_activated=True),
+)
+MIDDLES: Sequence[tuple[Middle, ClampedGate | None]] = (
+    *(("gated", clamped) for clamped in (None, *CLAMPED)),
+    ("relu", None),
+    ("relu2", None),
+)
+"""What comes between products."""
+ACTIVATIONS = {"gated": "silu", "relu": "relu", "relu2": "relu2"}
+"""The same, as `Elementwise` is told."""
 ROOM = 2**22
 Experts = Mapping[int, Mapping[str, Matrix]]
 
@@ -70,15 +74,18 @@ def routing_of(num_tokens: int, num_experts: int, hidden: int, dtype: torch.dtyp
 
 
 def step_by_step(
-    kernels: Kernels, routing: Routing, experts: Experts, middle: Middle = "gated"
+    kernels: Kernels,
+    routing: Routing,
+    experts: Experts,
+    middle: Middle = "gated",
+    clamped: ClampedGate | None = None,
 ) -> Tensor:
     """What experts make one after the other, by the functions of shared experts."""
     dtype, out_TKD = routing.normed_TD.dtype, torch.zeros_like(routing.outputs_TKD)
     products = Products(CPU, dtype, kernels=kernels)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(elementwises, "_kernels_on", lambda device: NativeRows(kernels))
-        activation, clamped = MIDDLES[middle]
-        elementwise = Elementwise(activation, CPU, clamped)
+        elementwise = Elementwise(ACTIVATIONS[middle], CPU, clamped)
     for number, tokens in routing.tokens.items():
         frame, x_MD = Frame(torch.empty(ROOM, dtype=dtype)), routing.normed_TD[tokens.rows_M]
         y_MD = mlp(frame, x_MD, len(x_MD), experts[number], products, elementwise)
@@ -93,17 +100,17 @@ def together(
     middle: Middle = "gated",
     most_rows: int = 1000,
     frame: Frame | None = None,
+    clamped: ClampedGate | None = None,
 ) -> Tensor:
     """What they make in one call, or in portions."""
     dtype = routing.normed_TD.dtype
-    products, (_, clamped) = Products(CPU, dtype, kernels=kernels), MIDDLES[middle]
-    grouped, found = CompiledExperts(products, clamped, middle=middle), []
+    grouped, found = CompiledExperts(Products(CPU, dtype, kernels=kernels), middle), []
     for number, tokens in routing.tokens.items():
         taken = grouped.taken(experts[number], dtype)
         assert taken is not None, "the kernels know it"
         found.append(GroupedExpert(tokens, taken))
     frame = frame or Frame(torch.empty(ROOM, dtype=dtype))
-    grouped.run(frame, found, routing, most_rows=most_rows)
+    grouped.run(frame, found, routing, most_rows=most_rows, clamped=clamped)
     return routing.outputs_TKD
 
 
@@ -128,7 +135,7 @@ def plain(
 
 
 def sizes(hidden: int, width: int, middle: Middle = "gated") -> Mapping[str, tuple[int, int]]:
-    gate = {"gate": (width, hidden)} if middle in ("gated", "clamped") else {}
+    gate = {"gate": (width, hidden)} if middle == "gated" else {}
     return {**gate, "up": (width, hidden), "down": (hidden, width)}
 
 
@@ -141,7 +148,7 @@ def sizes(hidden: int, width: int, middle: Middle = "gated") -> Mapping[str, tup
     width=st.sampled_from([1, 31, 64, 505]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     weight_dtype=st.sampled_from(DTYPES),
-    middle=st.sampled_from([*MIDDLES]),
+    between=st.sampled_from(MIDDLES),
     most_rows=st.sampled_from([7, 50, 1000]),
     num_threads=st.integers(1, 3),
     has_biases=st.booleans(),
@@ -154,20 +161,21 @@ def test_experts_together_give_the_bits_of_each_step_by_step(
     width: int,
     dtype: torch.dtype,
     weight_dtype: torch.dtype,
-    middle: Middle,
+    between: tuple[Middle, ClampedGate | None],
     most_rows: int,
     num_threads: int,
     has_biases: bool,
 ) -> None:
+    middle, clamped = between
     kernels, before = forced(name), torch.get_num_threads()
     routing = routing_of(num_tokens, num_experts, hidden, dtype)
     experts = plain(num_experts, hidden, width, weight_dtype, has_biases=has_biases, middle=middle)
     try:
         torch.set_num_threads(num_threads)
-        found = together(kernels, routing, experts, middle, most_rows)
+        found = together(kernels, routing, experts, middle, most_rows, clamped=clamped)
     finally:
         torch.set_num_threads(before)
-    assert torch.equal(found, step_by_step(kernels, routing, experts, middle))
+    assert torch.equal(found, step_by_step(kernels, routing, experts, middle, clamped))
 
 
 def test_a_call_has_room_for_the_biases_of_as_many_experts_as_go_together() -> None:

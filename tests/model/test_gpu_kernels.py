@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -75,9 +75,15 @@ WRONG = {
 """What is found to differ where a kernel does nothing."""
 IN_PLACE = {"rotate", "gate_rows", "add", "place"}
 """Kernels that change what is there; the others fill what holds no number before."""
-CLAMPED = [None, ClampedGate(limit=1.5, alpha=1.7)]
-MIDDLES: Mapping[Middle, ClampedGate | None] = dict(
-    zip(get_args(Middle), [*CLAMPED, None, None], strict=True)
+CLAMPED = [
+    None,
+    ClampedGate(limit=1.5, alpha=1.7, added=1.0),
+    ClampedGate(limit=0.7, clamps_activated=True),
+]
+MIDDLES: Sequence[tuple[Middle, ClampedGate | None]] = (
+    *(("gated", clamped) for clamped in CLAMPED),
+    ("relu", None),
+    ("relu2", None),
 )
 
 few = settings(max_examples=15, deadline=None)
@@ -228,7 +234,7 @@ def codes(draw: st.DrawFn) -> Codes:
     dtypes,
     st.integers(1, 40),
     st.one_of(st.none(), codes()),
-    st.sampled_from([*MIDDLES]),
+    st.sampled_from(MIDDLES),
     st.sampled_from([None, *DTYPES]),
     seeds,
 )
@@ -240,7 +246,7 @@ def test_experts_together_make_what_each_makes_alone(
     dtype: torch.dtype,
     most_rows: int,
     stored: Codes | None,
-    middle: Middle,
+    between: tuple[Middle, ClampedGate | None],
     bias_dtype: torch.dtype | None,
     seed: int,
 ) -> None:
@@ -252,21 +258,22 @@ def test_experts_together_make_what_each_makes_alone(
     later = next(iter(routing.tokens)) if len(routing.tokens) > 1 else None
     chosen = {e: tokens for e, tokens in routing.tokens.items() if e != later}
     matrices = {e: expert(seed + e, dtype, hidden, width, stored) for e in chosen}
-    if middle in ("relu", "relu2"):
+    middle, clamped = between
+    if middle != "gated":
         for of_expert in matrices.values():
             del of_expert["gate"]
     if bias_dtype is not None:
         for e, of_expert in matrices.items():
             of_expert |= biases(seed + e, bias_dtype, of_expert)
-    kernels = GroupedExperts(MIDDLES[middle], middle=middle)
+    kernels = GroupedExperts(middle)
     largest = max(len(tokens.rows_M) for tokens in chosen.values())
     most_rows = max(most_rows, largest)
     frame = Frame(torch.empty(most_rows * width, dtype=dtype, device=DEVICE))
     group = grouped(kernels, chosen, matrices, dtype)
-    kernels.run(frame, group, routing, most_rows=most_rows)
+    kernels.run(frame, group, routing, most_rows=most_rows, clamped=clamped)
     want = torch.full_like(routing.outputs_TKD, 7)
     for e, tokens in chosen.items():
-        compute_by_torch(routing, tokens, matrices[e], middle, want)
+        compute_by_torch(routing, tokens, matrices[e], between, want)
     assert_close(routing.outputs_TKD, want)
 
 
@@ -352,7 +359,7 @@ def test_experts_whose_matrices_lie_otherwise_are_launched_apart(
     group = grouped(kernels, routing.tokens, matrices, torch.float32)
     want = torch.empty_like(routing.outputs_TKD)
     for e, tokens in routing.tokens.items():
-        compute_by_torch(routing, tokens, matrices[e], "gated", want)
+        compute_by_torch(routing, tokens, matrices[e], ("gated", None), want)
     launched = use_gpu_kernels(monkeypatch)
     kernels.run(frame, group, routing, most_rows=60)
     assert_close(routing.outputs_TKD, want)
@@ -710,11 +717,11 @@ def compute_by_torch(
     routing: Routing,
     tokens: ExpertTokens,
     matrices: Mapping[str, Tensor | CodedMatrix],
-    middle: Middle,
+    between: tuple[Middle, ClampedGate | None],
     out_TKD: Tensor,
 ) -> None:
     """One expert alone, from its matrices as torch decodes them."""
-    dtype = out_TKD.dtype
+    dtype, (middle, clamped) = out_TKD.dtype, between
 
     def product(x: Tensor, role: str) -> Tensor:
         weight, bias = matrices[role], matrices.get(f"{role}_bias")
@@ -729,7 +736,7 @@ def compute_by_torch(
     x_MD = routing.normed_TD[tokens.rows_M]
     inner_MF = product(x_MD, "gate" if "gate" in matrices else "up")
     if "gate" in matrices:
-        by_torch(clamped=MIDDLES[middle]).gate(inner_MF, product(x_MD, "up"))
+        by_torch(clamped=clamped).gate(inner_MF, product(x_MD, "up"))
     else:
         inner_MF = inner_MF.relu().pow(2 if middle == "relu2" else 1)
     weighed = product(inner_MF, "down") * routing.weights_TK[tokens][:, None]

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -28,6 +29,8 @@ sizes = settings(max_examples=40)
 rows = st.integers(0, 70)
 widths = st.sampled_from([1, 7, 16, 31, 32, 33, 64, 100, 257, 2048])
 dtypes = st.sampled_from(DTYPES)
+added = st.sampled_from([0.0, 0.5, 1.0])
+"""Numbers of bfloat16: torch rounds others before it adds them."""
 seeds = st.integers(0, 99)
 scales = st.sampled_from([1.0, 0.22, 3.7])
 
@@ -52,22 +55,43 @@ def test_gating(num_rows: int, width: int, dtype: torch.dtype, seed: int) -> Non
 
 @needs_kernels
 @sizes
-@given(rows, widths, dtypes, seeds, st.floats(0.1, 9.0), st.floats(0.5, 3.0))
+@given(rows, widths, dtypes, seeds, st.floats(0.1, 9.0), st.floats(0.5, 3.0), added)
 def test_clamped_gating(
-    num_rows: int, width: int, dtype: torch.dtype, seed: int, limit: float, alpha: float
+    num_rows: int,
+    width: int,
+    dtype: torch.dtype,
+    seed: int,
+    limit: float,
+    alpha: float,
+    added: float,
 ) -> None:
     """As torch has it, and as transformers has it within rounding."""
     gate, up = (noise(seed + i, dtype, num_rows, width, scale=4.0) for i in range(2))
-    clamped = ClampedGate(limit=limit, alpha=alpha)
+    clamped = ClampedGate(limit=limit, alpha=alpha, added=added)
     assert_alike(lambda elementwise: gated(elementwise, gate, up), clamped=clamped)
     g, u = gate.float().clamp(max=limit), up.float().clamp(-limit, limit)
     tolerance = 1e-5 if dtype == torch.float32 else 0.03
     torch.testing.assert_close(
         gated(native(clamped=clamped), gate, up).float(),
-        (u + 1) * g * torch.sigmoid(alpha * g),
+        (u + added) * g * torch.sigmoid(alpha * g),
         rtol=tolerance,
         atol=tolerance,
     )
+
+
+@needs_kernels
+@sizes
+@given(rows, widths, dtypes, seeds, st.floats(0.1, 9.0))
+def test_gating_that_clamps_what_is_activated(
+    num_rows: int, width: int, dtype: torch.dtype, seed: int, limit: float
+) -> None:
+    gate, up = (noise(seed + i, dtype, num_rows, width, scale=4.0) for i in range(2))
+    clamped = ClampedGate(limit=limit, clamps_activated=True)
+    assert_alike(lambda elementwise: gated(elementwise, gate, up), clamped=clamped)
+    want = F.silu(gate).clamp(max=limit) * up.clamp(-limit, limit)
+    tolerance = 1e-5 if dtype == torch.float32 else 0.03
+    got = gated(native(clamped=clamped), gate, up)
+    torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
 
 
 @needs_kernels

@@ -24,7 +24,7 @@ ALL = (
     *tiny.FAMILIES,
     *("gemma4_text", "llama4_text", "dbrx", "phimoe", "afmoe", "mistral3"),
     *("lfm2_moe", "granitemoehybrid", "nemotron_h", "kimi_linear", "flex_olmo", "mimo_v2_flash"),
-    "longcat_flash",
+    *("longcat_flash", "step3p7"),
 )
 NOT_STACKED = ("kimi_linear", "longcat_flash")
 """What transformers holds of these in memory is read under the names of files alone."""
@@ -310,6 +310,66 @@ def test_layers_of_mimo_as_released_files_spell_them(tmp_path: Path) -> None:
     model = oracle.load(folder)
     assert model.config.sliding_window == 6
     assert model.config.rope_parameters["full_attention"]["rope_theta"] == 5e6
+    for seq in Driver(folder).generate(oracle.prompts(), 8, slice_tokens=7):
+        assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
+
+
+def test_step_as_it_is_released(tmp_path: Path) -> None:
+    """The text alone, with keys of its own, those that transformers passes over, and lists that go
+    on for layers which foretell tokens."""
+    lists = {
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+        "partial_rotary_factors": [0.6, 1.0] * 2,
+        "rope_theta": [300.0, 20.0] * 2,
+        "swiglu_limits": [0.0, 0.0, 0.6, 0.9],
+        "swiglu_limits_shared": [0.5, 0.8, 0.0, 0.4],
+    }
+    rotary = {"rope_parameters": None, "rope_scaling": ROPES["llama3"]}
+    folder = tiny.write_checkpoint(
+        tmp_path, "step3p7", **lists, **rotary, query_pre_attn_scalar=None
+    )
+    model = oracle.load(folder)
+    text = json.loads((folder / "config.json").read_text())["text_config"]
+    names = {
+        "n_routed_experts": "moe_num_experts",
+        "num_experts_per_tok": "moe_top_k",
+        "num_key_value_heads": "num_attention_groups",
+    }
+    sizes = {names.get(key, key): value for key, value in text.items() if type(value) is int}
+    gone = dict.fromkeys(["num_sliding_attention_heads", "query_pre_attn_scalar"])
+    more = {key: [*each, each[1]] for key, each in lists.items()}
+    (folder / "config.json").write_text("{}")
+    tiny.edit_config(
+        folder,
+        **{**sizes, **gone, **more, **rotary, "num_nextn_predict_layers": 1},
+        architectures=["Step3p5ForCausalLM"],
+        model_type="step3p5",
+        attention_other_setting={
+            "attention_type": "sliding_attention",
+            "num_attention_heads": 6,
+            "num_attention_groups": 2,
+            "head_dim": 10,
+        },
+        moe_layers_enum="1,2,3,4",
+        moe_router_activation="sigmoid",
+        moe_router_scaling_factor=1.7,
+        need_fp32_gate=True,
+        norm_expert_weight=True,
+        rms_norm_eps=text["rms_norm_eps"],
+        torch_dtype="float32",
+        use_head_wise_attn_gate=True,
+        use_rope_layers=[],
+        yarn_only_types=["full_attention"],
+        zero_centered=True,
+    )
+    tensors = {name: each for name, each in read_tensors(folder).items() if "vi" not in name}
+    of_last = {name for name in tensors if ".layers.3." in name}
+    tensors |= {
+        name.replace(".layers.3.", ".layers.4."): torch.full_like(tensors[name], torch.nan)
+        for name in of_last
+    }
+    (folder / "model.safetensors").unlink()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     for seq in Driver(folder).generate(oracle.prompts(), 8, slice_tokens=7):
         assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
 

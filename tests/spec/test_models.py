@@ -39,6 +39,7 @@ BILLIONS = {
     "minimax-m2": 230,
     "kimi-k2": 1026,
     "mimo-v2-flash": 309,
+    "step-3.5-flash": 197,
     "kimi-linear-48b-a3b": 49.1,
     "longcat-flash-chat": 560,
     "glm-4.7-flash": 29.9,

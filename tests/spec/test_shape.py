@@ -34,6 +34,7 @@ ARCHITECTURES = {
     "glm4_moe": "Glm4MoeForCausalLM",
     "minimax_m2": "MiniMaxM2ForCausalLM",
     "mimo_v2_flash": "MiMoV2FlashForCausalLM",
+    "step3p5": "Step3p5ForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
     "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
     "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM",
@@ -428,6 +429,31 @@ def test_all_faults_are_listed_at_once() -> None:
             )
             for kda in ([1, 2, 3], [*range(28)], [*range(1, 28)], ["1"], 7)
         ),
+        *(
+            (
+                "step3p5",
+                {"layer_types": ["sliding_attention"] * 45, "sliding_window": 9, key: value},
+                f"{key}: expected {done}",
+            )
+            for key, value, done in (
+                ("use_head_wise_attn_gate", False, "true"),
+                ("gating", "per-channel", "true or 'per-head'"),
+                ("moe_router_activation", "softmax", "'sigmoid'"),
+                ("use_rope_layers", [True] * 45, "[]"),
+                ("yarn_only_types", ["sliding_attention"], "['full_attention']"),
+                ("hidden_act", "gelu", "silu or swish"),
+                ("sliding_window", None, "a whole number"),
+                ("swiglu_limits", [7.0] * 44, "a list with a number for each of 45 layers"),
+                ("swiglu_limits_shared", [-7.0] * 45, "a number above 0"),
+                ("moe_layers_enum", "3,x", "numbers of layers between commas"),
+                ("moe_layers_enum", 3, "numbers of layers between commas"),
+                ("rope_theta", [5.0] * 44 + [6.0], "a number for each layer, the same for all"),
+                ("rope_theta", [5.0] * 44, "a number for each layer, the same for all"),
+                ("per_layer_config", {"0": {"num_attention_heads": 8}}, "64 heads in all layers"),
+                ("attention_other_setting", {"head_dim": 64}, "64 heads of 128 numbers"),
+            )
+        ),
+        ("step3p5", {"num_sliding_attention_heads": 60}, "60) must be a multiple of num_key_val"),
         ("lfm2_moe", {"conv_L_cache": 1}, "conv_L_cache: expected a whole number from 2 to 16"),
         (
             "qwen2_moe",

@@ -135,9 +135,12 @@ def _unwritten(like: Tensor, *size: int) -> Tensor:
 def _all_experts(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:
     yield "experts", *_experts(device, dtype)
     yield "experts without gates", *_experts(device, dtype, middle="relu2")
-    clamped = ClampedGate(limit=1.5, alpha=1.7)
+    clamped = {
+        "e2m1": ClampedGate(limit=1.5, alpha=1.7, added=1.0),
+        "e4m3": ClampedGate(limit=0.7, clamps_activated=True),
+    }
     for codes in CODES:
-        gate = clamped if codes.numbers == "e2m1" else None
+        gate = clamped.get(codes.numbers)
         yield f"experts of {codes.numbers}", *_experts(device, dtype, codes, gate)
 
 
@@ -323,7 +326,7 @@ def _experts(
         tokens=group_by_expert(experts_TK, slice(0, _TOKENS), _EXPERTS),
         outputs_TKD=_unwritten(x_TD, _TOKENS, _CHOICES, _HIDDEN),
     )
-    kernels, group = GroupedExperts(clamped, middle=middle), []
+    kernels, group = GroupedExperts(middle), []
     theirs = _unwritten(routing.outputs_TKD)
     experts = {number: expert() for number in routing.tokens}
     for number, tokens in routing.tokens.items():
@@ -332,7 +335,7 @@ def _experts(
         group.append(GroupedExpert(tokens, taken))
         _compute_by_torch(tokens, experts[number], routing, clamped, theirs)
     frame = Frame(_unwritten(x_TD, _TOKENS * _CHOICES * _WIDTH))
-    kernels.run(frame, group, routing, most_rows=_TOKENS)
+    kernels.run(frame, group, routing, most_rows=_TOKENS, clamped=clamped)
     return routing.outputs_TKD, theirs
 
 
@@ -358,11 +361,10 @@ def _compute_by_torch(
     elif clamped is None:
         inner_MF = F.silu(product(x_MD, "gate")) * up_MF
     else:
-        gate_MF, up_MF = (
-            product(x_MD, "gate").clamp(max=clamped.limit),
-            up_MF.clamp(-clamped.limit, clamped.limit),
-        )
-        inner_MF = (up_MF + 1) * (gate_MF * (clamped.alpha * gate_MF).sigmoid())
+        gate_MF = product(x_MD, "gate").clamp(max=clamped.most_gate)
+        up_MF = up_MF.clamp(-clamped.limit, clamped.limit) + clamped.added
+        gate_MF = gate_MF * (clamped.alpha * gate_MF).sigmoid()
+        inner_MF = up_MF * gate_MF.clamp(max=clamped.most_activated)
     weights_M = routing.weights_TK[tokens]
     out_TKD[tokens] = (product(inner_MF, "down") * weights_M[:, None]).to(out_TKD.dtype)
 

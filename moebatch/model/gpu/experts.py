@@ -50,9 +50,9 @@ class _Portion:
 class GroupedExperts:
     """Experts whose matrices lie anywhere in the memory of the device."""
 
-    def __init__(self, clamped: ClampedGate | None = None, *, middle: Middle = "gated") -> None:
-        """`middle` says what comes between products, `clamped` how inputs of gates are."""
-        self._clamped, self._power = clamped, _POWERS.get(middle, 0)
+    def __init__(self, middle: Middle = "gated") -> None:
+        """`middle` says what comes between products of an expert."""
+        self._power = _POWERS.get(middle, 0)
 
     @staticmethod
     def taken(matrices: Mapping[str, Stored], dtype: torch.dtype) -> GroupedMatrices | None:
@@ -72,18 +72,23 @@ class GroupedExperts:
         routing: Routing,
         *,
         most_rows: int,
+        clamped: ClampedGate | None = None,
     ) -> None:
-        """Fills the ``outputs_TKD`` of the experts, with room for the inner numbers of `most_rows`
-        rows at a time: of those whose matrices lie in the same way, in three launches. All experts
-        are of one shape."""
+        """As `ExpertKernels.run`, of experts whose matrices lie in the same way in three launches.
+        All experts are of one shape."""
         alike: dict[tuple[Coding, Coding], list[GroupedExpert]] = defaultdict(list)
         for expert in experts:
             alike[expert.matrices.coding_in, expert.matrices.coding_out].append(expert)
         for group in alike.values():
-            self._run_alike(frame.branch(), group, routing, most_rows)
+            self._run_alike(frame.branch(), group, routing, most_rows, clamping(clamped))
 
     def _run_alike(
-        self, frame: Frame, experts: Sequence[GroupedExpert], routing: Routing, most_rows: int
+        self,
+        frame: Frame,
+        experts: Sequence[GroupedExpert],
+        routing: Routing,
+        most_rows: int,
+        gating: Mapping[str, Any],
     ) -> None:
         counts = [each.tokens.num_tokens for each in experts]
         height = next((rows for rows in _TILES if rows >= max(counts)), _TILES[-1])
@@ -105,7 +110,7 @@ class GroupedExperts:
         tiles_NX = _on_device(table_NX, room_MF.device)
         for portion in found:
             tiles = tiles_NX[portion.first_tile : portion.first_tile + portion.num_tiles]
-            self._run(tiles, matrices, room_MF, routing, height)
+            self._run(tiles, matrices, room_MF, routing, height, gating)
 
     def _run(
         self,
@@ -114,6 +119,7 @@ class GroupedExperts:
         room_MF: Tensor,
         routing: Routing,
         height: int,
+        gating: Mapping[str, Any],
     ) -> None:
         inputs_TD, outputs_TKD = routing.inputs_TI, routing.outputs_TKD
         (_, num_choices, D), F = outputs_TKD.shape, room_MF.shape[1]
@@ -135,7 +141,7 @@ class GroupedExperts:
             F,
             coding=matrices.coding_in,
             power=self._power,
-            **clamping(self._clamped),
+            **gating,
             **options,
         )
         launch(

@@ -73,28 +73,60 @@ def rotate(x, cos, sin, stride, part_stride, width, block: tl.constexpr):
 
 
 @triton.jit
-def gated(gate, up, kind: tl.constexpr, limit, alpha, is_clamped: tl.constexpr):
+def gated(
+    gate,
+    up,
+    kind: tl.constexpr,
+    most_gate,
+    most_activated,
+    limit,
+    alpha,
+    added,
+    is_clamped: tl.constexpr,
+):
     """What a gate lets through, of `kind`, from float32 that holds numbers of it."""
     if is_clamped:
-        gate = tl.where(gate > limit, limit, gate)  # what is no number stays so
+        gate = tl.where(gate > most_gate, most_gate, gate)  # what is no number stays so
         up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
-        up = (up + 1.0).to(kind).to(tl.float32)
-        gate = (gate * alpha).to(kind).to(tl.float32)
+        up = (up.to(kind).to(tl.float32) + added).to(kind).to(tl.float32)
+        gate = (gate.to(kind).to(tl.float32) * alpha).to(kind).to(tl.float32)
     gate = (gate / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32)
     if is_clamped:
         gate = (gate / alpha).to(kind).to(tl.float32)
+        gate = tl.where(gate > most_activated, most_activated, gate).to(kind).to(tl.float32)
     return (gate * up).to(kind)
 
 
 @triton.jit
-def gate_rows(gate, up, count, limit, alpha, is_clamped: tl.constexpr, block: tl.constexpr):
+def gate_rows(
+    gate,
+    up,
+    count,
+    most_gate,
+    most_activated,
+    limit,
+    alpha,
+    added,
+    is_clamped: tl.constexpr,
+    block: tl.constexpr,
+):
     """SwiGLU in place of the gate."""
     places = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     is_there = places < count
     numbers = tl.load(gate + places, mask=is_there, other=0.0)
     others = tl.load(up + places, mask=is_there, other=0.0).to(tl.float32)
     kind = numbers.dtype
-    through = gated(numbers.to(tl.float32), others, kind, limit, alpha, is_clamped)
+    through = gated(
+        numbers.to(tl.float32),
+        others,
+        kind,
+        most_gate,
+        most_activated,
+        limit,
+        alpha,
+        added,
+        is_clamped,
+    )
     tl.store(gate + places, through, mask=is_there)
 
 
@@ -457,8 +489,11 @@ def experts_in(
     stride,
     D,
     F,
+    most_gate,
+    most_activated,
     limit,
     alpha,
+    added,
     is_clamped: tl.constexpr,
     power: tl.constexpr,
     coding: tl.constexpr,
@@ -488,7 +523,9 @@ def experts_in(
     gate_MN = with_bias(gate_MN, gate, n, F, kind, coding)
     if power == 0:
         up_MN = with_bias(up_MN, up, n, F, kind, coding)
-        through = gated(gate_MN, up_MN, kind, limit, alpha, is_clamped)
+        through = gated(
+            gate_MN, up_MN, kind, most_gate, most_activated, limit, alpha, added, is_clamped
+        )
     else:
         above_MN = tl.where(gate_MN < 0.0, 0.0, gate_MN)  # what is no number stays so
         through = (above_MN * above_MN if power == 2 else above_MN).to(kind)

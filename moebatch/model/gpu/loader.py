@@ -29,7 +29,7 @@ def grouped_experts(shape: ModelShape, device: torch.device) -> GroupedExperts |
     middle = middle_of(shape)
     if middle is None or not _are_for(device):
         return None
-    return GroupedExperts(shape.clamped_gate, middle=middle)
+    return GroupedExperts(middle)
 
 
 def single_attention(shape: ModelShape, device: torch.device) -> SingleAttention | None:

@@ -13,6 +13,8 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LARGEST_BLOCK = 16384
 """Numbers of a row that one program holds."""
 _GATE_BLOCK = 1024
+_CLAMPING = ("most_gate", "most_activated", "limit", "alpha", "added")
+"""What a kernel has to know of a `ClampedGate`."""
 
 
 class GpuRows:
@@ -100,8 +102,8 @@ def launch(name: str, grid: tuple[int, ...], *arguments: Any, **options: Any) ->
 def clamping(clamped: ClampedGate | None) -> dict[str, Any]:
     """What a kernel has to know of a gate."""
     if clamped is None:
-        return {"limit": 0.0, "alpha": 1.0, "is_clamped": False}
-    return {"limit": clamped.limit, "alpha": clamped.alpha, "is_clamped": True}
+        return dict.fromkeys(_CLAMPING, 0.0) | {"is_clamped": False}
+    return {name: getattr(clamped, name) for name in _CLAMPING} | {"is_clamped": True}
 
 
 def _suit(*tensors: Tensor | None) -> bool:

@@ -9,6 +9,11 @@
    a matrix product, which leaves what it made in the caches of other cores. */
 #define AHEAD 4096
 
+/* The same as Clamping in rows.py. */
+struct clamping {
+    float most_gate, most_activated, limit, alpha, added;
+};
+
 /* The same as RowWork in rows.py; each kernel says what it makes of these. */
 struct row_work {
     char *out;
@@ -22,7 +27,8 @@ struct row_work {
     int64_t next_row; /* taken by whichever thread is free */
     int32_t dtype;
     int32_t is_exact; /* second is float32, and its product rounded once */
-    float eps, limit, alpha, scale;
+    float eps, scale;
+    struct clamping clamping;
 };
 
 INLINE Lot lot_at(const char *p, int64_t i, int64_t width, int dtype) {
@@ -80,17 +86,16 @@ INLINE Lot below(Lot x, float limit) {
 
 INLINE Lot minus(Lot x) { return (Lot){-x.first, -x.second}; }
 
-/* (up + 1) * silu(alpha * gate) / alpha, of a gate that is at most the limit, and of an up between
-   minus and plus that. */
-INLINE Lot gated_clamped(Lot gate, Lot up, float limit, float alpha, int dtype) {
-    const Floats one = (Floats){0} + 1.0f;
-    Lot x = rounded_lot(below(gate, limit), dtype);
-    up = rounded_lot(minus(below(minus(below(up, limit)), limit)), dtype);
-    up = rounded_lot(sum(up, (Lot){one, one}), dtype);
-    x = rounded_lot(scaled(x, alpha), dtype);
+/* (up + added) * silu(alpha * gate) / alpha, of numbers that are clamped as ClampedGate says. */
+INLINE Lot gated_clamped(Lot gate, Lot up, const struct clamping *c, int dtype) {
+    const Floats added = (Floats){0} + c->added;
+    Lot x = rounded_lot(below(gate, c->most_gate), dtype);
+    up = rounded_lot(minus(below(minus(below(up, c->limit)), c->limit)), dtype);
+    up = rounded_lot(sum(up, (Lot){added, added}), dtype);
+    x = rounded_lot(scaled(x, c->alpha), dtype);
     x = rounded_lot((Lot){silu(x.first), silu(x.second)}, dtype);
-    x = rounded_lot((Lot){x.first / alpha, x.second / alpha}, dtype);
-    return product(x, up);
+    x = rounded_lot((Lot){x.first / c->alpha, x.second / c->alpha}, dtype);
+    return product(rounded_lot(below(x, c->most_activated), dtype), up);
 }
 
 /* The same of out and first, in place of out. */
@@ -100,7 +105,7 @@ INLINE void gate_clamped_row(const struct row_work *w, int64_t row, int dtype) {
     const char *first = w->first + start;
     for (int64_t i = 0; i < width; i += LOT) {
         Lot gate = lot_at(out, i, width, dtype), up = lot_at(first, i, width, dtype);
-        put_lot(out, i, width, gated_clamped(gate, up, w->limit, w->alpha, dtype), dtype);
+        put_lot(out, i, width, gated_clamped(gate, up, &w->clamping, dtype), dtype);
     }
 }
 

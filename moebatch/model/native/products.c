@@ -102,7 +102,7 @@ struct product_work {
     int32_t has_failed;    /* for want of memory */
     int32_t widens_beside; /* whether the processor widens numbers beside multiplying others */
     int32_t puts;
-    float limit, alpha; /* of gates that are clamped */
+    struct clamping clamping;
     struct matrix matrix, up; /* the latter is multiplied with what the former makes, if they are
                                  gated */
 };
@@ -483,7 +483,7 @@ INLINE Lot finished(const struct product_work *w, const float *sums, int64_t bes
     Lot up = rounded_lot(made(w, &w->up, sums + beside, output, num), w->dtype);
     if (w->puts == PUT_GATED)
         return gated(gate, up, w->dtype);
-    return gated_clamped(gate, up, w->limit, w->alpha, w->dtype);
+    return gated_clamped(gate, up, &w->clamping, w->dtype);
 }
 
 /* Row of out into which a row goes. */

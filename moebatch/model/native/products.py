@@ -14,6 +14,7 @@ from moebatch.formats.coded import CodedMatrix
 from moebatch.model.native.codes import Coding, coding
 from moebatch.model.native.instruction_set import is_intel
 from moebatch.model.native.kernels import DTYPES
+from moebatch.model.native.rows import Clamping
 
 _CODED = 5
 """In the place of a type of numbers."""
@@ -60,8 +61,7 @@ class ProductWork(ctypes.Structure):
         ("has_failed", ctypes.c_int32),
         ("widens_beside", ctypes.c_int32),
         ("puts", ctypes.c_int32),
-        ("limit", ctypes.c_float),
-        ("alpha", ctypes.c_float),
+        ("clamping", Clamping),
         ("matrix", MatrixWork),
         ("up", MatrixWork),
     )

@@ -19,6 +19,18 @@ _LEAST_SHARED_BYTES = 2**17
 """What one thread has written before another one would be awake."""
 
 
+class Clamping(ctypes.Structure):
+    """``struct clamping`` of the C file: a `ClampedGate`."""
+
+    _fields_ = (
+        ("most_gate", ctypes.c_float),
+        ("most_activated", ctypes.c_float),
+        ("limit", ctypes.c_float),
+        ("alpha", ctypes.c_float),
+        ("added", ctypes.c_float),
+    )
+
+
 class RowWork(ctypes.Structure):
     """``struct row_work`` of the C file."""
 
@@ -39,10 +51,14 @@ class RowWork(ctypes.Structure):
         ("dtype", ctypes.c_int32),
         ("is_exact", ctypes.c_int32),
         ("eps", ctypes.c_float),
-        ("limit", ctypes.c_float),
-        ("alpha", ctypes.c_float),
         ("scale", ctypes.c_float),
+        ("clamping", Clamping),
     )
+
+
+def clamping_of(clamped: ClampedGate) -> Clamping:
+    """The same for the kernels."""
+    return Clamping(*(getattr(clamped, name) for name, _ in Clamping._fields_))
 
 
 def suits(*tensors: Tensor | None) -> bool:
@@ -97,8 +113,8 @@ class NativeRows:
         if clamped is None:
             work = row_work(gate_MF, up_MF, num_rows=num_rows, width=width)
             return self._run(self._kernels.gate, work, gate_MF)
-        limit, alpha = clamped.limit, clamped.alpha
-        work = row_work(gate_MF, up_MF, num_rows=num_rows, width=width, limit=limit, alpha=alpha)
+        clamping = clamping_of(clamped)
+        work = row_work(gate_MF, up_MF, num_rows=num_rows, width=width, clamping=clamping)
         return self._run(self._kernels.gate_clamped, work, gate_MF)
 
     def place(

@@ -34,7 +34,7 @@ from moebatch.layout.scratch import (
 from moebatch.layout.setup import CHUNK_BYTES
 from moebatch.schedule.task import Kind
 from moebatch.spec.model.attention import Attention
-from moebatch.spec.model.blocks import Router
+from moebatch.spec.model.blocks import ClampedGate, Router
 from moebatch.spec.model.grouped_attention import GroupedAttention
 from moebatch.spec.model.latent_attention import LatentAttention
 from moebatch.spec.model.recurrence import (
@@ -67,7 +67,7 @@ class _RowLaunches(NamedTuple):
 
 
 _BY_TORCH = _RowLaunches(
-    norm=9, norm_gated=11, rotation=12, gate=2, clamping=5, place=5, add=3, sum=3
+    norm=9, norm_gated=11, rotation=12, gate=2, clamping=6, place=5, add=3, sum=3
 )
 """A norm: into float32, sum of squares, five for its root, back, times the weight. A gated one is
 in float32 already, and is multiplied by silu of its gate there. A rotation: six for queries, and
@@ -191,9 +191,13 @@ class Launches:
         behind = self._norm * ("mlp_out_norm" in shape.norms)
         added = self._rows.add if shape.adds_experts_late else 1
         dense = self._before("mlp_norm") + self._mlp + behind + added + self._scaling
+
+        def of_mlp(layer: int) -> int:
+            clamps = shape.mlp_clamp(layer) is not None
+            return (dense + self._rows.clamping * clamps) * shape.has_mlp(layer)
+
         return tuple(
-            gate if shape.is_moe(layer) else dense * shape.has_mlp(layer)
-            for layer in range(shape.num_layers)
+            gate if shape.is_moe(layer) else of_mlp(layer) for layer in range(shape.num_layers)
         )
 
     def of_experts(self, rows: Sequence[float]) -> float:
@@ -220,10 +224,10 @@ class Launches:
     def _of_expert(self, rows: float) -> float:
         expert = self.shape.expert
         beside = _GATHERING + self._rows.place + len(expert.roles) * expert.bias
-        clamping = self._rows.clamping * (self.shape.clamped_gate is not None)
+        clamping = self._clamping_of_expert
         return (self._mlp + beside + clamping) * ceil(rows / MAX_GEMM_ROWS)
 
-    def of_combine(self, *, is_joined: bool) -> int:
+    def of_combine(self, *, is_joined: bool) -> float:
         """The end of a layer: outputs are added up, with those of a shared expert if there is
         one."""
         return self._adding + self._sorting(is_joined)
@@ -237,11 +241,23 @@ class Launches:
     # --- pieces ---------------------------------------------------------------------------------
 
     @cached_property
-    def _adding(self) -> int:
+    def _clamping_of_expert(self) -> float:
+        return self._clamping(self.shape.expert_clamp)
+
+    def _clamping(self, clamp: Callable[[int], ClampedGate | None]) -> float:
+        """In the mean of layers with experts, of which some may clamp."""
+        layers = self.shape.moe_layers
+        return self._rows.clamping * sum(clamp(n) is not None for n in layers) / len(layers)
+
+    @cached_property
+    def _adding(self) -> float:
         """That end, but for the sorting of tokens."""
         shape = self.shape
         late = shape.adds_experts_late
-        shared = self._mlp + (not self.is_fused and not late) if shape.shared_expert else 0
+        shared = 0.0
+        if shape.shared_expert:
+            beside = not self.is_fused and not late
+            shared = self._mlp + beside + self._clamping(shape.mlp_clamp)
         given_back = (_GIVEN_BACK + self._rows.sum) * bool(shape.router.num_identities)
         mixed = 3 * bool(shared and shape.shared_expert_gate)
         norms = (self._norm + self._rows.sum) * len(MLP_NORMS & {*shape.norms, *shape.moe_norms})

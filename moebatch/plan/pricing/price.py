@@ -276,7 +276,7 @@ class Price:
         return traits_of(self.policy).is_paged
 
     @property
-    def _adding(self) -> int:
+    def _adding(self) -> float:
         """Launches of `post` that a layer else has a task of its own for."""
         return self._is_paged * self._launches.of_combine(is_joined=False)
 

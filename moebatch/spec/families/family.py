@@ -53,6 +53,8 @@ class FamilySpec:
     """Names under which transformers reads keys beside the family's own."""
     by_layer: Collection[str] = ()
     """Keys whose numbers files may give for each layer; all have to be the same."""
+    reworded: Callable[[ConfigKeys], Mapping[str, Any]] | None = None
+    """Values of keys as transformers writes them, of files that say the same in other words."""
     rotary_type: str | None = None
     """``model_type`` in whose way rotary positions are configured; None is the family's own."""
     rotary_keys: Collection[str] = ()
@@ -79,7 +81,10 @@ class FamilySpec:
 
     def keys(self, config: Mapping[str, Any], defaults: Mapping[str, Any]) -> ConfigKeys:
         """Figures of a raw ``config.json``."""
-        return ConfigKeys(config, defaults, self.spelling, self.by_layer, self.synonyms)
+        keys = ConfigKeys(config, defaults, self.spelling, self.by_layer, self.synonyms)
+        if self.reworded is not None:
+            keys.reword(self.reworded(keys))
+        return keys
 
     def beside_others(self, architecture: str, model_type: str) -> "FamilySpec":
         """The same in a configuration that has other models beside it, such as for images; these

@@ -29,13 +29,14 @@ _BY_COLUMNS = _ANY.across("gate", "up", "down")
 
 
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
+    clamped = ClampedGate(
+        limit=keys.positive("swiglu_limit"), alpha=keys.positive("swiglu_alpha"), added=1.0
+    )
     return Layers(
         attention=grouped_attention(keys, biases="attention_bias", has_sink_scores=True),
         moe_layers=tuple(range(num_layers)),
         expert=Mlp(width=keys.count("intermediate_size"), bias=True),
-        clamped_gate=ClampedGate(
-            limit=keys.positive("swiglu_limit"), alpha=keys.positive("swiglu_alpha")
-        ),
+        expert_clamps=(clamped,) * num_layers,
         router=Router(norm_order=1.0, bias=True),
         norm=Norm(rounds_once=True),
         sliding_windows=by_layer_types(keys, num_layers, lambda layer: layer % 2 == 0),

@@ -36,6 +36,7 @@ from moebatch.spec.families.phimoe import PHIMOE, RELEASED_PHIMOE
 from moebatch.spec.families.qwen import MELLUM, QWEN2_MOE, QWEN3_MOE, QWEN3_VL_MOE
 from moebatch.spec.families.qwen_delta import QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_NEXT
 from moebatch.spec.families.sarvam import SARVAM_MLA, SARVAM_MOE
+from moebatch.spec.families.step import STEP3P5, STEP3P7
 from moebatch.spec.families.switch import SWITCH_TRANSFORMERS
 
 _SPARSE = (DEEPSEEK_V32, GLM_MOE_DSA)
@@ -55,6 +56,8 @@ _OTHERS = (
     GLM4_MOE,
     MINIMAX_M2,
     MIMO_V2_FLASH,
+    STEP3P5,
+    STEP3P7,
     DBRX,
     GPT_OSS,
     *_GRANITE,

@@ -4,6 +4,7 @@ Shape letters: D hidden.
 """
 
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 from moebatch.spec.model.attention import Sizes
@@ -132,9 +133,21 @@ class Norm:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClampedGate:
-    """SwiGLU of clamped inputs (gpt-oss): ``(u + 1) * g *
-    sigmoid(alpha * g)`` where g is the gate, at most `limit`, and u what goes up, between minus and
-    plus that."""
+    """SwiGLU of clamped numbers: ``(u + added) * g * sigmoid(alpha * g)`` where g is the gate, at
+    most `limit`, and u what goes up, between minus and plus that (gpt-oss)."""
 
     limit: float
-    alpha: float
+    alpha: float = 1.0
+    added: float = 0.0
+    clamps_activated: bool = False
+    """What the activation makes of the gate is at most `limit`, and not the gate (Step-3.5)."""
+
+    @property
+    def most_gate(self) -> float:
+        """What the gate is at most."""
+        return inf if self.clamps_activated else self.limit
+
+    @property
+    def most_activated(self) -> float:
+        """What its activation makes of it is at most."""
+        return self.limit if self.clamps_activated else inf

@@ -65,7 +65,12 @@ class ConfigKeys:
         self._spelling = spelling
         self._by_layer = by_layer
         self._synonyms = synonyms
+        self._reworded: Mapping[str, Any] = {}
         self.faults: list[ConfigFault] = []
+
+    def reword(self, words: Mapping[str, Any]) -> None:
+        """Takes these values for what the file says of their keys."""
+        self._reworded = words
 
     def count(self, key: str, most: int = MAX_COUNT, least: int = 1) -> int:
         """A whole number of at least that."""
@@ -99,7 +104,10 @@ class ConfigKeys:
 
     def positive(self, key: str) -> float:
         """A finite number above zero, with a reciprocal that is one as well."""
-        value = self.value(key)
+        return self.positive_number(key, self.value(key))
+
+    def positive_number(self, key: str, value: Any) -> float:
+        """The same of a value of a key that holds several."""
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if number and sys.float_info.min <= value <= sys.float_info.max:
             return float(value)
@@ -215,6 +223,8 @@ class ConfigKeys:
 
     def value(self, key: str) -> Any:
         """What the file holds, else the default."""
+        if key in self._reworded:
+            return self._reworded[key]
         found = self._found(key)
         return self._defaults.get(key) if found is _ABSENT else found
 

@@ -10,7 +10,7 @@ from moebatch.spec.model.cache_layout import LARGEST_SLICE, CacheLayout
 BIASED_PAIRS = 64 * LARGEST_SLICE
 """Pairs of tokens of a prompt to whose scores numbers are added at a time."""
 QkNorm = Literal["none", "head", "full", "unscaled"]
-OutputGate = Literal["none", "with queries", "apart"]
+OutputGate = Literal["none", "with queries", "apart", "of heads"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +31,8 @@ class GroupedAttention(Attention):
     """Values are projected as keys are: they are keys before their norm and rotation."""
     gate: OutputGate = "none"
     """Each number that attention puts out is weighed by a sigmoid gate, whose projection lies with
-    the queries' head by head, the query's rows before the gate's, or apart."""
+    the queries' head by head, the query's rows before the gate's, or apart; or all numbers of a
+    head are weighed by one gate. Those that lie apart have no biases."""
     clip_qkv: float | None = None
     """Queries, keys and values are clamped to plus and minus this."""
     has_sink_scores: bool = False
@@ -80,14 +81,13 @@ class GroupedAttention(Attention):
     def tensors(self, hidden_size: int) -> Sizes:
         """Projections, their biases, norms and sinks."""
         width = self.query_width
-        query = {
-            "none": {"q": width},
-            "with queries": {"gated_q": 2 * width},
-            "apart": {"q": width, "output_gate": width},
-        }[self.gate]
+        query = {"gated_q": 2 * width} if self.gate == "with queries" else {"q": width}
         values = {} if self.values_are_keys else {"v": self.value_width}
         widths = query | {"k": self.kv_width} | values
         sizes: Sizes = {role: (width, hidden_size) for role, width in widths.items()}
+        if self.gate in ("apart", "of heads"):
+            num_gates = width if self.gate == "apart" else self.num_heads
+            sizes["output_gate"] = (num_gates, hidden_size)
         sizes["o"] = (hidden_size, self.result_width)
         if self.qkv_bias:
             sizes |= {f"{role}_bias": (width,) for role, width in widths.items()}

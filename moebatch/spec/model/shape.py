@@ -78,8 +78,11 @@ class Layers:
     MLP, where files number them one by one; a layer without the latter has one number twice. Where
     a layer of the file is several here, its number and that of the part. Empty where layers are
     numbered as here."""
-    clamped_gate: ClampedGate | None = None
-    """What all of them do between their matrices; None is the usual ``activation(gate) * up``."""
+    expert_clamps: tuple[ClampedGate | None, ...] = ()
+    """Per layer: what its experts do between their matrices; None is the usual ``activation(gate) *
+    up``. Empty where that holds for all layers."""
+    mlp_clamps: tuple[ClampedGate | None, ...] = ()
+    """The same of its shared expert, or of its MLP where it has no experts."""
     norms: tuple[str, ...] = ("input_norm", "mlp_norm")
     """Roles of the norms of a layer, [D] each; without one of these two hidden states are taken as
     they are. What attention has made may be normed before it is added, ``attention_out_norm``, and
@@ -152,7 +155,16 @@ class ModelShape(Layers):
     @property
     def is_swiglu(self) -> bool:
         """Whether what gates do is SiLU, or that of clamped inputs."""
-        return self.activation in ("silu", "swish") or self.clamped_gate is not None
+        clamps = self.expert_clamps
+        return self.activation in ("silu", "swish") or (bool(clamps) and None not in clamps)
+
+    def expert_clamp(self, layer: int) -> ClampedGate | None:
+        """As `expert_clamps` says."""
+        return self.expert_clamps[layer] if self.expert_clamps else None
+
+    def mlp_clamp(self, layer: int) -> ClampedGate | None:
+        """As `mlp_clamps` says."""
+        return self.mlp_clamps[layer] if self.mlp_clamps else None
 
     def is_moe(self, layer: int) -> bool:
         """Whether a layer has experts."""

@@ -1,0 +1,270 @@
+"""Step-3.5-Flash, and the text of Step-3.7-Flash (StepFun)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from moebatch.quoting import shown
+from moebatch.spec.families.family import (
+    FamilySpec,
+    Windows,
+    by_mlp_types,
+    grouped_attention,
+    in_two_ways,
+    layer_types,
+    require_silu,
+    usual_defaults,
+)
+from moebatch.spec.model.blocks import ClampedGate, Mlp, Norm, Router
+from moebatch.spec.model.config_keys import ConfigKeys
+from moebatch.spec.model.grouped_attention import GroupedAttention
+from moebatch.spec.model.shape import Layers
+from moebatch.spec.model.tensor_names import (
+    LAYER,
+    STACKED_EXPERTS,
+    ExpertLayout,
+    TensorNames,
+    usual_roles,
+)
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_HEADS = "num_attention_heads"
+_USUAL_BASE = 10000.0
+_BY_LAYER = ("layer_types", "mlp_layer_types", "swiglu_limits", "swiglu_limits_shared")
+_DONE: Mapping[str, Sequence[object]] = MappingProxyType(
+    {
+        "att_impl_type": ("GQA",),
+        "gating": (True, "per-head"),
+        "moe_router_activation": ("sigmoid",),
+        "norm_expert_weight": (True,),
+        "sink": (False,),
+        "use_bidirectional_attention": (False,),
+        "use_head_wise_attn_gate": (True,),
+        "use_mfa": (False,),
+        "use_moe": (True,),
+        "use_moe_router_bias": (True,),
+        "use_qk_norm": (True,),
+        "use_rope_layers": ([],),
+        "yarn_only_types": ([_FULL],),
+        "zero_centered": (True,),
+    }
+)
+"""What is computed of keys that files may have and transformers passes over."""
+
+
+def _reworded(keys: ConfigKeys) -> dict[str, Any]:
+    """Lists of released files go on for layers that foretell tokens, which are not computed, and
+    rotary parameters are among them."""
+    num_layers = keys.count("num_hidden_layers")
+    padded = num_layers + keys.count_or_zero("num_nextn_predict_layers")
+    said = {key: keys.value(key) for key in _BY_LAYER}
+    lists = {
+        key: value[:num_layers] if isinstance(value, list) and len(value) == padded else value
+        for key, value in said.items()
+    }
+    rotary = keys.value("rope_parameters")
+    if rotary is None:
+        types = lists["layer_types"]
+        types = types if isinstance(types, list) else [_FULL] * num_layers
+        rotary = {kind: _rotary(keys, types, kind) for kind in (_FULL, _SLIDING)}
+    return lists | {"rope_parameters": rotary, "rope_scaling": None, "rope_theta": None}
+
+
+def _rotary(keys: ConfigKeys, types: Sequence[object], kind: str) -> dict[str, Any]:
+    """Rotary parameters of layers of a kind; those that see everything may be scaled."""
+
+    def of_kind(key: str) -> Any:
+        said = keys.value(key)
+        if not isinstance(said, list):
+            return said
+        found = [value for of_layer, value in zip(types, said, strict=False) if of_layer == kind]
+        if len(said) < len(types) or any(value != found[0] for value in found):
+            keys.fault(key, f"a number for each layer, the same for all of {kind}", said)
+        return found[0] if found else None
+
+    base, share = of_kind("rope_theta"), of_kind("partial_rotary_factors")
+    found = {"rope_type": "default", "rope_theta": _USUAL_BASE if base is None else base}
+    if share is not None:
+        found["partial_rotary_factor"] = share
+    scaling = keys.value("rope_scaling")
+    return found | scaling if kind == _FULL and isinstance(scaling, dict) else found
+
+
+def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
+    _require_done(keys)
+    types = layer_types(keys, (_FULL,) * num_layers, known=(_FULL, _SLIDING))
+    window = keys.count("sliding_window") if _SLIDING in types else None
+    windows = tuple(window if kind == _SLIDING else None for kind in types)
+    full = _attention(keys, _FULL)
+    sparse = by_mlp_types(keys, num_layers, _numbered(keys, num_layers))
+    has_biases = keys.flag("mlp_bias")
+    dense = Mlp(width=keys.count("intermediate_size"), bias=has_biases)
+    return Layers(
+        **in_two_ways(windows, _sliding_attention(keys, full, windows), full),
+        moe_layers=sparse,
+        expert=Mlp(width=keys.count("moe_intermediate_size")),
+        shared_expert=Mlp(width=keys.count("share_expert_dim"), bias=has_biases),
+        dense=dense if len(sparse) < num_layers else None,
+        expert_clamps=_clamps(keys, "swiglu_limits", num_layers),
+        mlp_clamps=_clamps(keys, "swiglu_limits_shared", num_layers),
+        router=Router(
+            scores="sigmoid",
+            has_correction=True,
+            norm_order=1.0,
+            scale=keys.positive("moe_router_scaling_factor"),
+            has_exact_logits=keys.flag("need_fp32_gate"),
+            has_exact_weights=True,
+        ),
+        norm=Norm(counts_from_one=True),
+    )
+
+
+def _require_done(keys: ConfigKeys) -> None:
+    require_silu(keys)
+    for key, done in _DONE.items():
+        value = keys.value(key)
+        if value is not None and value not in done:
+            keys.fault(key, " or ".join(map(shown, done)), value)
+
+
+def _attention(keys: ConfigKeys, kind: str) -> GroupedAttention:
+    scalar = keys.positive_or_none("query_pre_attn_scalar")
+    found = grouped_attention(
+        keys,
+        biases="attention_bias",
+        qk_norm="head",
+        gate="of heads",
+        rotary=kind,
+        score_scale=None if scalar is None else scalar**-0.5,
+    )
+    return replace(found, num_rotated=keys.rotary_dim(found.head_dim, kind))
+
+
+def _sliding_attention(
+    keys: ConfigKeys, full: GroupedAttention, windows: Windows
+) -> GroupedAttention:
+    """That of layers that slide, which may have another number of heads."""
+    key = "num_sliding_attention_heads"
+    heads = keys.count_or_none(key) or full.num_heads
+    if heads % full.num_kv_heads:
+        heads_text = keys.worded(key, heads)
+        kv_text = keys.worded("num_key_value_heads", full.num_kv_heads)
+        keys.wrong(key, f"{heads_text} must be a multiple of {kv_text}")
+    by_layer = {str(n): {_HEADS: heads} for n, window in enumerate(windows) if window is not None}
+    changed = by_layer if heads != full.num_heads else {}
+    said = keys.value("per_layer_config")
+    if said is not None and said not in (by_layer, changed):
+        keys.fault("per_layer_config", f"{heads} heads in all layers that slide", said)
+    others, size = keys.value("attention_other_setting"), full.head_dim
+    sizes = {"num_attention_groups": full.num_kv_heads, "head_dim": size, "true_head_dim": size}
+    alike = {"attention_type": _SLIDING, _HEADS: heads, **sizes}
+    if others is not None and not (isinstance(others, dict) and others.items() <= alike.items()):
+        what = f"{heads} heads of {size} numbers, those of keys as elsewhere, in layers that slide"
+        keys.fault("attention_other_setting", what, others)
+    rotated = keys.rotary_dim(full.head_dim, _SLIDING)
+    return replace(full, num_heads=heads, rotary=_SLIDING, num_rotated=rotated)
+
+
+def _numbered(keys: ConfigKeys, num_layers: int) -> frozenset[int] | range:
+    """Layers whose numbers are in ``moe_layers_enum``, between commas or in a list; all but three
+    where there is no such key."""
+    said = keys.value("moe_layers_enum")
+    if said is None:
+        return range(3, num_layers)
+    numbers = said.split(",") if isinstance(said, str) else said
+    try:
+        return frozenset(int(number) for number in numbers if str(number).strip())
+    except (TypeError, ValueError):
+        keys.fault("moe_layers_enum", "numbers of layers between commas", said)
+        return range(num_layers)
+
+
+def _clamps(keys: ConfigKeys, key: str, num_layers: int) -> tuple[ClampedGate | None, ...]:
+    """What a list with a limit for each layer says; 0 and null are none."""
+    limits = keys.value(key)
+    if limits is None:
+        return ()
+    if not isinstance(limits, list) or len(limits) != num_layers:
+        keys.fault(key, f"a list with a number for each of {num_layers} layers", limits)
+        return ()
+    return tuple(
+        ClampedGate(limit=keys.positive_number(key, limit), clamps_activated=True)
+        if limit is not None and limit != 0
+        else None
+        for limit in limits
+    )
+
+
+_ROLES = usual_roles(shared="share_expert")
+_HUB_EXPERTS = ExpertLayout(
+    weights={f"{LAYER}moe.{role}_proj.weight": (role,) for role in ("gate", "up", "down")},
+    is_stacked=True,
+)
+
+STEP3P5 = FamilySpec(
+    architecture="Step3p5ForCausalLM",
+    model_type="step3p5",
+    defaults=dict.fromkeys(_DONE)
+    | usual_defaults(
+        vocab_size=128815,
+        hidden_size=4096,
+        intermediate_size=11264,
+        num_hidden_layers=45,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=128000,
+        rms_norm_eps=1e-5,
+        moe_intermediate_size=1280,
+        share_expert_dim=1280,
+        num_experts=288,
+        num_experts_per_tok=8,
+        moe_router_scaling_factor=1.0,
+        mlp_bias=False,
+        need_fp32_gate=False,
+        attention_other_setting=None,
+        mlp_layer_types=None,
+        moe_layers_enum=None,
+        num_nextn_predict_layers=None,
+        num_sliding_attention_heads=None,
+        partial_rotary_factors=None,
+        per_layer_config=None,
+        query_pre_attn_scalar=None,
+        sliding_window=None,
+        swiglu_limits=None,
+        swiglu_limits_shared=None,
+    ),
+    spelling={"num_experts": "n_routed_experts"},
+    synonyms={
+        "num_experts": ("moe_num_experts", "num_local_experts"),
+        "num_experts_per_tok": ("moe_top_k",),
+        "num_key_value_heads": ("num_attention_groups",),
+        "num_sliding_attention_heads": ("attention_other_setting.num_attention_heads",),
+        "share_expert_dim": ("share_expert_dims",),
+    },
+    reworded=_reworded,
+    layers=_layers,
+    rotary_type="mixtral",
+    names=TensorNames(
+        roles=_ROLES
+        | {
+            "output_gate": (LAYER + "self_attn.g_proj.weight",),
+            "router": (LAYER + "moe.gate.weight", LAYER + "mlp.gate.weight"),
+            "router_correction": (
+                LAYER + "moe.router_bias",
+                LAYER + "mlp.gate.e_score_correction_bias",
+            ),
+        }
+        | {
+            role: (*names, names[0].replace("share_expert", "mlp.shared_experts"))
+            for role, names in _ROLES.items()
+            if "share_expert" in names[0]
+        },
+        experts=(_HUB_EXPERTS, STACKED_EXPERTS),
+    ),
+)
+"""Released files hold layers more, which foretell tokens and are not computed."""
+_STEP3P7 = STEP3P5.beside_others("Step3p7ForConditionalGeneration", "step3p7")
+STEP3P7 = replace(_STEP3P7, names=STEP3P5.names.also_under({"model": "model.language_model"}))
+"""Images are not read: its vision tensors are left alone."""
