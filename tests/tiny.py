@@ -101,6 +101,20 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
         "first_k_dense_replace": 0,
         "routed_scaling_factor": 1.5,
     },
+    "glm4v_moe_text": {
+        "intermediate_size": 56,
+        "moe_intermediate_size": 24,
+        "n_routed_experts": 8,
+        "head_dim": 16,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 1.5,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 300.0,
+            "partial_rotary_factor": 0.5,
+            "mrope_section": [1, 2, 1],
+        },
+    },
     "minimax_m2": {
         "intermediate_size": 24,
         "num_local_experts": 8,
@@ -384,6 +398,7 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
 _TEXT_OF = {
     "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
+    "glm4v_moe": "glm4v_moe_text",
     "mistral3": "mistral4",
     "step3p7": "step3p5",
 }

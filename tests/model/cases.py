@@ -150,6 +150,25 @@ CASES: dict[str, Case] = {
     ),
     "glm4-rotary-quarter": ("glm4_moe", {"partial_rotary_factor": 0.25}),
     "glm4-tied": ("glm4_moe", {"tie_word_embeddings": True}),
+    "glm4v": ("glm4v_moe", {}),
+    "glm4v-fused": ("glm4v_moe", {"fused": True, "attention_bias": False}),
+    "glm4v-groups": (
+        "glm4v_moe",
+        {"n_group": 4, "topk_group": 2, "norm_topk_prob": False, "n_shared_experts": 2},
+    ),
+    "glm4v-rotary-all": (
+        "glm4v_moe",
+        {
+            "first_k_dense_replace": 0,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 300.0,
+                "partial_rotary_factor": 1.0,
+                "mrope_section": [3, 3, 2],
+            },
+        },
+    ),
+    "glm4v-tied": ("glm4v_moe", {"tie_word_embeddings": True}),
     "minimax": ("minimax_m2", {}),
     "minimax-fused": ("minimax_m2", {"fused": True}),
     "minimax-rotary-all": ("minimax_m2", {"rotary_dim": None}),

@@ -15,7 +15,7 @@ from tests.model.oracle import greedy, load
 from tests.tiny import write_checkpoint
 
 
-@pytest.mark.parametrize("family", ["qwen3_5_moe", "qwen3_vl_moe"])
+@pytest.mark.parametrize("family", ["qwen3_5_moe", "qwen3_vl_moe", "glm4v_moe"])
 def test_answers_are_those_of_the_whole_model(tmp_path: Path, family: str) -> None:
     """What belongs to images, and what guesses further tokens ahead, may be anything."""
     folder = write_checkpoint(tmp_path / "model", family)

@@ -22,7 +22,7 @@ from tests.model.cases import CASES, PLAIN
 from tests.model.driver import read_tensors
 from tests.spec.test_shape import ARCHITECTURES, minimal
 
-PASSED_OVER = ("vision", "multi_modal", "vit_", "self_attn.indexer")
+PASSED_OVER = ("vision", "visual", "multi_modal", "vit_", "self_attn.indexer")
 """What nothing is computed with."""
 
 

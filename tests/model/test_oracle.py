@@ -24,7 +24,7 @@ ALL = (
     *tiny.FAMILIES,
     *("gemma4_text", "llama4_text", "dbrx", "phimoe", "afmoe", "mistral3"),
     *("lfm2_moe", "granitemoehybrid", "nemotron_h", "kimi_linear", "flex_olmo", "mimo_v2_flash"),
-    *("longcat_flash", "step3p7"),
+    *("longcat_flash", "step3p7", "glm4v_moe"),
 )
 NOT_STACKED = ("kimi_linear", "longcat_flash")
 """What transformers holds of these in memory is read under the names of files alone."""

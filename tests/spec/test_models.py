@@ -36,6 +36,7 @@ BILLIONS = {
     "a.x-k1": 519,
     "glm-4.5-air": 106,
     "glm-4.5": 355,
+    "glm-4.5v": 107,
     "minimax-m2": 230,
     "kimi-k2": 1026,
     "mimo-v2-flash": 309,

@@ -32,6 +32,7 @@ ARCHITECTURES = {
     "olmoe": "OlmoeForCausalLM",
     "flex_olmo": "FlexOlmoForCausalLM",
     "glm4_moe": "Glm4MoeForCausalLM",
+    "glm4v_moe": "Glm4vMoeForConditionalGeneration",
     "minimax_m2": "MiniMaxM2ForCausalLM",
     "mimo_v2_flash": "MiMoV2FlashForCausalLM",
     "step3p5": "Step3p5ForCausalLM",
@@ -452,6 +453,11 @@ def test_all_faults_are_listed_at_once() -> None:
                 ("per_layer_config", {"0": {"num_attention_heads": 8}}, "64 heads in all layers"),
                 ("attention_other_setting", {"head_dim": 64}, "64 heads of 128 numbers"),
             )
+        ),
+        (
+            "glm4v_moe",
+            {"text_config": {"use_qk_norm": True}},
+            "text_config.use_qk_norm: expected false",
         ),
         ("step3p5", {"num_sliding_attention_heads": 60}, "60) must be a multiple of num_key_val"),
         ("lfm2_moe", {"conv_L_cache": 1}, "conv_L_cache: expected a whole number from 2 to 16"),

@@ -1,5 +1,5 @@
-"""GLM-4.5, 4.6 and 4.7 (Zhipu AI); with the same router and experts dots.llm1 (rednote), Solar Open
-(Upstage) and K-EXAONE (LG)."""
+"""GLM-4.5, 4.6 and 4.7, and the text of GLM-4.5V and 4.6V (Zhipu AI); with the same router and
+experts dots.llm1 (rednote), Solar Open (Upstage) and K-EXAONE (LG)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,6 +30,12 @@ def glm4_layers(keys: ConfigKeys, num_layers: int) -> Layers:
         keys, qkv_bias="attention_bias", rotates_part=True, qk_norm=qk_norm
     )
     return _layers(keys, attention, (None,) * num_layers, _moe_layers(keys, num_layers))
+
+
+def _glm4v(keys: ConfigKeys, num_layers: int) -> Layers:
+    if keys.flag("use_qk_norm"):
+        keys.fault("use_qk_norm", "false", True)  # transformers passes it over
+    return glm4_layers(keys, num_layers)
 
 
 def _dots1(keys: ConfigKeys, num_layers: int) -> Layers:
@@ -103,6 +109,21 @@ GLM4_MOE = FamilySpec(
     layers=glm4_layers,
     names=_NAMES,
 )
+_GLM4V_MOE = replace(
+    GLM4_MOE,
+    defaults=dict(GLM4_MOE.defaults)
+    | {
+        "vocab_size": 151424,
+        "max_position_embeddings": 65536,
+        "attention_bias": True,
+        "head_dim": None,
+    },
+    layers=_glm4v,
+    names=_NAMES.also_under({"model": "model.language_model"}),
+    rotary_type="glm4v_moe_text",
+)
+GLM4V_MOE = _GLM4V_MOE.beside_others("Glm4vMoeForConditionalGeneration", "glm4v_moe")
+"""Images and videos are not read: its vision tensors are left alone."""
 DOTS1 = FamilySpec(
     architecture="Dots1ForCausalLM",
     model_type="dots1",

@@ -14,7 +14,7 @@ from moebatch.spec.families.deepseek import (
 )
 from moebatch.spec.families.ernie import ERNIE_4_5_MOE
 from moebatch.spec.families.gemma import GEMMA4, GEMMA4_TEXT
-from moebatch.spec.families.glm import DOTS1, EXAONE_MOE, GLM4_MOE, SOLAR_OPEN
+from moebatch.spec.families.glm import DOTS1, EXAONE_MOE, GLM4_MOE, GLM4V_MOE, SOLAR_OPEN
 from moebatch.spec.families.gpt_oss import GPT_OSS
 from moebatch.spec.families.granite import (
     GRANITE_MOE,
@@ -54,6 +54,7 @@ _OTHERS = (
     KIMI_LINEAR,
     LONGCAT_FLASH,
     GLM4_MOE,
+    GLM4V_MOE,
     MINIMAX_M2,
     MIMO_V2_FLASH,
     STEP3P5,
