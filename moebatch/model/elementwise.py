@@ -68,6 +68,8 @@ class Elementwise:
 
     def clamping(self, clamped: ClampedGate | None) -> "Elementwise":
         """The same whose gates do that; both use the same threads."""
+        if clamped == self._clamped:
+            return self
         other = copy(self)
         other._clamped = clamped
         return other
