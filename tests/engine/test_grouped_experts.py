@@ -37,6 +37,7 @@ IN_TRITON = [
     ("klotski", "nemotron_h", _ON_GPU),
     ("klotski", "mimo_v2_flash", _ON_GPU),
     ("klotski", "longcat_flash", _ON_GPU),
+    ("klotski", "step3p7", _ON_GPU),
     ("cgopipe", "deepseek_v3", _ON_CPU),
 ]
 """Interpreted, where there is no GPU: a millisecond for each row of each kernel."""
@@ -48,6 +49,7 @@ KERNELS = {
     "nemotron_h": {*_ALWAYS, "attend_single", "experts_in", "experts_out"} - {"rotate"},
     "mimo_v2_flash": {*_ALWAYS, "attend_single", *_TOGETHER_AND_SHARED},
     "longcat_flash": {*_ALWAYS, *_TOGETHER_AND_SHARED},
+    "step3p7": {*_ALWAYS, "attend_single", *_TOGETHER_AND_SHARED},
     "deepseek_v3": {*_ALWAYS, *_TOGETHER_AND_SHARED},
 }
 """That are launched: experts of gpt-oss whose matrices lie across are computed one by one, latents
