@@ -94,7 +94,7 @@ def is_quantised(name: str, tensor: Tensor, *, dense: bool) -> bool:
         ends = ("in_proj_qkvz.weight", "in_proj.weight", "out_proj.weight")
         return dense and name.endswith(ends)
     own = ("self_attn", ".mlp.", ".shared_mlp.", ".feed_forward.")
-    of_experts = ("experts.", "block_sparse_moe.input", "block_sparse_moe.output")
+    of_experts = ("experts.", ".moe.", "block_sparse_moe.input", "block_sparse_moe.output")
     return any(each in name for each in of_experts) or (dense and any(e in name for e in own))
 
 

@@ -59,8 +59,19 @@ STACKED: dict[str, dict[str, Any]] = {
         "shared_intermediate_size": 72,
         "layer_types": ["mamba", "attention"],
     },
+    "step3p7": {
+        "hidden_size": 48,
+        "intermediate_size": 72,
+        "moe_intermediate_size": 40,
+        "num_attention_heads": 10,  # of one word upstream does not unpack zero points
+        "num_sliding_attention_heads": 12,
+        "layer_types": ["full_attention", "sliding_attention"],
+        "mlp_layer_types": ["dense", "sparse"],
+        "swiglu_limits": [None, 0.6],
+        "swiglu_limits_shared": [0.5, None],
+    },
 }
-"""The same, of experts whose gate and up share a tensor."""
+"""The same, of experts in stacks, in which gate and up share a tensor or have each its own."""
 _FP8 = {"activation_scheme": "dynamic", "fmt": "e4m3"}
 PUBLISHED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "DeepSeek-V3, Kimi-K2": ("deepseek_v3", "fp8", _FP8),
@@ -142,9 +153,7 @@ def test_models_as_they_are_published(name: str, quantised: Callable[..., Path])
 @pytest.mark.few
 @pytest.mark.parametrize("family", STACKED)
 @pytest.mark.parametrize("kind", ROWS_APART)
-def test_stacked_experts_whose_gate_and_up_share_a_tensor(
-    kind: str, family: str, quantised: Callable[..., Path]
-) -> None:
+def test_stacked_experts(kind: str, family: str, quantised: Callable[..., Path]) -> None:
     """Forty rows each: blocks of sixteen and words of eight are cut through or not."""
     folder = quantised(family, kind, STACKED[family], dense=True)
     assert answers(folder) == expected(folder)

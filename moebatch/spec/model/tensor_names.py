@@ -156,7 +156,8 @@ class TensorNames:
 def _is_there(name: str, names: Container[str]) -> bool:
     """Whether a weight is, as it is or as formats of codes have it."""
     stem = name.removesuffix(".weight")
-    return any(each in names for each in (name, f"{name}_packed", f"{stem}.qweight"))
+    ways = (name, f"{name}_packed", f"{name}_blocks", f"{stem}.qweight")
+    return any(each in names for each in ways)
 
 
 def usual_roles(*, shared: str = "mlp.shared_expert") -> dict[str, tuple[str, ...]]:
