@@ -85,7 +85,7 @@ def is_quantised(name: str, tensor: Tensor, *, dense: bool) -> bool:
     """Whether a tensor of a tiny checkpoint is stored otherwise."""
     if (
         tensor.dim() < 2
-        or name.endswith(("bias", "conv1d.weight", "A_log"))
+        or name.endswith(("bias", "conv1d.weight", "A_log", "slope_rate", "_decay"))
         or ".gate.weight" in name
         or "shared_expert_gate" in name
     ):

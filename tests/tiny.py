@@ -320,6 +320,19 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
         "linear_head_dim": 12,
         "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     },
+    "minimax": {
+        "intermediate_size": 28,
+        "num_local_experts": 7,
+        "head_dim": 10,
+        "block_size": 7,
+        "full_attn_alpha_factor": 1.7,
+        "full_attn_beta_factor": 0.8,
+        "linear_attn_alpha_factor": 0.6,
+        "linear_attn_beta_factor": 1.4,
+        "mlp_alpha_factor": 1.2,
+        "mlp_beta_factor": 0.9,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    },
     "granitemoehybrid": _GRANITE
     | {
         "shared_intermediate_size": 20,

@@ -297,12 +297,9 @@ def _recurrence_elements(shape: ModelShape, rows: int) -> tuple[int, ...]:
     D, recurrence = shape.hidden_size, shape.recurrence
     if recurrence is None:
         return ()
-    channels = recurrence.conv_channels
     floats = (
         rows * D,  # the norm's input
-        recurrence.conv_width * channels,  # weights of the convolution
-        channels * recurrence.conv_bias,  # its bias
-        rows * channels,  # what it makes
+        *recurrence.conv_rooms(rows),
         *recurrence.float_rooms(rows),
     )
     others = (

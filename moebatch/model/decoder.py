@@ -33,7 +33,7 @@ from moebatch.model.routing.choices import Choices
 from moebatch.model.routing.gating import AdaptiveGating, GatingCount
 from moebatch.model.routing.router import Routing
 from moebatch.model.scratch import Frame, Scratch, chunks
-from moebatch.spec.model.blocks import Mlp
+from moebatch.spec.model.blocks import Mlp, Residual
 from moebatch.spec.model.shape import ModelShape
 from moebatch.spec.model.stored_experts import StoredExperts
 
@@ -73,9 +73,7 @@ class Decoder:
         self._core = AttentionCore(
             shape, limits, dtype=self.dtype, device=self.device, sink_scores=weights.sink_scores
         )
-        self._elementwise = elementwise = Elementwise(
-            shape.activation, self.device, residual_scale=shape.residual_scale
-        )
+        self._elementwise = elementwise = Elementwise(shape.activation, self.device)
         self._products = products = Products(
             self.device,
             self.dtype,
@@ -182,13 +180,13 @@ class Decoder:
         if self.shape.is_recurrent(layer):
             plan = micro_batch.recurrent
             assert self._recurrence is not None and plan is not None, "it recurs"
-            work = LayerWork(frame=frame, plan=plan, weights=weights, state=parts)
+            work = LayerWork(layer=layer, frame=frame, plan=plan, weights=weights, state=parts)
             out_ND = self._recurrence.run(work, normed_ND)
         else:
             out_ND = self._attention[layer].attend(
                 frame, layer, normed_ND, micro_batch, weights, self._core, parts
             )
-        self._add(frame, x, weights, "attention_out_norm", out_ND[: micro_batch.num_tokens])
+        self._add_mixed(frame, layer, x, normed_ND, out_ND)
 
     def project(
         self, layer: int, x_TD: Tensor, micro_batch: MicroBatch, into: Qkv | None = None
@@ -219,13 +217,28 @@ class Decoder:
             out_THV = room_NHV
         weights, out_NHV = self._weights.layers[layer], out_THV[:num_rows]
         x = x_TD[micro_batch.start : micro_batch.stop]
-        if "output_gate" in weights:
+        normed_ND = x
+        if "output_gate" in weights or self.shape.attention_residual.keeps_normed:
             # The input is normed once more: other micro-batches may have had the scratch.
-            apart = frame.branch()
-            normed_ND = self._normed(apart, x, weights, "input_norm")
-            gate_output(apart, normed_ND, out_NHV, weights, self._products)
+            normed_ND = self._normed(frame, x, weights, "input_norm")
+        if "output_gate" in weights:
+            gate_output(frame.branch(), normed_ND, out_NHV, weights, self._products)
         out_ND = self._attention[layer].output(frame, out_NHV, weights)
-        self._add(frame, x, weights, "attention_out_norm", out_ND[: micro_batch.num_tokens])
+        self._add_mixed(frame, layer, x, normed_ND, out_ND)
+
+    def _add_mixed(
+        self, frame: Frame, layer: int, x_TD: Tensor, normed_ND: Tensor, out_ND: Tensor
+    ) -> None:
+        """What attention or recurrence has made."""
+        self._add(
+            frame,
+            x_TD,
+            normed_ND[: len(x_TD)],
+            self.shape.mixer_residual(layer),
+            self._made(
+                frame, self._weights.layers[layer], "attention_out_norm", out_ND[: len(x_TD)]
+            ),
+        )
 
     def route(self, layer: int, x_TD: Tensor, rows: slice | None = None) -> Routing:
         """Norms rows of a MoE layer's input and lets each token choose its experts; all if None.
@@ -291,7 +304,8 @@ class Decoder:
                 y_MD = self._shared_expert(frame, layer, x_MD, routing.normed_TD[rows])
                 parts += self._made(frame, weights, "shared_out_norm", y_MD)
             if parts:
-                self._add(frame, x_MD, weights, "mlp_out_norm", *parts)
+                made = self._made(frame, weights, "mlp_out_norm", *parts)
+                self._add(frame, x_MD, routing.normed_TD[rows], self.shape.mlp_residual, made)
             self._end(x_MD, weights)
 
     def _shared_expert(self, frame: Frame, layer: int, x_MD: Tensor, normed_MD: Tensor) -> Tensor:
@@ -325,14 +339,25 @@ class Decoder:
                 matrices = _mlp_weights(weights, "mlp", self.shape.dense)
                 made = self._mlp(frame, layer, normed, len(x), matrices)
                 late = () if self._late_TD is None else (self._late_TD[chunk],)
-                self._add(frame, x, weights, "mlp_out_norm", made, *late)
+                parts = self._made(frame, weights, "mlp_out_norm", made, *late)
+                self._add(frame, x, normed[: len(x)], self.shape.mlp_residual, parts)
             self._end(x, weights)
 
     def _add(
-        self, frame: Frame, x_MD: Tensor, weights: Mapping[str, Tensor], norm: str, *parts: Tensor
+        self,
+        frame: Frame,
+        x_MD: Tensor,
+        normed_MD: Tensor,
+        residual: Residual,
+        parts: Sequence[Tensor],
     ) -> None:
-        """Adds what has been made of hidden states to them, in place."""
-        self._elementwise.add(frame, x_MD, *self._made(frame, weights, norm, *parts))
+        """Adds what has been made of hidden states to them, or to what their norm has made of
+        them, in place."""
+        if residual.keeps_normed:
+            x_MD.copy_(normed_MD)
+        if residual.kept != 1:
+            x_MD.mul_(residual.kept)
+        self._elementwise.add(frame, x_MD, *parts, scale=residual.added)
 
     def _made(
         self, frame: Frame, weights: Mapping[str, Tensor], norm: str, *parts: Tensor

@@ -21,18 +21,19 @@ _APART = {
     "shared_gate_up": ("shared_gate", "shared_up"),
 }
 """Two halves of a matrix: an output is gated after it has been computed."""
-_TOGETHER = {
-    "qkv": ("q", "k", "v"),
-    "qkv_bias": ("q_bias", "k_bias", "v_bias"),
-    "qk": ("q", "k"),
-    "qk_bias": ("q_bias", "k_bias"),
-    "cross_kv": ("cross_k", "cross_v"),
-    "delta_qkv": ("delta_q", "delta_k", "delta_v"),
-    "delta_qkvz": ("delta_qkv", "delta_z"),
-    "delta_ba": ("delta_b", "delta_a"),
-    "recurrent_in": ("delta_qkvz", "delta_ba"),
-    "recurrent_conv": tuple(f"recurrent_conv_{role}" for role in "qkv"),
-}
+_TOGETHER = (
+    ("qkv", ("q", "k", "v")),
+    ("qkv_bias", ("q_bias", "k_bias", "v_bias")),
+    ("qk", ("q", "k")),
+    ("qk_bias", ("q_bias", "k_bias")),
+    ("cross_kv", ("cross_k", "cross_v")),
+    ("delta_qkv", ("delta_q", "delta_k", "delta_v")),
+    ("delta_qkvz", ("delta_qkv", "delta_z")),
+    ("delta_ba", ("delta_b", "delta_a")),
+    ("recurrent_in", ("delta_qkvz", "delta_ba")),
+    ("recurrent_in", ("lightning_qkv", "lightning_gate")),
+    ("recurrent_conv", tuple(f"recurrent_conv_{role}" for role in "qkv")),
+)
 """Projections of the same input, and convolutions of what they make: one product of one matrix is a
 third faster than three."""
 
@@ -143,7 +144,7 @@ def _with_joined(roles: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for whole, halves in _APART.items():
         if whole in joined:
             joined |= zip(halves, joined.pop(whole).chunk(2), strict=True)
-    for whole, parts in _TOGETHER.items():
+    for whole, parts in _TOGETHER:
         if all(part in joined for part in parts):
             joined[whole] = _stacked([joined.pop(part) for part in parts])
     return joined

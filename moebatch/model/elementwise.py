@@ -57,12 +57,10 @@ class Elementwise:
         activation: str,
         device: torch.device,
         clamped: ClampedGate | None = None,
-        residual_scale: float = 1.0,
     ) -> None:
-        """`clamped` says what gates do otherwise, `residual_scale` by what sums are multiplied that
-        are added. Raises CheckpointError for activations that are not known."""
+        """`clamped` says what gates do otherwise. Raises CheckpointError for activations that are
+        not known."""
         self._clamped = clamped
-        self._residual_scale = residual_scale
         self._activation = layers.activation_of(activation)
         self._kernels = _kernels_on(device)
 
@@ -108,21 +106,18 @@ class Elementwise:
         places_M = rows_M * outputs_TKD.shape[1] + choices_M
         outputs_TKD.flatten(0, 1).index_copy_(0, places_M, y_MD)
 
-    def add(self, frame: Frame, x_MD: Tensor, *parts: Tensor) -> None:
+    def add(self, frame: Frame, x_MD: Tensor, *parts: Tensor, scale: float = 1.0) -> None:
         """Adds to x, in place, the scaled sum of parts [M, D] or [M, K, D], taken in their order in
         float32; it is rounded before it is scaled, and before it is added."""
-        self._add(frame, x_MD, self._residual_scale, *parts)
+        first, second = parts[0], parts[1] if len(parts) > 1 else None
+        if self._kernels is None or not self._kernels.add(x_MD, scale, first, second):
+            _add_by_torch(frame, x_MD, scale, first, second)
 
     def sum(self, frame: Frame, *parts: Tensor) -> Tensor:
         """That sum by itself, [M, D], as it is."""
         sum_MD = frame.take(len(parts[0]), parts[0].shape[-1]).zero_()
-        self._add(frame, sum_MD, 1.0, *parts)
+        self.add(frame, sum_MD, *parts)
         return sum_MD
-
-    def _add(self, frame: Frame, x_MD: Tensor, scale: float, *parts: Tensor) -> None:
-        first, second = parts[0], parts[1] if len(parts) > 1 else None
-        if self._kernels is None or not self._kernels.add(x_MD, scale, first, second):
-            _add_by_torch(frame, x_MD, scale, first, second)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, room: Tensor, out: Tensor) -> Tensor:
         """As `layers.rms_norm`; `room` is for torch alone."""

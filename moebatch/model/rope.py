@@ -196,7 +196,8 @@ def _rope_config(attention: Attention, shape: ModelShape, config: Mapping[str, A
 
     family = FAMILIES[shape.architecture]
     model_type = family.rotary_type or family.model_type
-    usual = {key: family.defaults.get(key) for key in ("rope_parameters", "num_hidden_layers")}
+    keys = ("rope_parameters", "rope_theta", "num_hidden_layers")
+    usual = {key: family.defaults.get(key) for key in keys}
     said = family.keys(config, usual)
     given = {key: deepcopy(said.value(key)) for key in _KEYS if said.value(key) is not None}
     if attention.rotary is not None:

@@ -1,5 +1,6 @@
 """What a whole model takes of main memory with gradients, term by term."""
 
+from collections.abc import Mapping
 from math import ceil
 
 import torch
@@ -8,7 +9,12 @@ from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.layout.buffers import LIBRARY_BYTES
 from moebatch.layout.footprint import FLOAT_BYTES, Footprint
 from moebatch.spec.families.registry import FAMILIES
-from moebatch.spec.model.recurrence import CHUNK_TOKENS, MatrixRecurrence, StateSpace
+from moebatch.spec.model.recurrence import (
+    CHUNK_TOKENS,
+    LightningAttention,
+    MatrixRecurrence,
+    StateSpace,
+)
 from moebatch.spec.model.shape import ModelShape
 from moebatch.training.reading import BATCH_TOKENS
 
@@ -18,6 +24,10 @@ _MODULE_BYTES = 96 * 2**20
 """What transformers' models bring into the process."""
 _STATES = 4
 """A gate, its gradient, and two of the optimiser."""
+_CHUNK_KEYS: Mapping[object, str] = {
+    StateSpace: "mamba_chunk_size",
+    LightningAttention: "block_size",
+}
 _AMONG = 4
 """Decays of channels, and products of keys that they are multiplied with."""
 
@@ -40,7 +50,7 @@ def whole_footprint(
     shape, entries = files.shape, [entry for _, entry in files.checkpoint.tensors.values()]
     num_tokens, logits = max(BATCH_TOKENS, longest), _LOGITS * shape.vocab_size * FLOAT_BYTES
     activations = num_tokens * (_activations(shape) * dtype.itemsize + logits)
-    chunk = _chunk_tokens(files)
+    chunk = _chunk_tokens(files, longest)
     padded = max(1, num_tokens // longest) * ceil(longest / chunk) * chunk
     activations += padded * _matrices(shape, chunk) * FLOAT_BYTES
     passing = {
@@ -73,8 +83,9 @@ def _activations(shape: ModelShape) -> int:
 
 def _matrices(shape: ModelShape, chunk_tokens: int) -> int:
     """The same of what changes matrices of recurrent layers, in float32: counted by what autograd
-    keeps of transformers' modules, of 5 sizes of Mamba-2, 4 of Gated DeltaNet and 3 of Kimi Delta
-    Attention, which has what is left of each token when each other one comes for each channel."""
+    keeps of transformers' modules, of 5 sizes of Mamba-2, 4 of Gated DeltaNet, 3 of Kimi Delta
+    Attention, which has what is left of each token when each other one comes for each channel, and
+    3 of lightning attention."""
     recurrence = shape.recurrence
     if not isinstance(recurrence, MatrixRecurrence):
         return 0
@@ -83,15 +94,19 @@ def _matrices(shape: ModelShape, chunk_tokens: int) -> int:
         of_head = 3 * chunk_tokens + 12 * keys + 9 * values
         if recurrence.fading_dim > 1:
             of_head += _AMONG * chunk_tokens * keys
+    elif isinstance(recurrence, LightningAttention):
+        of_head = chunk_tokens + 4 * keys + 3 * values
     else:
         of_head = 3 * chunk_tokens + 6 * keys + 8 * values
     return len(shape.recurrent_layers) * recurrence.num_value_heads * of_head
 
 
-def _chunk_tokens(files: ModelFiles) -> int:
+def _chunk_tokens(files: ModelFiles, longest: int) -> int:
     """Tokens that transformers takes through recurrent layers together; sequences are filled up to
-    whole chunks. Of Mamba-2 files say how many."""
-    if not isinstance(files.shape.recurrence, StateSpace):
+    whole chunks, but for those of lightning attention. Of some kinds files say how many."""
+    key = _CHUNK_KEYS.get(type(files.shape.recurrence))
+    if key is None:
         return CHUNK_TOKENS
     family = FAMILIES[files.shape.architecture]
-    return family.keys(files.config, family.defaults).count("mamba_chunk_size")
+    chunk = family.keys(files.config, family.defaults).count(key)
+    return min(chunk, longest) if isinstance(files.shape.recurrence, LightningAttention) else chunk

@@ -112,6 +112,7 @@ def routing_of_transformers(model: Path, num_tokens: int) -> list[np.ndarray[Any
     [
         *(("mixtral", 2), ("gpt_oss", 1), ("deepseek_v3", 2), ("qwen3_next", 1)),
         *(("granitemoehybrid", 1), ("lfm2_moe", 1), ("kimi_linear", 1)),
+        ("minimax", 1),
         *(("nemotron_h", 2), ("flex_olmo", 1)),
     ],
 )
@@ -439,7 +440,10 @@ def test_predictors_learn_and_are_examined_on_what_was_held_out(tmp_path: Path, 
 @pytest.mark.few(family=("mixtral", "deepseek_v3"))
 @pytest.mark.parametrize(
     "family",
-    [*CACHED_APART, "granitemoehybrid", "lfm2_moe", "kimi_linear", "nemotron_h", "flex_olmo"],
+    [
+        *(*CACHED_APART, "granitemoehybrid", "lfm2_moe", "kimi_linear", "minimax"),
+        *("nemotron_h", "flex_olmo"),
+    ],
 )
 def test_the_gate_of_the_next_layer_is_asked_with_what_this_one_saw(
     tmp_path: Path, text: Path, family: str

@@ -29,6 +29,7 @@ CASES = [
     ("qwen3_moe", 2, SOME_DENSE),
     ("gpt_oss", 1, LAYERS | {"layer_types": None}),
     ("kimi_linear", 1, LAYERS | {"layer_types": None}),
+    ("minimax", 1, LAYERS | {"layer_types": None}),
     ("granitemoehybrid", 1, LAYERS | {"layer_types": ["mamba", "attention", *3 * ["mamba"]]}),
     (
         "nemotron_h",

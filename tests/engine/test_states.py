@@ -48,6 +48,7 @@ MODELS = (
         ],
     },
     recurrent_model("kimi_linear", "linear_attention"),
+    recurrent_model("minimax", "linear_attention"),
 )
 STATES = {
     "qwen3_next": 4 * 8 * 12 + 3 * (2 * 2 * 8 + 4 * 12),
@@ -55,9 +56,15 @@ STATES = {
     "granitemoehybrid": 4 * 12 * 16 + 3 * (2 * 2 * 12 + 4 * 16),
     "nemotron_h": 6 * 12 * 5 + 3 * (2 * 2 * 12 + 6 * 5),
     "kimi_linear": 3 * 12 * 12 + 3 * 3 * 3 * 12,
+    "minimax": 4 * 10 * 10,
 }
 """Numbers of a sequence in a layer."""
-TOKENS = {"qwen3_next": 2 * 2 * 16, "nemotron_h": 2 * 2 * 10, "kimi_linear": 20 + 8}
+TOKENS = {
+    "qwen3_next": 2 * 2 * 16,
+    "nemotron_h": 2 * 2 * 10,
+    "kimi_linear": 20 + 8,
+    "minimax": 2 * 2 * 10,
+}
 """Numbers of a token in the layer that attends, where they are not those of most."""
 ROWS = requests((1, 17, 40, 3, 96, 33, 2))
 SLICE = 8

@@ -123,7 +123,10 @@ def test_gates_learn_what_is_wanted_of_them(tiny_checkpoint: Checkpoint) -> None
 @pytest.mark.few(family=("deepseek_v3",))
 @pytest.mark.parametrize(
     "family",
-    ["qwen2_moe", "deepseek_v3", "qwen3_next", "granitemoehybrid", "nemotron_h", "kimi_linear"],
+    [
+        *("qwen2_moe", "deepseek_v3", "qwen3_next", "granitemoehybrid", "nemotron_h"),
+        *("kimi_linear", "minimax"),
+    ],
 )
 def test_calibration_teaches_and_keeps_pregates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str

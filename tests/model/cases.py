@@ -270,6 +270,33 @@ CASES: dict[str, Case] = {
         {"mlp_layer_types": ["sparse", "dense", "sparse"], "linear_conv_kernel_dim": 2},
     ),
     "kimi-linear-attends": ("kimi_linear", {"layer_types": ["full_attention"] * 3}),
+    "lightning": ("minimax", {}),
+    "lightning-fused": ("minimax", {"fused": True, "rms_norm_eps": 1e-3}),
+    "lightning-odd": (
+        "minimax",
+        {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 34},
+    ),
+    # Behind another first layer transformers forgets the window with what it caches.
+    "lightning-window": (
+        "minimax",
+        {
+            "layer_types": ["full_attention", "linear_attention", "full_attention"],
+            "sliding_window": 9,
+            "num_experts_per_tok": 3,
+        },
+    ),
+    "lightning-gelu": ("minimax", {"hidden_act": "gelu", "tie_word_embeddings": True}),
+    "lightning-factors": (
+        "minimax",
+        {
+            "full_attn_alpha_factor": 1,
+            "linear_attn_beta_factor": 1,
+            "mlp_alpha_factor": 1,
+            "mlp_beta_factor": 1.0,
+        },
+    ),
+    "lightning-turns": ("minimax", {"layer_types": None, "num_hidden_layers": 4}),
+    "lightning-attends": ("minimax", {"layer_types": ["full_attention"] * 3}),
     "granite-hybrid": ("granitemoehybrid", {}),
     "granite-hybrid-fused": ("granitemoehybrid", {"fused": True, "mamba_n_groups": 1}),
     "granite-hybrid-bias": (

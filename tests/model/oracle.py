@@ -18,13 +18,14 @@ def prompts(vocab_size: int = 320, lengths: Sequence[int] = PROMPT_LENGTHS) -> l
 def greedy(
     model: Any, prompt: Sequence[int], num_new: int, *, cache: Any = None
 ) -> tuple[list[int], torch.Tensor]:
-    """The next `num_new` tokens and the logits [num_new, V] from which they come."""
+    """The next `num_new` tokens and the logits [num_new, V] from which they come. Positions are
+    given, since MiniMax counts them in its first layer, which may cache nothing that it counts."""
     tokens, logits = [], []
-    step = torch.tensor([prompt])
+    step, positions = torch.tensor([prompt]), torch.arange(len(prompt))[None]
     with _rotations_of_this_sequence(model), torch.inference_mode():
         for _ in range(num_new):
-            output = model(step, past_key_values=cache, use_cache=True)
-            cache = output.past_key_values
+            output = model(step, past_key_values=cache, use_cache=True, position_ids=positions)
+            cache, positions = output.past_key_values, positions[:, -1:] + 1
             logits.append(output.logits[0, -1].float())
             tokens.append(int(logits[-1].argmax()))
             step = torch.tensor([tokens[-1:]])

@@ -238,10 +238,12 @@ def _unit(x: torch.Tensor) -> torch.Tensor:
     return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
 
 
-@pytest.mark.few(7, family=("qwen3_next", "kimi_linear", "granitemoehybrid"))
+@pytest.mark.few(7, family=("qwen3_next", "kimi_linear", "minimax"))
 @pytest.mark.parametrize("native", WAYS)
 @pytest.mark.parametrize("slice_tokens", [1, 2, 3, 63, 64, 65, 1000])
-@pytest.mark.parametrize("family", ["qwen3_next", "kimi_linear", "lfm2_moe", "granitemoehybrid"])
+@pytest.mark.parametrize(
+    "family", ["qwen3_next", "kimi_linear", "lfm2_moe", "granitemoehybrid", "minimax"]
+)
 def test_prompts_may_be_cut_anywhere(
     monkeypatch: pytest.MonkeyPatch,
     tiny_checkpoint: Callable[..., Path],

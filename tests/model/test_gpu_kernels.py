@@ -187,10 +187,10 @@ def test_sums(
     def added(elementwise: Elementwise) -> Tensor:
         out = x.clone()
         frame = Frame(torch.empty(2 * num_rows * width, dtype=dtype, device=DEVICE))
-        elementwise.add(frame, out, *parts)
+        elementwise.add(frame, out, *parts, scale=scale)
         return out
 
-    assert_alike(added, residual_scale=scale)
+    assert_alike(added)
 
 
 @few

@@ -131,14 +131,14 @@ def test_adding_what_experts_made(
 
     def added(elementwise: Elementwise) -> Tensor:
         out = x.clone()
-        elementwise.add(room(num_rows * width, dtype), out, *parts)
+        elementwise.add(room(num_rows * width, dtype), out, *parts, scale=scale)
         return out
 
     # In float32 torch groups more than four terms otherwise, here and there.
     sums = [parts[0].abs().sum(1), *(part.abs() for part in parts[1:])]
     unsigned = x.abs() + scale * torch.stack(sums).sum(0)
     largest = max([1.0, *unsigned[unsigned.isfinite()].tolist()])
-    assert_alike(added, exact=dtype == torch.bfloat16, added=largest, residual_scale=scale)
+    assert_alike(added, exact=dtype == torch.bfloat16, added=largest)
 
 
 @needs_kernels
@@ -151,12 +151,12 @@ def test_adding_one_part(
 
     def added(elementwise: Elementwise) -> Tensor:
         out = x.clone()
-        elementwise.add(room(0, dtype), out, part)
+        elementwise.add(room(0, dtype), out, part, scale=scale)
         return out
 
-    assert_alike(added, residual_scale=scale)
+    assert_alike(added)
     if dtype == torch.bfloat16:
-        assert_equal(added(native(residual_scale=scale)), x + part * scale)
+        assert_equal(added(native()), x + part * scale)
 
 
 @needs_kernels

@@ -23,9 +23,11 @@ Checkpoint = Callable[..., Path]
 ALL = (
     *tiny.FAMILIES,
     *("gemma4_text", "llama4_text", "dbrx", "phimoe", "afmoe", "mistral3"),
-    *("lfm2_moe", "granitemoehybrid", "nemotron_h", "kimi_linear", "flex_olmo", "mimo_v2_flash"),
-    *("longcat_flash", "step3p7", "glm4v_moe"),
+    *("lfm2_moe", "granitemoehybrid", "nemotron_h", "kimi_linear", "minimax"),
+    *("flex_olmo", "mimo_v2_flash", "longcat_flash", "step3p7", "glm4v_moe"),
 )
+MOST_OFF = {"minimax": 0.2}
+"""Where layers keep what norms have made of hidden states, rounding adds up more."""
 NOT_STACKED = ("kimi_linear", "longcat_flash")
 """What transformers holds of these in memory is read under the names of files alone."""
 
@@ -102,7 +104,7 @@ def test_bfloat16_is_as_close_to_float32_as_transformers(
         theirs.append((other[0] - want[0]).abs().mean())
     # Medians, since a router that tips over changes a whole row of logits, in either.
     assert torch.stack(ours).median() < 1.2 * torch.stack(theirs).median()
-    assert torch.stack(ours).median() < 0.1
+    assert torch.stack(ours).median() < MOST_OFF.get(family, 0.1)
 
 
 @pytest.mark.parametrize("fused", [False, True])

@@ -42,6 +42,11 @@ UNTIDY: dict[str, dict[str, Any]] = {
         "intermediate_size": 72,
         "layer_types": ["linear_attention", "full_attention"],
     },
+    "minimax": {
+        "hidden_size": 48,
+        "intermediate_size": 40,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
     "lfm2_moe": {
         "hidden_size": 48,
         "moe_intermediate_size": 40,

@@ -47,6 +47,11 @@ _WIDTHS = {
         "moe_intermediate_size": 96,
         "layer_types": ["conv", "full_attention"],
     },
+    "minimax": {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
     "kimi_linear": {
         "hidden_size": 64,
         "moe_intermediate_size": 96,
@@ -209,7 +214,10 @@ def test_widths_of_whole_pages_begin_with_a_page(
     [
         ("kimi_linear", "fp8"),
         *itertools.product(
-            ("mixtral", "qwen3_moe", "phimoe", "hy_v3", "lfm2_moe", "nemotron_h", "sarvam_moe"),
+            (
+                *("mixtral", "qwen3_moe", "phimoe", "hy_v3", "lfm2_moe", "nemotron_h"),
+                *("sarvam_moe", "minimax"),
+            ),
             ("int4", "int8", "fp8"),
         ),
     ],

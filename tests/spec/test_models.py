@@ -38,6 +38,7 @@ BILLIONS = {
     "glm-4.5": 355,
     "glm-4.5v": 107,
     "minimax-m2": 230,
+    "minimax-text-01": 456,
     "kimi-k2": 1026,
     "mimo-v2-flash": 309,
     "step-3.5-flash": 197,
@@ -183,6 +184,15 @@ class TestLibrary:
         assert apart.decode_flops == together.decode_flops
         assert apart.prompt_flops == together.prompt_flops
         assert apart.state == together.state
+
+    def test_what_lightning_attention_keeps_follows_from_the_configuration(self) -> None:
+        """A matrix of each head in seven of eight layers, and keys and values in the others."""
+        shape = shape_of("minimax-text-01")
+        assert shape.recurrent_layers == tuple(n for n in range(80) if n % 8 != 7)
+        matrix = 128 * 128
+        assert shape.state_bytes(2) == 70 * 64 * matrix * 4
+        assert shape.cached_in(states="float16").state_bytes(2) == 70 * 64 * matrix * 2
+        assert shape.kv_bytes_per_token(2) == 10 * 2 * 8 * 128 * 2
 
     def test_unknown_names_are_refused_with_near_ones(self) -> None:
         with pytest.raises(ConfigError, match=r"did you mean .*mixtral-8x7b"):

@@ -13,6 +13,7 @@ from transformers.activations import ACT2FN
 from moebatch.errors import CheckpointError
 from moebatch.quoting import shown
 from moebatch.spec.families.registry import FAMILIES
+from moebatch.spec.model.blocks import Residual
 from moebatch.spec.model.grouped_attention import GroupedAttention
 from moebatch.spec.model.latent_attention import LatentAttention
 from moebatch.spec.model.shape import ModelShape
@@ -53,6 +54,7 @@ ARCHITECTURES = {
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     "lfm2_moe": "Lfm2MoeForCausalLM",
     "kimi_linear": "KimiLinearForCausalLM",
+    "minimax": "MiniMaxForCausalLM",
     "phimoe": "PhimoeForCausalLM",
     "deepseek_v2": "DeepseekV2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
@@ -74,6 +76,7 @@ OTHERS = (
     "mellum",
     "mistral4",
     "kimi_linear",
+    "minimax",
     "phimoe",
     "flex_olmo",
     "sarvam_moe",
@@ -179,6 +182,21 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
             "num_expert_group": 4,
         },
     ),
+    (
+        "minimax",
+        {
+            "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+            "num_hidden_layers": 3,
+            "head_dim": 20,
+            "full_attn_alpha_factor": 3,
+            "full_attn_beta_factor": 0.5,
+            "linear_attn_alpha_factor": 2.5,
+            "linear_attn_beta_factor": 1.5,
+            "mlp_alpha_factor": 3.5,
+            "mlp_beta_factor": 0.75,
+        },
+    ),
+    ("minimax", {"sliding_window": 70, "num_local_experts": 12, "hidden_act": "gelu"}),
     (
         "lfm2_moe",
         {
@@ -460,6 +478,22 @@ def test_all_faults_are_listed_at_once() -> None:
             "text_config.use_qk_norm: expected false",
         ),
         ("step3p5", {"num_sliding_attention_heads": 60}, "60) must be a multiple of num_key_val"),
+        ("minimax", {"layer_types": ["linear_attention"] * 32}, "no layer has full attention"),
+        ("minimax", {"attn_type_list": [0] * 32}, "no layer has full attention"),
+        ("minimax", {"attn_type_list": [0, 1]}, "attn_type_list has 2 entries for 32 layers"),
+        ("minimax", {"attn_type_list": [2] * 32}, "attn_type_list: expected a list of 0 and 1"),
+        ("minimax", {"mlp_beta_factor": 0}, "mlp_beta_factor: expected a number above 0, got 0"),
+        (
+            "minimax",
+            {"mlp_beta_factor": 2, "layernorm_mlp_beta": 3},
+            "mlp_beta_factor (2) and layernorm_mlp_beta (3) contradict each other",
+        ),
+        ("minimax", {"postnorm": False}, "postnorm: expected true, got false"),
+        (
+            "minimax",
+            {"shared_intermediate_size": 64},
+            "shared_intermediate_size: expected 0, got 64",
+        ),
         ("lfm2_moe", {"conv_L_cache": 1}, "conv_L_cache: expected a whole number from 2 to 16"),
         (
             "qwen2_moe",
@@ -620,7 +654,8 @@ def assert_agrees(shape: ModelShape, config: Any) -> None:
     assert shape.shared_expert_width == shared
     window = getattr(config, "sliding_window", None)
     types = getattr(config, "layer_types", None) or ["sliding_attention"] * len(layers)
-    windows = [window if kind == "sliding_attention" else None for kind in types]
+    slides = ("sliding_attention", *types) if family == "minimax" else ("sliding_attention",)
+    windows = [window if kind in slides else None for kind in types]
     assert list(shape.sliding_windows) == windows
     recurrent = [layer for layer, kind in enumerate(types) if kind in ("linear_attention", "conv")]
     assert list(shape.recurrent_layers) == recurrent
@@ -632,9 +667,14 @@ def assert_agrees(shape: ModelShape, config: Any) -> None:
         assert (shape.router.norm_order == 1.0) == getattr(
             config, "norm_topk_prob", family != "phimoe"
         )
-    scales = (shape.embedding_scale, shape.residual_scale, 1 / shape.logit_scale)
-    keys = ("embedding_multiplier", "residual_multiplier", "logits_scaling")
+    scales = (shape.embedding_scale, 1 / shape.logit_scale)
+    keys = ("embedding_multiplier", "logits_scaling")
     assert scales == pytest.approx([getattr(config, key, 1.0) for key in keys])
+    usual = {"alpha": 1.0, "beta": getattr(config, "residual_multiplier", 1.0)}
+    residuals = shape.attention_residual, shape.recurrent_residual, shape.mlp_residual
+    for part, residual in zip(("full_attn", "linear_attn", "mlp"), residuals, strict=True):
+        kept, added = (getattr(config, f"{part}_{n}_factor", one) for n, one in usual.items())
+        assert residual == Residual(kept=kept, added=added, keeps_normed=family == "minimax")
     assert_attention_agrees(shape, config)
 
 

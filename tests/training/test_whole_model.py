@@ -34,6 +34,7 @@ QUANTISABLE: dict[str, Any] = {
 RECURRENT_SIZES: dict[str, dict[str, Any]] = {
     "qwen3_next": {"linear_key_head_dim": 64, "linear_value_head_dim": 48},
     "kimi_linear": {"linear_head_dim": 64},
+    "minimax": {"head_dim": 64, "block_size": 64},
     "granitemoehybrid": {"mamba_d_state": 64, "hidden_size": 64, "num_hidden_layers": 3},
     "nemotron_h": {"ssm_state_size": 64, "hidden_size": 64, "mamba_head_dim": 16},
 }
@@ -80,6 +81,7 @@ def test_what_recurrent_layers_keep_for_gradients_is_counted(
     [
         *FAMILIES,
         *("granitemoeshared", "granitemoehybrid", "lfm2_moe", "nemotron_h", "kimi_linear"),
+        "minimax",
         *("ernie4_5_moe", "hunyuan_v1_moe", "dbrx", "phimoe", "flex_olmo"),
         "mimo_v2_flash",
     ],
@@ -122,7 +124,10 @@ def test_gates_leave_out_what_those_of_a_decoder_do(
 @pytest.mark.few(family=CACHED_APART)
 @pytest.mark.parametrize(
     "family",
-    [*FAMILIES, "dbrx", "phimoe", "granitemoehybrid", "lfm2_moe", "nemotron_h", "kimi_linear"],
+    [
+        *(*FAMILIES, "dbrx", "phimoe", "granitemoehybrid", "lfm2_moe", "nemotron_h"),
+        *("kimi_linear", "minimax"),
+    ],
 )
 def test_squared_gradients_are_those_of_plain_autograd(
     tiny_checkpoint: Checkpoint, family: str

@@ -19,12 +19,19 @@ from moebatch.model.elementwise import Elementwise
 from moebatch.model.products import Products
 from moebatch.model.recurrence.block import RecurrentBlock
 from moebatch.model.recurrence.gated_delta import ChannelDeltaBlock, GatedDeltaBlock
+from moebatch.model.recurrence.lightning import LightningBlock
 from moebatch.model.recurrence.short_convolution import ShortConvolutionBlock
 from moebatch.model.recurrence.state_space import StateSpaceBlock
 from moebatch.model.routing.router import choose_experts
 from moebatch.model.scratch import Frame
 from moebatch.spec.model.attention import Attention
-from moebatch.spec.model.recurrence import ChannelDelta, GatedDelta, Recurrence, StateSpace
+from moebatch.spec.model.recurrence import (
+    ChannelDelta,
+    GatedDelta,
+    LightningAttention,
+    Recurrence,
+    StateSpace,
+)
 from moebatch.spec.model.shape import ModelShape
 
 Weights = Mapping[str, Tensor]
@@ -97,6 +104,8 @@ def described_recurrence(
             return ChannelDeltaBlock(shape, recurrence, products, elementwise, device)
         case StateSpace():
             return StateSpaceBlock(shape, recurrence, products, elementwise, device)
+        case LightningAttention():
+            return LightningBlock(shape, recurrence, products, elementwise, device)
         case _:
             return ShortConvolutionBlock(shape, recurrence, products, elementwise, device)
 

@@ -35,6 +35,7 @@ _LEAST_SHARED_BYTES = 2**17
 class LayerWork:
     """A layer over a micro-batch: scratch, sequences, and what the layer has of its own."""
 
+    layer: int
     frame: Frame
     plan: RecurrentPlan
     weights: Weights
@@ -93,7 +94,7 @@ class Convolution:
 
 
 class RecurrentBlock(ABC):
-    """What kinds of recurrence share: both projections, and the convolution."""
+    """What kinds of recurrence share: both projections, and the convolution where there is one."""
 
     activates = True
     """silu follows the convolution."""

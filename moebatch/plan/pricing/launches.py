@@ -34,13 +34,14 @@ from moebatch.layout.scratch import (
 from moebatch.layout.setup import CHUNK_BYTES
 from moebatch.schedule.task import Kind
 from moebatch.spec.model.attention import Attention
-from moebatch.spec.model.blocks import ClampedGate, Router
+from moebatch.spec.model.blocks import ClampedGate, Residual, Router
 from moebatch.spec.model.grouped_attention import GroupedAttention
 from moebatch.spec.model.latent_attention import LatentAttention
 from moebatch.spec.model.recurrence import (
     CHUNK_TOKENS,
     ChannelDelta,
     GatedDelta,
+    LightningAttention,
     Recurrence,
     ShortConvolution,
     StateSpace,
@@ -144,6 +145,7 @@ _RECURRING: Mapping[type[Recurrence], _Recurring] = MappingProxyType(
         GatedDelta: _Recurring(once=23, step=15, chunk=31),
         ChannelDelta: _Recurring(once=27, step=15, chunk=30),
         StateSpace: _Recurring(once=24, step=12, chunk=24),
+        LightningAttention: _Recurring(once=9, step=12, chunk=24),
         ShortConvolution: _Recurring(once=3, step=0, chunk=0),
     }
 )
@@ -190,7 +192,8 @@ class Launches:
         gate += self._grouping + _READING_BACK + _LEFT_OUT * bool(shape.router.num_identities)
         behind = self._norm * ("mlp_out_norm" in shape.norms)
         added = self._rows.add if shape.adds_experts_late else 1
-        dense = self._before("mlp_norm") + self._mlp + behind + added + self._scaling
+        dense = self._before("mlp_norm") + self._mlp + behind + added
+        dense += self._residual(shape.mlp_residual)
 
         def of_mlp(layer: int) -> int:
             clamps = shape.mlp_clamp(layer) is not None
@@ -262,7 +265,7 @@ class Launches:
         mixed = 3 * bool(shared and shape.shared_expert_gate)
         norms = (self._norm + self._rows.sum) * len(MLP_NORMS & {*shape.norms, *shape.moe_norms})
         latents = (self._rows.sum + 1) * (shape.latent_width is not None)
-        others = self._scaling + shape.scales_layers + latents + given_back
+        others = self._residual(shape.mlp_residual) + shape.scales_layers + latents + given_back
         added = (self._rows.sum + 2 if late else self._rows.add) + _LOOKING
         return added + shared + mixed + norms + others
 
@@ -324,7 +327,8 @@ class Launches:
         for attention, count in self._attentions:
             found += count * self._of_attention(attention, load)
         if shape.recurrence is not None:
-            recurring = self._of_recurrence(shape.recurrence, load) + self._added
+            recurring = self._of_recurrence(shape.recurrence, load)
+            recurring += self._added(shape.recurrent_residual)
             found += len(shape.recurrent_layers) * recurring
         return found / shape.num_layers
 
@@ -350,7 +354,8 @@ class Launches:
         slices = ceil(load.prompt_tokens / PROMPT_ROWS)
         core = parts + groups * group + slices * one_slice
         gating = _OUTPUT_GATE * attention.gates_output
-        return self._projection(attention) + core + gating + self._added
+        added = self._added(self.shape.attention_residual)
+        return self._projection(attention) + core + gating + added
 
     def _of_recurrence(self, recurrence: Recurrence, load: PassLoad) -> float:
         """Rows of states are taken for neighbours, as they are until sequences end."""
@@ -363,9 +368,9 @@ class Launches:
         else:
             steps = ceil(sequences / recurrence.states_at_once) * (own.step + rounding)
         parts = ceil(sequences / CHUNK_TOKENS) + ceil(load.prompt_tokens / CHUNK_TOKENS)
-        convolved = parts * (_CONVOLVED + taps)
+        convolved = parts * (_CONVOLVED + taps) * (recurrence.conv_width > 0)
         gated = self._rows.norm_gated if isinstance(recurrence, GatedDelta) else 0
-        gated += self._norm if isinstance(recurrence, ChannelDelta) else 0
+        gated += self._norm if isinstance(recurrence, ChannelDelta | LightningAttention) else 0
         once = own.once + recurrence.conv_bias
         return self._norm + gated + 1 + once + convolved + steps + chunks
 
@@ -376,18 +381,21 @@ class Launches:
         return self._projection(attention) + absorbed + 1 + self._num_parts
 
     def _of_out(self, load: PassLoad) -> float:
-        """Sums of latents are brought back before."""
-        return self._added + _BROUGHT_BACK * isinstance(self.shape.attention, LatentAttention)
+        """Sums of latents are brought back before, and what is kept of hidden states is normed
+        once more."""
+        residual = self.shape.attention_residual
+        brought = _BROUGHT_BACK * isinstance(self.shape.attention, LatentAttention)
+        return brought + self._added(residual) + self._norm * residual.keeps_normed
 
-    @property
-    def _added(self) -> int:
+    def _added(self, residual: Residual) -> int:
         """What is projected at last, and added to the hidden states."""
-        return _OUT + self._scaling + self._norm * ("attention_out_norm" in self.shape.norms)
+        normed = self._norm * ("attention_out_norm" in self.shape.norms)
+        return _OUT + self._residual(residual) + normed
 
-    @property
-    def _scaling(self) -> int:
-        """Of what is added to the hidden states."""
-        return int(self.shape.residual_scale != 1 and not self.is_fused)
+    def _residual(self, residual: Residual) -> int:
+        """What becomes of hidden states, and of what is added to them, before."""
+        kept = residual.keeps_normed + (residual.kept != 1)
+        return kept + (residual.added != 1 and not self.is_fused)
 
     def _of_off(self, load: PassLoad) -> float:
         return 1 + self._num_parts

@@ -11,7 +11,7 @@ from moebatch.spec.families.family import (
     state_space,
     usual_defaults,
 )
-from moebatch.spec.model.blocks import Mlp, Router
+from moebatch.spec.model.blocks import Mlp, Residual, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.grouped_attention import GroupedAttention
 from moebatch.spec.model.recurrence import StateSpace
@@ -29,6 +29,7 @@ _BLOCK = "block_sparse_moe."
 
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     shared_width = keys.count_or_zero("shared_intermediate_size")
+    residual = Residual(added=keys.positive("residual_multiplier"))
     return Layers(
         attention=grouped_attention(
             keys, biases="attention_bias", score_scale=keys.positive("attention_multiplier")
@@ -38,7 +39,9 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
         shared_expert=Mlp(width=shared_width) if shared_width else None,
         router=Router(norm_order=1.0),
         embedding_scale=keys.positive("embedding_multiplier"),
-        residual_scale=keys.positive("residual_multiplier"),
+        attention_residual=residual,
+        recurrent_residual=residual,
+        mlp_residual=residual,
         logit_scale=1 / keys.positive("logits_scaling"),
     )
 

@@ -1,13 +1,88 @@
-"""MiniMax-M2 (MiniMax)."""
+"""MiniMax-Text-01 and MiniMax-M1, most of whose layers have lightning attention; and MiniMax-M2
+(MiniMax)."""
 
-from moebatch.spec.families.family import FamilySpec, grouped_attention, usual_defaults
-from moebatch.spec.model.blocks import Mlp, Router
+from collections.abc import Sequence
+from dataclasses import replace
+
+from moebatch.spec.families.family import (
+    FamilySpec,
+    everywhere,
+    grouped_attention,
+    recurrent_layers,
+    usual_defaults,
+)
+from moebatch.spec.model.blocks import Mlp, Residual, Router
 from moebatch.spec.model.config_keys import ConfigKeys
+from moebatch.spec.model.recurrence import LightningAttention
 from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import BLOCK_EXPERTS, LAYER, TensorNames, usual_roles
 
 _BLOCKS = (LAYER + "block_sparse_moe.", LAYER + "mlp.")
 """Of released files, and of those that transformers holds in memory."""
+
+_TYPES = _LINEAR, _FULL = ("linear_attention", "full_attention")
+_PARTS = {
+    "full_attn": "layernorm_full_attention",
+    "linear_attn": "layernorm_linear_attention",
+    "mlp": "layernorm_mlp",
+}
+"""Of a layer, as transformers and released files begin the names of factors."""
+
+
+def _hybrid(keys: ConfigKeys, num_layers: int) -> Layers:
+    usual = _usual_types(keys, num_layers)
+    recurrent = recurrent_layers(keys, usual, recur=(_LINEAR,), attend=(_FULL,))
+    _require_known_parts(keys)
+    of_attention, of_recurrence, of_mlp = (_residual(keys, part) for part in _PARTS)
+    heads, _, head_dim = keys.heads()
+    recurrence = LightningAttention(
+        num_key_heads=heads,
+        num_value_heads=heads,
+        key_head_dim=head_dim,
+        value_head_dim=head_dim,
+        num_layers=num_layers,
+    )
+    return Layers(
+        attention=grouped_attention(keys, rotates_part=True),
+        attention_residual=of_attention,
+        recurrence=recurrence if recurrent else None,
+        recurrent_layers=recurrent,
+        recurrent_residual=of_recurrence,
+        router=Router(norm_order=1.0, has_exact_weights=True),
+        moe_layers=tuple(range(num_layers)),
+        expert=Mlp(width=keys.count("intermediate_size")),
+        mlp_residual=of_mlp,
+        sliding_windows=everywhere(keys, num_layers),
+    )
+
+
+def _usual_types(keys: ConfigKeys, num_layers: int) -> Sequence[str]:
+    """What layers are where ``layer_types`` says nothing: as released files say it by numbers, or
+    by turns as transformers has it without these."""
+    numbers = keys.value("attn_type_list")
+    if numbers is None:
+        return [_TYPES[layer % 2 == 0] for layer in range(num_layers)]
+    if not isinstance(numbers, list) or any(number not in (0, 1) for number in numbers):
+        keys.fault("attn_type_list", "a list of 0 and 1", numbers)
+    elif len(numbers) != num_layers:
+        message = f"attn_type_list has {len(numbers)} entries for {num_layers} layers"
+        keys.wrong("attn_type_list", message)
+    else:
+        return [_TYPES[number] for number in numbers]
+    return [_FULL] * num_layers
+
+
+def _require_known_parts(keys: ConfigKeys) -> None:
+    """What released files may have said otherwise, and did not."""
+    if keys.value("postnorm") is not True:
+        keys.fault("postnorm", "true", keys.value("postnorm"))
+    if keys.value("shared_intermediate_size") not in (0, [0]):
+        keys.fault("shared_intermediate_size", "0", keys.value("shared_intermediate_size"))
+
+
+def _residual(keys: ConfigKeys, part: str) -> Residual:
+    kept, added = (keys.positive(f"{part}_{factor}_factor") for factor in ("alpha", "beta"))
+    return Residual(kept=kept, added=added, keeps_normed=True)
 
 
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
@@ -47,3 +122,53 @@ MINIMAX_M2 = FamilySpec(
         experts=BLOCK_EXPERTS,
     ),
 )
+
+_OF_LIGHTNING = {
+    "lightning_qkv": "qkv_proj.weight",
+    "lightning_gate": "output_gate.weight",
+    "recurrent_norm": "norm.weight",
+    "recurrent_out": "out_proj.weight",
+}
+MINIMAX = FamilySpec(
+    architecture="MiniMaxForCausalLM",
+    model_type="minimax",
+    defaults=usual_defaults(
+        vocab_size=32000,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=131072,
+        rms_norm_eps=1e-5,
+        rope_theta=1e6,
+        num_experts_per_tok=2,
+        num_experts=8,
+        block_size=256,
+        postnorm=True,
+        shared_intermediate_size=0,
+        **{f"{part}_{factor}_factor": 1 for part in _PARTS for factor in ("alpha", "beta")},
+    ),
+    synonyms={
+        f"{part}_{factor}_factor": (f"{released}_{factor}",)
+        for part, released in _PARTS.items()
+        for factor in ("alpha", "beta")
+    },
+    # That of transformers has no heads of which a part rotates.
+    rotary_type="minimax_m2",
+    layers=_hybrid,
+    names=TensorNames(
+        roles=usual_roles()
+        | {"router": tuple(block + "gate.weight" for block in _BLOCKS)}
+        | {role: (f"{LAYER}self_attn.{name}",) for role, name in _OF_LIGHTNING.items()},
+        experts=BLOCK_EXPERTS,
+    ),
+)
+MINIMAX_TEXT_01 = replace(
+    MINIMAX,
+    architecture="MiniMaxText01ForCausalLM",
+    model_type="minimax_text_01",
+    defaults={**MINIMAX.defaults, "postnorm": False},
+)
+"""Released files name classes of their own code, which is not run."""
+MINIMAX_M1 = replace(MINIMAX_TEXT_01, architecture="MiniMaxM1ForCausalLM", model_type="minimax_m1")

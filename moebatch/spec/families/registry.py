@@ -27,7 +27,7 @@ from moebatch.spec.families.lfm2 import LFM2_MOE
 from moebatch.spec.families.llama import LLAMA4, LLAMA4_TEXT
 from moebatch.spec.families.longcat import LONGCAT_FLASH
 from moebatch.spec.families.mimo import MIMO_V2_FLASH
-from moebatch.spec.families.minimax import MINIMAX_M2
+from moebatch.spec.families.minimax import MINIMAX, MINIMAX_M1, MINIMAX_M2, MINIMAX_TEXT_01
 from moebatch.spec.families.mistral import MISTRAL3, MISTRAL4
 from moebatch.spec.families.mixtral import MIXTRAL
 from moebatch.spec.families.nemotron import NEMOTRON_H
@@ -55,6 +55,9 @@ _OTHERS = (
     LONGCAT_FLASH,
     GLM4_MOE,
     GLM4V_MOE,
+    MINIMAX,
+    MINIMAX_TEXT_01,
+    MINIMAX_M1,
     MINIMAX_M2,
     MIMO_V2_FLASH,
     STEP3P5,

@@ -132,6 +132,19 @@ class Norm:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Residual:
+    """How what a part of a layer has made is added to hidden states."""
+
+    kept: float = 1.0
+    """By what these are multiplied before."""
+    added: float = 1.0
+    """By what the other is."""
+    keeps_normed: bool = False
+    """They are what the norm before that part has made of them, and not what it has seen: from
+    there on, nothing else of them is left (MiniMax-Text-01)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ClampedGate:
     """SwiGLU of clamped numbers: ``(u + added) * g * sigmoid(alpha * g)`` where g is the gate, at
     most `limit`, and u what goes up, between minus and plus that (gpt-oss)."""

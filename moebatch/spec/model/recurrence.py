@@ -18,18 +18,20 @@ _COPIED_STATES = 8
 _TORCH_BYTES: Mapping[StateDtype, int] = {"float32": 24, "float16": 68}
 """Of each number of a matrix, read and written: they fade, are looked up, corrected and read again
 in float32; and before are widened, and behind it get their noise and are rounded."""
+_SLOPE_STEP = 1e-5
+"""What keeps the slope of a last layer above nothing, and that of an only one defined."""
 MOST_SEEN = 16
 """Most tokens that a convolution may see: compiled kernels hold them in registers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recurrence(ABC):
-    """What all of them have: a projection of the hidden states, a short causal convolution over
-    each of its channels, and a projection back. The state is what the convolution sees of the last
-    tokens, and what a kind of recurrence keeps beside it."""
+    """What all of them have: a projection of the hidden states, in most kinds a short causal
+    convolution over each of its channels, and a projection back. The state is what the convolution
+    sees of the last tokens, and what a kind of recurrence keeps beside it."""
 
-    conv_width: int
-    """Tokens that a convolution sees, the newest included."""
+    conv_width: int = 0
+    """Tokens that a convolution sees, the newest included; 0 where there is none."""
     conv_bias: bool = False
     """Convolutions add one."""
     bias: bool = False
@@ -64,6 +66,8 @@ class Recurrence(ABC):
     @property
     def state(self) -> CacheLayout:
         """What is kept of a sequence: the last part is what the next tokens' convolutions see."""
+        if not self.conv_width:
+            return CacheLayout(self.own_state)
         seen = CachePart("last inputs", self.conv_width - 1, self.conv_channels)
         return CacheLayout((*self.own_state, seen))
 
@@ -90,6 +94,8 @@ class Recurrence(ABC):
     @property
     def conv_tensors(self) -> Sizes:
         """Those of the convolution but for its bias, as they are stored."""
+        if not self.conv_width:
+            return {}
         return {"recurrent_conv": (self.conv_channels, 1, self.conv_width)}
 
     @property
@@ -106,8 +112,19 @@ class Recurrence(ABC):
         """Most sequences whose next token torch takes at once."""
         return CHUNK_TOKENS
 
+    def conv_rooms(self, rows: int) -> tuple[int, ...]:
+        """Numbers in float32 that a layer takes for its convolution, piece by piece."""
+        if not self.conv_width:
+            return ()
+        channels = self.conv_channels
+        return (
+            self.conv_width * channels,  # weights
+            channels * self.conv_bias,  # bias
+            rows * channels,  # what it makes
+        )
+
     def float_rooms(self, rows: int) -> tuple[int, ...]:
-        """Numbers in float32 that a layer takes behind its convolution, piece by piece."""
+        """The same behind it."""
         return ()
 
     def step_bytes(self, compute_bytes: int, *, by_torch: bool) -> int:
@@ -158,8 +175,8 @@ class ShortConvolution(Recurrence):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MatrixRecurrence(Recurrence):
     """Each value head has a matrix that maps keys to values. A token makes it fade and adds to what
-    its key gives; the query reads what it puts out. Queries, keys and values have been convolved,
-    and what is put out is gated."""
+    its key gives; the query reads what it puts out. Queries, keys and values have been convolved
+    where there is a convolution, and what is put out is gated."""
 
     corrects: ClassVar[bool]
     """A token looks up what its key gives, and adds what that lacks of its value; else it adds its
@@ -397,3 +414,44 @@ class StateSpace(MatrixRecurrence):
     def normed_width(self) -> int:
         """Value heads of a key head are normed together, with weights of their own."""
         return self.value_width
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LightningAttention(MatrixRecurrence):
+    """Linear attention whose matrices fade alike with every token (Qin et al. 2024, Lightning
+    Attention-2; MiniMax 2025, MiniMax-01): those of later heads and of later layers more slowly.
+    Queries, keys and values have been activated."""
+
+    corrects: ClassVar[bool] = False
+    head_roles: ClassVar[Sequence[str]] = ()
+
+    num_layers: int
+    """Of the model."""
+
+    def fading(self, layer: int) -> tuple[float, ...]:
+        """Natural logarithms of what a token leaves of the matrix of each head of a layer."""
+        slope = 1 - layer / (self.num_layers - 1 + _SLOPE_STEP) + _SLOPE_STEP
+        heads = self.num_value_heads
+        return tuple(-slope * 2 ** (-8 * (head + 1) / heads) for head in range(heads))
+
+    @property
+    def projected_width(self) -> int:
+        """Queries, keys, values, and gates of the output."""
+        return self.conv_channels + self.value_width
+
+    @property
+    def normed_width(self) -> int:
+        """All heads are normed together."""
+        return self.value_width
+
+    def input_tensors(self, hidden_size: int) -> Sizes:
+        """Gates apart."""
+        D = hidden_size
+        return {"lightning_qkv": (self.conv_channels, D), "lightning_gate": (self.value_width, D)}
+
+    def row_order(self, role: str) -> list[int] | None:
+        """Rows of each head lie together."""
+        if role != "lightning_qkv":
+            return None
+        of_head = (self.key_head_dim, self.key_head_dim, self.value_head_dim)
+        return rows_by_part(self.num_value_heads, of_head)

@@ -13,7 +13,7 @@ from moebatch.errors import ConfigError, Fault
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.spec.machine.hardware import Dtype
 from moebatch.spec.model.attention import Attention, Sizes
-from moebatch.spec.model.blocks import ClampedGate, Mlp, Norm, Router
+from moebatch.spec.model.blocks import ClampedGate, Mlp, Norm, Residual, Router
 from moebatch.spec.model.cache import CacheGroup
 from moebatch.spec.model.cache_layout import UNLIMITED, CacheLayout, KvCache, SinkWindow, StateCache
 from moebatch.spec.model.grouped_attention import RelativeAttention
@@ -108,9 +108,12 @@ class Layers:
     """None where prompts go through the same layers as answers."""
     embedding_scale: float = 1.0
     """By what embeddings are multiplied before the first layer."""
-    residual_scale: float = 1.0
-    """By what attention, experts and MLPs have made is multiplied before it is added to the hidden
-    states."""
+    attention_residual: Residual = field(default_factory=Residual)
+    """How what attention has made is added to hidden states."""
+    recurrent_residual: Residual = field(default_factory=Residual)
+    """The same of `recurrence`."""
+    mlp_residual: Residual = field(default_factory=Residual)
+    """The same of experts and MLPs."""
     rounds_embedding_scale: bool = False
     """To the type in which is computed."""
     logit_scale: float = 1.0
@@ -183,6 +186,10 @@ class ModelShape(Layers):
     def is_recurrent(self, layer: int) -> bool:
         """Whether a layer has a recurrence in the place of attention."""
         return layer in self._recurrent
+
+    def mixer_residual(self, layer: int) -> Residual:
+        """How what attention, or recurrence, of a layer has made is added to hidden states."""
+        return self.recurrent_residual if self.is_recurrent(layer) else self.attention_residual
 
     def attention_of(self, layer: int) -> Attention:
         """How a layer attends."""
