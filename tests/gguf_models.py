@@ -39,13 +39,17 @@ ARCHITECTURES = {
     "granitemoehybrid": gguf.MODEL_ARCH.GRANITE_HYBRID,
     "lfm2_moe": gguf.MODEL_ARCH.LFM2MOE,
     "nemotron_h": gguf.MODEL_ARCH.NEMOTRON_H_MOE,
+    "kimi_linear": gguf.MODEL_ARCH.KIMI_LINEAR,
 }
 LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 RECURRENT = ("qwen3_next", "qwen3_5_moe_text")
 HYBRID = ("granitemoehybrid", "lfm2_moe", "nemotron_h")
 """Those whose files say by heads of keys which layers recur."""
 _SHARED = ("glm4_moe", "dots1", "deepseek", *LATENT)
-_WITH_SIGMOIDS = ("glm4_moe", "minimax_m2", "dots1", "deepseek_v3", "glm4_moe_lite", "lfm2_moe")
+_WITH_SIGMOIDS = (
+    *("glm4_moe", "minimax_m2", "dots1", "deepseek_v3", "glm4_moe_lite", "lfm2_moe"),
+    "kimi_linear",
+)
 _GRANITE = ("granitemoe", "granitemoeshared", "granitemoehybrid")
 _INTERLEAVED = ("mixtral", "deepseek", "nemotron_h", *_GRANITE)
 _HALVES = {
@@ -62,6 +66,11 @@ _HALVES = {
 its in four parts, above other bits."""
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _NUM_CHOSEN = ("moe_topk", "top_k_experts", "moe_k", "num_experts_per_tok")
+_OF_KIMI = {
+    "max_position_embeddings": "model_max_length",
+    "num_experts_per_tok": "num_experts_per_token",
+    "n_shared_experts": "num_shared_experts",
+}
 Types = Callable[[str], str]
 """Of a tensor by its name in GGUF."""
 
@@ -96,6 +105,7 @@ def write_gguf(
     config = json.loads((source / "config.json").read_text())
     config = {**config.get("text_config", {}), **config}
     config.setdefault("num_hidden_layers", len(config.get("layers_block_type", ())))
+    config |= {key: config[own] for key, own in _OF_KIMI.items() if own in config}
     architecture = ARCHITECTURES[config["model_type"]]
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     tensors = read_tensors(source)
@@ -269,7 +279,12 @@ def _parts(name: str, weight: Tensor, config: Mapping[str, Any]) -> list[tuple[s
         ]
     if family == "gemma4_text" and ("router." in name or "experts" in name or "scalar" in name):
         return [(_of_gemma(name), weight)]
-    if family in LATENT and "kv_b_proj" in name:
+    if family == "kimi_linear" and "_conv1d.weight" in name:
+        return [(name, weight.unsqueeze(0))]
+    if family == "kimi_linear" and "_proj" in name and "expert" not in name:
+        # Released files name layers without experts otherwise than transformers.
+        name = name.replace("block_sparse_moe", "mlp")
+    if family in (*LATENT, "kimi_linear") and "kv_b_proj" in name:
         heads, key = config["num_attention_heads"], config["qk_nope_head_dim"]
         by_head = weight.view(heads, -1, weight.shape[-1])
         return [
@@ -463,6 +478,25 @@ def _metadata(config: Mapping[str, Any], *, older: bool) -> dict[str, Any]:
             "ssm.time_step_rank": config["mamba_num_heads"],
             "ssm.inner_size": config["mamba_num_heads"] * config["mamba_head_dim"],
             "rope.scaling.finetuned": False,
+        }
+    if family == "kimi_linear":
+        rank, rotated = config["kv_lora_rank"], config["qk_rope_head_dim"]
+        attends = [kind == "full_attention" for kind in config["layer_types"]]
+        found |= {
+            "attention.head_count_kv": [*map(int, attends)],
+            "attention.key_length": rank + rotated,
+            "attention.value_length": None,
+            "attention.key_length_mla": config["qk_nope_head_dim"] + rotated,
+            "attention.value_length_mla": config["v_head_dim"],
+            "attention.kv_lora_rank": rank,
+            "attention.q_lora_rank": config["q_lora_rank"],
+            "rope.dimension_count": rotated,
+            "rope.freq_base": None,
+            "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+            "kda.head_dim": config["linear_head_dim"],
+            "expert_shared_count": config["n_shared_experts"],
+            "leading_dense_block_count": config["mlp_layer_types"].count("dense"),
+            "expert_weights_scale": config["routed_scaling_factor"],
         }
     if family == "lfm2_moe":
         found |= {

@@ -61,6 +61,14 @@ WIDTHS: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 1.0,
         "layer_types": ["conv", "full_attention"],
     },
+    "kimi_linear": {
+        "moe_intermediate_size": 256,
+        "kv_lora_rank": 64,
+        "qk_nope_head_dim": 32,
+        "linear_head_dim": 64,
+        "linear_num_heads": 4,
+        "num_hidden_layers": 3,
+    },
     "qwen3_next": {"moe_intermediate_size": 256, "linear_value_head_dim": 64},
     "qwen3_5_moe_text": {"moe_intermediate_size": 256, "linear_value_head_dim": 64},
 }
@@ -154,7 +162,7 @@ def test_all_of_a_head_may_rotate_where_usually_a_part_does(
     require_tokens_of_transformers(folder, folder, 0.0)
 
 
-@pytest.mark.parametrize("family", [*LATENT, "qwen3_next"])
+@pytest.mark.parametrize("family", [*LATENT, "kimi_linear", "qwen3_next"])
 def test_older_files_hold_projections_whole(family: str, written: Callable[..., Path]) -> None:
     folder = written("Q8_0", family, older=True)
     whole = "ssm_in.weight" if family in RECURRENT else "attn_kv_b.weight"
@@ -228,6 +236,15 @@ def test_granite_hybrids_rotate_unless_a_file_says_that_they_do_not(
 ) -> None:
     config = {"position_embedding_type": "rope"}
     folder = written("F32", "granitemoehybrid", config, left_out=left_out)
+    require_tokens_of_transformers(folder, folder, 0.0)
+
+
+@pytest.mark.parametrize("trimmed", [False, True])
+def test_vectors_and_matrices_may_have_more_dimensions(
+    trimmed: bool, written: Callable[..., Path]
+) -> None:
+    """Convolutions of queries, keys and values have four, and what heads fade by."""
+    folder = written("Q8_0", "kimi_linear", {"q_lora_rank": 32}, trimmed=trimmed)
     require_tokens_of_transformers(folder, folder, 0.0)
 
 

@@ -75,9 +75,9 @@ def _latent(said: GgufMetadata) -> dict[str, Any]:
     """Heads of latent attention; older files have the sizes that newer ones give as ``_mla``."""
     rotated = said.count("rope.dimension_count")
     heads = said.count("attention.head_count")
+    names = (f"attention.{kind}_length" for kind in ("key", "value"))
     key, value = (
-        said.count(f"attention.{kind}_length_mla", said.count(f"attention.{kind}_length"))
-        for kind in ("key", "value")
+        said.count(name if said.get(f"{name}_mla") is None else f"{name}_mla") for name in names
     )
     if said.get("attention.temperature_scale"):
         raise said.fault("queries have a temperature, which is not read of this architecture")
@@ -262,6 +262,28 @@ def _gemma(said: GgufMetadata) -> dict[str, Any]:
     }
 
 
+def _kimi(said: GgufMetadata) -> dict[str, Any]:
+    """All layers have as many heads. Groups are not in files of models without them."""
+    return {
+        **_latent(said),
+        **_kinds_by_heads(said, recurs="linear_attention", attends="full_attention"),
+        "num_key_value_heads": said.count("attention.head_count"),
+        "linear_num_heads": said.count("attention.head_count"),
+        "n_group": said.count("expert_group_count", 1),
+        "topk_group": said.count("expert_group_used_count", 1),
+        "norm_topk_prob": True,
+    }
+
+
+def _channel_delta(said: GgufMetadata) -> Arranged:
+    taps = AsRows(said.count("ssm.conv_kernel"))
+    arrangements: dict[str, Arrangement] = {
+        **{f"ssm_conv1d_{role}.weight": taps for role in "qkv"},
+        "ssm_a": Fading(AsRows(1)),
+    }
+    return {**_latent_halves(said), **_each_alone(arrangements)}
+
+
 _SHARED_SIZES = {
     "n_shared_experts": "expert_shared_count",
     "first_k_dense_replace": "leading_dense_block_count",
@@ -382,6 +404,13 @@ FAMILIES = {
         entries={"norm_topk_prob": True, "use_expert_bias": True, "routed_scaling_factor": 1.0},
         keys=_lfm2,
         arranged=_short_convolution,
+    ),
+    "kimi-linear": GgufFamily(
+        architecture="KimiLinearForCausalLM",
+        sizes=_SHARED_SIZES
+        | {"linear_head_dim": "kda.head_dim", "linear_conv_kernel_dim": "ssm.conv_kernel"},
+        keys=_kimi,
+        arranged=_channel_delta,
     ),
     "hunyuan-moe": GgufFamily(
         architecture="HunYuanMoEV1ForCausalLM",

@@ -169,7 +169,11 @@ class GgufFamily:
             **self.entries,
             **self.keys(said),
         }
-        return {described.spelling.get(key, key): value for key, value in config.items()}
+        spelled = {key: described.spelling.get(key, key) for key in config}
+        # What a family keeps in an object of its own, it knows beside it as well.
+        return {
+            key if "." in spelled[key] else spelled[key]: value for key, value in config.items()
+        }
 
     def _scaled_positions(self, said: GgufMetadata) -> dict[str, Any]:
         """YaRN (Peng et al. 2023), or all positions closer together."""

@@ -87,11 +87,16 @@ def _with_shards(folder: Path, name: str) -> tuple[str, ...]:
 
 def _with_rows(name: str, entry: TensorEntry) -> TensorEntry:
     """The gate of a shared expert is a matrix of one row, which GGUF keeps as a vector; what
-    corrects a router and the norm behind a recurrence are vectors, which it may keep as one."""
+    corrects a router and the norm behind a recurrence are vectors, which it may keep as one; and
+    what heads fade by, and convolutions of queries, keys and values apart, are matrices, which it
+    may keep with more dimensions, of one."""
     if name.endswith("ffn_gate_inp_shexp.weight") and len(entry.shape) == 1:
         return replace(entry, shape=(1, *entry.shape))
     if name.endswith(("exp_probs_b.bias", "ssm_norm.weight")) and entry.shape[0] == 1:
         return replace(entry, shape=entry.shape[1:] or entry.shape)
+    if name.endswith("ssm_a") or ".ssm_conv1d_" in name:
+        *others, last = entry.shape
+        return replace(entry, shape=(*(size for size in others if size > 1), last))
     return entry
 
 

@@ -86,6 +86,15 @@ _OF_DELTA = {
     "recurrent_norm": "o_norm.weight",
     "recurrent_out": "o_proj.weight",
 }
+_IN_GGUF = {
+    **{f"delta_{role}": f"attn_{role}.weight" for role in "qkv"},
+    "delta_z": "ssm_g_a.weight",
+    "delta_z_wide": "ssm_g_b.weight",
+    "delta_a": "ssm_f_a.weight",
+    "delta_a_wide": "ssm_f_b.weight",
+    **{f"recurrent_conv_{role}": f"ssm_conv1d_{role}.weight" for role in "qkv"},
+    "recurrent_out": "attn_output.weight",
+}
 _SPELLING = {
     # Only the part of a head that latents do not make is bound by the rules of head sizes.
     "head_dim": "qk_rope_head_dim",
@@ -151,6 +160,7 @@ KIMI_LINEAR = FamilySpec(
         }
         | {role: (f"{LAYER}self_attn.{name}",) for role, name in _OF_DELTA.items()},
         experts=BLOCK_EXPERTS,
+        in_gguf=_IN_GGUF,
     ),
 )
 """As released: sizes of layers that recur in ``linear_attn_config``, or beside everything else as
