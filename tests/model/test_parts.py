@@ -200,6 +200,7 @@ _GIVEN_BACK = {
         _LATENTS | {"moe_latent_size": 150},
         _GIVEN_BACK,
         _GIVEN_BACK | {"hidden_size": 150},
+        _GIVEN_BACK | {"zero_expert_num": 900},
     ],
 )
 def test_all_has_room_where_experts_take_more_rows_than_attention(

@@ -33,6 +33,8 @@ SHAPE = read_shape(MIXTRAL, "config.json")
 SMALL = read_shape(
     {**MIXTRAL, "hidden_size": 2048, "intermediate_size": 7168, "num_hidden_layers": 8}, "small"
 )
+GIVING_BACK = replace(SHAPE, router=replace(SHAPE.router, num_identities=8))
+"""Half of its choices compute nothing."""
 WORKLOAD = Workload(
     num_sequences=5000, mean_prompt_tokens=77, mean_new_tokens=128, max_total_tokens=546
 )

@@ -22,7 +22,7 @@ from moebatch.plan.roofline import (
     tokens_reaching,
 )
 from moebatch.spec.machine.hardware import Hardware, Level, Link, Processor, RateCurve
-from tests.plan.problems import SHAPE
+from tests.plan.problems import GIVING_BACK, SHAPE
 
 GIB = 2**30
 DTYPES = Dtypes(stored=BFLOAT16, compute="bfloat16")
@@ -97,6 +97,14 @@ def test_ffn_reads_the_experts_of_its_tokens_once_per_micro_batch():
     assert operation.flops == 64 * 2 * 2 * SHAPE.expert_params
     assert operation.bytes_i == pytest.approx(64 * 2 * expert_bytes + hidden)
     assert operation.bytes_j == pytest.approx(distinct_experts(SHAPE, 64) * expert_bytes + hidden)
+
+
+def test_choices_that_compute_nothing_are_no_flops():
+    whole, half = (
+        ffn_operation(shape, DTYPES, batch=64, micro_batch=1) for shape in (SHAPE, GIVING_BACK)
+    )
+    assert half.flops == whole.flops / 2
+    assert 2 * moe_lightning.ffn_flops(GIVING_BACK, 5) == moe_lightning.ffn_flops(SHAPE, 5)
 
 
 def test_fewer_tokens_hide_the_link_behind_experts_of_fewer_bits():

@@ -28,7 +28,16 @@ from moebatch.spec.machine.values import level_curve
 from moebatch.spec.model.blocks import Mlp
 from moebatch.spec.model.models import load_model
 from moebatch.spec.policy.policy import Placement, Policy
-from tests.plan.problems import GB, SHAPE, WORKLOAD, cpu_machine, gpu_machine, launching, problem
+from tests.plan.problems import (
+    GB,
+    GIVING_BACK,
+    SHAPE,
+    WORKLOAD,
+    cpu_machine,
+    gpu_machine,
+    launching,
+    problem,
+)
 from tests.schedule.check import check_timeline
 
 ON_GPU = problem(launching(gpu_machine(disk=20 * GB)))
@@ -72,6 +81,10 @@ CASES = {
             attention_on_gpu=False,
             ffn_on_gpu=False,
         ),
+    ),
+    "klotski, half of all choices compute nothing": (
+        problem(ON_GPU.hardware, shape=GIVING_BACK),
+        policy(batch_size=16, micro_batch_size=8),
     ),
     "cgopipe": (
         ON_GPU,
@@ -123,7 +136,8 @@ def test_lanes_are_as_busy_as_the_planner_says(name: str, work: Work) -> None:
     load = mean_load(of, under)
     if work == "decode":
         context = of.workload.mean_prompt_tokens + of.workload.mean_new_tokens / 2
-        load = PassLoad(decode_sequences=1024, decode_positions=1024 * context, logits_rows=1024)
+        size = under.batch_size
+        load = PassLoad(decode_sequences=size, decode_positions=size * context, logits_rows=size)
     planned = by_device(of.cost.of_pass(load, under).lanes)
     found = of_a_pass(simulated(of, under, work))
     assert set(found) == set(planned)
@@ -160,6 +174,19 @@ def test_layers_that_only_mix_tokens_cost_nothing_behind_that(name: str) -> None
     gates_s = [price.gate_s(load, layer) for layer in layers]
     assert price.gates_s(load, layers) == pytest.approx(sum(gates_s), rel=1e-6)
     assert gates_s[1] == of.prices.main.task_s < gates_s[0]
+
+
+def test_choices_that_compute_nothing_cost_next_to_nothing() -> None:
+    """Two choices of a token, of which one is such, are as one choice; but for the gate."""
+    hardware, under = cpu_machine(64, flops=1e11), CASES["klotski without a GPU"][1]
+    single = replace(SHAPE, experts_per_token=1)
+    load = PassLoad(decode_sequences=16, decode_positions=16, logits_rows=16)
+    twice, half, once = (
+        problem(hardware, shape=shape).cost.of_pass(load, under).lanes
+        for shape in (SHAPE, GIVING_BACK, single)
+    )
+    assert half == pytest.approx(once, rel=0.01)
+    assert twice["cpu"] > 1.3 * once["cpu"]
 
 
 @pytest.mark.parametrize("name", ["klotski", "cgopipe", "klotski without a GPU"])
