@@ -11,6 +11,7 @@ from moebatch.engine.lanes.lane import Board, ChunkMover, LaneWork, ThreadLane
 from moebatch.schedule.lanes import READ
 from moebatch.schedule.slots.expert_load import Chunk, ExpertKey
 from moebatch.schedule.slots.slots import SlotQueue
+from moebatch.schedule.slots.transfer import DiskPath
 from moebatch.schedule.task import Kind, Task
 from moebatch.store.monitor import Monitor
 from moebatch.store.statistics import BusyClock, MoveStatistics, ReadStatistics
@@ -146,3 +147,66 @@ def test_a_chunk_that_fails_stops_the_lane_and_leaves_slots_in_order(
     slots.check_integrity()
     assert statistics.num_bytes == 0
     assert not board.ends
+
+
+def test_a_task_that_fails_is_raised_where_it_is_waited_for_and_nothing_follows_it() -> None:
+    board, slots, ran = Kept(), SlotQueue(dict.fromkeys(KEYS, 1), num_slots=4), list[Task]()
+
+    def fail(task: Task) -> None:
+        ran.append(task)
+        raise OSError("disk broke")
+
+    mover = ChunkMover(slots=slots, move=lambda chunk: None)
+    with lane_of(board, LaneWork(run=fail, mover=mover), 2) as lane:
+        with board.monitor:
+            for task in launched(0, 1):
+                lane.launch(task)
+            slots.prefetch(KEYS)
+        with pytest.raises(OSError, match="disk broke"):
+            board.sleep(lambda: bool(board.ends))
+        board.wait_for(lambda: not lane.is_running)
+        assert lane.doing == f"waits to begin {launched(1)[0]}"
+    assert ran == launched(0)
+    slots.check_integrity()
+
+
+def test_what_goes_wrong_where_a_lane_looks_for_work_is_raised_where_it_is_waited_for() -> None:
+    board, slots = Kept(), SlotQueue(dict.fromkeys(KEYS, 1), num_slots=4)
+
+    def fail() -> DiskPath:
+        raise OSError("no way")
+
+    mover = ChunkMover(slots=slots, move=lambda chunk: None, path=fail)
+    with lane_of(board, LaneWork(run=lambda task: None, mover=mover), 2) as lane:
+        with pytest.raises(OSError, match="no way"):
+            board.sleep(lambda: bool(board.ends))
+        assert not lane.is_running
+
+
+def test_a_lane_says_what_it_runs_and_else_what_it_would_run_next() -> None:
+    class Held(Kept):
+        may_start = False
+
+        def can_start(self, task: Task) -> bool:
+            return self.may_start
+
+    board, has_begun, may_end = Held(), threading.Event(), threading.Event()
+
+    def run(task: Task) -> None:
+        has_begun.set()
+        assert may_end.wait(PATIENCE_S)
+
+    first, second = launched(0, 1)
+    with lane_of(board, LaneWork(run=run)) as lane:
+        assert lane.doing is None
+        with board.monitor:
+            lane.launch(first)
+            lane.launch(second)
+        assert lane.doing == f"waits to begin {first}"
+        with board.monitor:
+            board.may_start = True
+            board.monitor.changed()
+        assert has_begun.wait(PATIENCE_S)
+        assert lane.doing == str(first)
+        may_end.set()
+        board.wait_for(lambda: len(board.ends) == 2)
