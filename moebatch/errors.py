@@ -2,7 +2,7 @@
 
     MoebatchError                 1   the run failed
     ├── ConfigError               2   the job file, a profile or an option is wrong
-    ├── InputError                4   the input file as a whole is unusable; nothing was run
+    ├── InputError                4   the input file as a whole is unusable, or was changed
     ├── CheckpointError           5   the model folder is missing, damaged or not supported
     ├── DoesNotFit                6   no plan exists within the budgets
     ├── OutOfMemory               1   the system refuses memory even for the smallest pass
@@ -92,7 +92,7 @@ class ConfigError(FaultyFile):
 
 
 class InputError(FaultyFile):
-    """The input file as a whole is unusable; nothing was run."""
+    """The input file as a whole is unusable, or was changed while the job ran."""
 
     exit_code = ExitCode.INPUT
 
