@@ -45,7 +45,7 @@ def deep(tiny_checkpoint: Callable[..., Path]) -> Deep:
 
     def of(family: str) -> Path:
         kinds: dict[str, Any] = {}
-        if family in RECURRENT:
+        if family in (*RECURRENT, "minimax"):
             kinds = {"layer_types": (["linear_attention", "full_attention"] * LAYERS)[:LAYERS]}
         elif family == "axk1":
             kinds = {"mlp_layer_types": None}
@@ -118,7 +118,8 @@ def test_every_schedule_equals_transformers_however_many_layers_come_up(
     "family",
     [
         *FAMILIES,
-        *("nemotron_h", "dbrx", "sarvam_moe", "axk1", "mimo_v2_flash", "longcat_flash", "step3p7"),
+        *("nemotron_h", "minimax", "dbrx", "sarvam_moe", "axk1", "mimo_v2_flash", "longcat_flash"),
+        "step3p7",
     ],
 )
 def test_all_families_compute_with_what_has_come_up(
@@ -169,7 +170,7 @@ def test_a_pass_that_failed_in_the_middle_begins_with_what_its_first_layers_need
     assert built.engine.statistics.num_shrunk == 1
 
 
-@pytest.mark.parametrize("family", ["mixtral", "deepseek_v3", "qwen3_next"])
+@pytest.mark.parametrize("family", ["mixtral", "deepseek_v3", "qwen3_next", "minimax"])
 @pytest.mark.parametrize("count", [0, *COUNTS])
 def test_memory_is_what_the_plan_says(deep: Deep, tmp_path: Path, family: str, count: int) -> None:
     chosen, _ = streaming(EMULATED["GPU attention, cache in main memory"], count)
