@@ -475,7 +475,13 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> CudaStreams:
 @pytest.mark.few
 @pytest.mark.parametrize("name", ["klotski", "cgopipe", "flexgen"])
 @pytest.mark.parametrize(
-    "title", ["three levels", "CPU attention", "GPU attention, cache in main memory"]
+    "title",
+    [
+        "three levels",
+        "CPU attention",
+        "CPU attention, cache on the GPU",
+        "GPU attention, cache in main memory",
+    ],
 )
 def test_schedules_compute_the_same_on_streams(
     tiny_checkpoint: Callable[..., Path],
