@@ -9,8 +9,8 @@ from moebatch.layout.footprint import Dtypes
 from moebatch.layout.ladder import Ladder
 from moebatch.layout.load import PassLoad
 from moebatch.plan.prediction import Prediction, predict
-from moebatch.plan.pricing.price import Price
 from moebatch.plan.pricing.prices import Prices
+from moebatch.plan.pricing.task_prices import TaskPrices
 from moebatch.plan.problem import Problem
 from moebatch.spec.files.library import names
 from moebatch.spec.machine.profile import load_profile
@@ -71,7 +71,7 @@ def test_several_gpus_add_up_what_each_has_computed(devices: int) -> None:
     load = PassLoad(decode_sequences=36, decode_positions=36 * 450)
     of_each = 2 * (devices - 1) / devices * 36 * shape.hidden_size * 2
     rate = hardware.links["dram->vram"].bandwidth / devices
-    priced = Price(prices=prices, policy=policy)
+    priced = TaskPrices(prices=prices, policy=policy)
     assert priced.shared_s(load) == pytest.approx(2 * of_each / rate)
 
 

@@ -13,8 +13,8 @@ from moebatch.layout.lanes import pass_seconds
 from moebatch.layout.load import PassLoad
 from moebatch.layout.routing import SkewedRouting
 from moebatch.layout.scratch import logits_rows
-from moebatch.plan.pricing.price import Price
 from moebatch.plan.pricing.prices import Prices
+from moebatch.plan.pricing.task_prices import TaskPrices
 from moebatch.plan.problem import Problem
 from moebatch.plan.simulation.passes import Work, decode_load, mean_load, passes_of, split
 from moebatch.plan.simulation.world import SimWorld
@@ -170,7 +170,7 @@ def test_layers_that_only_mix_tokens_cost_nothing_behind_that(name: str) -> None
     planned = by_device(of.cost.of_pass(load, under).lanes)
     found = of_a_pass(simulated(of, under, "decode"))
     assert found == pytest.approx(planned, rel=0.03)
-    price = Price(prices=of.prices, policy=under)
+    price = TaskPrices(prices=of.prices, policy=under)
     gates_s = [price.gate_s(load, layer) for layer in layers]
     assert price.gates_s(load, layers) == pytest.approx(sum(gates_s), rel=1e-6)
     assert gates_s[1] == of.prices.main.task_s < gates_s[0]
@@ -318,14 +318,14 @@ def test_a_pass_is_split_into_full_micro_batches_and_a_rest() -> None:
 
 def test_pieces_of_an_expert_make_the_whole() -> None:
     for count in (1, 4):
-        costs = Price(prices=ON_GPU.prices, policy=policy())
+        costs = TaskPrices(prices=ON_GPU.prices, policy=policy())
         num_bytes = ON_GPU.dtypes.expert_bytes(SHAPE)
         assert count * costs.chunk_s(1 / count) == pytest.approx(num_bytes / (8 * GB))
         assert count * costs.fetch_s(1 / count) == pytest.approx(num_bytes / (20 * GB))
 
 
 def test_an_expert_that_nobody_chose_costs_nothing() -> None:
-    costs = Price(prices=ON_GPU.prices, policy=policy())
+    costs = TaskPrices(prices=ON_GPU.prices, policy=policy())
     assert costs.expert_s(0, fresh=0) == 0
     assert costs.head_s(0) == 0
 
@@ -351,7 +351,7 @@ def test_between_passes_the_host_takes_its_time_for_the_pass_and_for_each_sequen
     slow = replace(machine.vram.processor, pass_s=3.0, row_s=0.5)
     levels = {**machine.levels, "vram": replace(machine.vram, processor=slow)}
     at_once, later = (
-        Price(prices=problem(each).prices, policy=policy())
+        TaskPrices(prices=problem(each).prices, policy=policy())
         for each in (machine, replace(machine, levels=levels))
     )
     for rows in (0, 1, 100):
@@ -370,7 +370,7 @@ def test_experts_that_a_gpu_computes_together_are_launched_together() -> None:
         for changes in ({}, {"gemm": gemm})
     ]
     of_new, of_old = (
-        Price(prices=problem(replace(machine, levels=each)).prices, policy=policy())
+        TaskPrices(prices=problem(replace(machine, levels=each)).prices, policy=policy())
         for each in levels
     )
     looks_s = 15 * 1e-4
@@ -437,7 +437,7 @@ def test_experts_fresh_from_disk_may_be_slower_than_residents() -> None:
     slower = {"bfloat16": rates.gemm["bfloat16"].scaled(0.25)}
     dram = replace(machine.dram, processor=replace(rates, gemm_streamed=slower))
     of = problem(replace(machine, levels={**machine.levels, "dram": dram}))
-    costs = Price(prices=of.prices, policy=policy(ffn_on_gpu=False, attention_on_gpu=False))
+    costs = TaskPrices(prices=of.prices, policy=policy(ffn_on_gpu=False, attention_on_gpu=False))
     fresh_s, stayed_s = (costs.expert_s(256, fresh=fresh) for fresh in (1, 0))
     assert fresh_s > 2 * stayed_s
 

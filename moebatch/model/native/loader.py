@@ -68,7 +68,7 @@ def log_compiling(log: Callable[[str], None], environment: Mapping[str, str] = o
         return
     with contextlib.suppress(NotCompiled):
         if _library(environment).command:
-            log("compiling kernels, once (some ten seconds)")
+            log("compiling kernels, once (10 to 30 seconds)")
 
 
 def source(part: str | None = None) -> str:

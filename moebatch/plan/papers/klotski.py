@@ -29,7 +29,7 @@ from moebatch.layout.load import PassLoad
 from moebatch.layout.routing import distinct_experts
 from moebatch.plan.answer import Answer
 from moebatch.plan.prediction import predict
-from moebatch.plan.pricing.price import Price
+from moebatch.plan.pricing.task_prices import TaskPrices
 from moebatch.plan.problem import Problem
 from moebatch.plan.search.candidates import FEWEST_SLOTS, MAX_BATCH_SIZE, candidates, kv_pages
 from moebatch.plan.search.refusal import refusal, too_large
@@ -159,7 +159,7 @@ def layer_times(problem: Problem, policy: Policy) -> LayerTimes:
     Micro-batches of the policy are Klotski's batches. Weights outside experts always live where
     they are used, so there is nothing to load of attention and gate.
     """
-    price, shape = Price(prices=problem.prices, policy=policy), problem.shape
+    price, shape = TaskPrices(prices=problem.prices, policy=policy), problem.shape
     batch = PassLoad.decoding(policy.micro_batch_size, problem.workload.decode_context)
     active = distinct_experts(shape, policy.batch_size)
     rows = policy.batch_size * shape.computed_per_token / active
@@ -183,7 +183,7 @@ def layer_times(problem: Problem, policy: Policy) -> LayerTimes:
 
 def disk_read_s(problem: Problem, policy: Policy) -> float:
     """Seconds in which the disk gives what a mean layer needs of it, experts and cache."""
-    price = Price(prices=problem.prices, policy=policy)
+    price = TaskPrices(prices=problem.prices, policy=policy)
     batch = PassLoad.decoding(policy.batch_size, problem.workload.decode_context)
     experts = distinct_experts(problem.shape, policy.batch_size) * policy.weights.disk
     return price.fetch_s(experts) + policy.kv_cache.disk * price.kv_read_s(batch)

@@ -18,8 +18,8 @@ from moebatch.layout.routing import chosen_experts
 from moebatch.layout.setup import staying
 from moebatch.plan.pricing.expected_loads import ExpectedLoads, LayerTimes, expected_loads
 from moebatch.plan.pricing.pass_tasks import Arithmetic, PassTasks
-from moebatch.plan.pricing.price import Price
 from moebatch.plan.pricing.prices import Prices
+from moebatch.plan.pricing.task_prices import TaskPrices
 from moebatch.schedule.registry import traits_of
 from moebatch.spec.policy.policy import Policy
 
@@ -149,7 +149,7 @@ class PassCost:
         policy = self._policy
         if not (takes_turns(policy) and policy.num_slots):
             return 0.0
-        price = Price(prices=self._prices, policy=policy)
+        price = TaskPrices(prices=self._prices, policy=policy)
         there_s = len(self._prices.shape.moe_layers) * price.up_s(policy.num_slots)
         attending_s = self.lanes.get("cpu", 0.0)
         coming_s = self.lanes.get("dram->vram", 0.0) - min(attending_s, there_s)

@@ -8,8 +8,8 @@ from moebatch.layout.lanes import LaneSeconds
 from moebatch.layout.load import PassLoad
 from moebatch.layout.routing import chosen_experts, distinct_experts, layers_of, routed
 from moebatch.layout.scratch import PROMPT_ROWS, gpu_prompt_rows
-from moebatch.plan.pricing.price import Price
 from moebatch.plan.pricing.prices import LaneTime, Prices
+from moebatch.plan.pricing.task_prices import TaskPrices
 from moebatch.schedule.drivers.emission import Launched, computes_together, launched
 from moebatch.schedule.lanes import PROCESSORS, lane_of
 from moebatch.schedule.registry import traits_of
@@ -312,8 +312,8 @@ class PassTasks:
         return lane_of(kind, self._top).name
 
     @cached_property
-    def _price(self) -> Price:
-        return Price(prices=self.prices, policy=self.policy)
+    def _price(self) -> TaskPrices:
+        return TaskPrices(prices=self.prices, policy=self.policy)
 
     @property
     def _shape(self) -> ModelShape:

@@ -10,7 +10,7 @@ from moebatch.arrays import Floats
 from moebatch.layout.load import PassLoad
 from moebatch.layout.routing import chances_of_any, in_layer, num_likely
 from moebatch.layout.setup import room_of, setup_of, streamed_per_layer
-from moebatch.plan.pricing.price import Price
+from moebatch.plan.pricing.task_prices import TaskPrices
 from moebatch.plan.problem import Problem
 from moebatch.plan.simulation.passes import MicroBatches
 from moebatch.schedule.drivers.simulate import Room
@@ -39,7 +39,7 @@ class SimWorld:
     policy: Policy
     setup: Setup
     room: Room
-    price: Price
+    price: TaskPrices
     routing: Routing
     passes: Sequence[MicroBatches]
     table: Mapping[Kind, float] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class SimWorld:
                 activation_level=int(traits_of(policy).foresees == "pre-gate"),
             ),
             room=room,
-            price=Price(prices=problem.prices, policy=policy),
+            price=TaskPrices(prices=problem.prices, policy=policy),
             routing=routing,
             passes=passes,
             table=table or {},

@@ -25,7 +25,7 @@ from moebatch.spec.policy.policy import Policy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Price:
+class TaskPrices:
     """Prices pieces of one layer under a policy. Loads are those of one micro-batch."""
 
     prices: Prices
@@ -301,15 +301,15 @@ class Price:
 
 
 _TRANSFERS = frozenset({Kind.OFF, Kind.LOAD, Kind.KV_UP, Kind.KV_DOWN, Kind.KV_READ, Kind.KV_WRITE})
-_OF_BATCH: Mapping[Kind, Callable[[Price, PassLoad], float]] = {
-    Kind.ATTEND: Price.attend_s,
-    Kind.PRE: Price.project_s,
-    Kind.ATTN: Price.cpu_attention_s,
-    Kind.OUT: Price.out_s,
-    Kind.OFF: Price.off_s,
-    Kind.LOAD: Price.load_s,
-    Kind.KV_UP: Price.kv_up_s,
-    Kind.KV_DOWN: Price.kv_down_s,
-    Kind.KV_READ: Price.kv_read_s,
-    Kind.KV_WRITE: Price.kv_write_s,
+_OF_BATCH: Mapping[Kind, Callable[[TaskPrices, PassLoad], float]] = {
+    Kind.ATTEND: TaskPrices.attend_s,
+    Kind.PRE: TaskPrices.project_s,
+    Kind.ATTN: TaskPrices.cpu_attention_s,
+    Kind.OUT: TaskPrices.out_s,
+    Kind.OFF: TaskPrices.off_s,
+    Kind.LOAD: TaskPrices.load_s,
+    Kind.KV_UP: TaskPrices.kv_up_s,
+    Kind.KV_DOWN: TaskPrices.kv_down_s,
+    Kind.KV_READ: TaskPrices.kv_read_s,
+    Kind.KV_WRITE: TaskPrices.kv_write_s,
 }
