@@ -28,7 +28,7 @@ def logged(environment: dict[str, str]) -> list[str]:
 
 
 def test_a_compilation_is_announced_until_there_is_a_library(environment: dict[str, str]) -> None:
-    assert logged(environment) == ["compiling kernels, once (some ten seconds)"]
+    assert logged(environment) == ["compiling kernels, once (10 to 30 seconds)"]
     library = Path(environment["XDG_CACHE_HOME"], "moebatch", loader._library(environment).name)
     library.touch(mode=0o500)
     assert logged(environment) == []
