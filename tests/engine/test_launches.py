@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from threading import get_ident
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,6 +55,7 @@ class CountingDevice(TorchDispatchMode):
         self.is_fused = is_fused
         self.tasks: dict[Kind, list[tuple[Task, Counter[str]]]] = defaultdict(list)
         self._now: Counter[str] = Counter()
+        self._thread = 0
 
     def __torch_dispatch__(
         self, func: Any, types: object, args: Any = (), kwargs: Any = None
@@ -63,12 +65,13 @@ class CountingDevice(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def count(self, name: str, number: int = 1) -> None:
-        if name.rstrip("_") not in _FREE:
+        """What the thread of a task does, and no other meanwhile."""
+        if name.rstrip("_") not in _FREE and get_ident() == self._thread:
             self._now[name] += number
 
     def do(self, task: Task, work: Callable[[], None]) -> None:
         """One task at a time."""
-        self._now = Counter()
+        self._now, self._thread = Counter(), get_ident()
         with self:
             work()
         self.tasks[task.kind].append((task, self._now))

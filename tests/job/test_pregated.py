@@ -66,7 +66,7 @@ def job_file(folder: Path, model: Path, gating: str = "pre-gated") -> Path:
         "output": {"path": f"{gating}.jsonl", "format": "plain"},
         "sampling": {"temperature": 0},
         "experts": {"gating": gating},
-        "resources": {"dram": "2GiB", "hardware": "generic-cpu"},
+        "resources": {"dram": "4GiB", "hardware": "generic-cpu"},
     }
     path = folder / f"{gating}.yaml"
     path.write_text(yaml.safe_dump(job))
