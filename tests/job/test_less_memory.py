@@ -58,7 +58,7 @@ def test_what_cannot_be_allocated_is_planned_again(
 
     monkeypatch.setattr(mmap, "mmap", refusing)
     said = [line for line in said_by(cut) if "going on" in line.lower()]
-    assert [line.split("plan for ")[1] for line in said] == ["3.00 GiB", "2.25 GiB"]
+    assert [line.split("plan for ")[1] for line in said] == ["6.00 GiB", "4.50 GiB"]
     assert answers(cut) == answers(whole)
 
 

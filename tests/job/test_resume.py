@@ -65,7 +65,7 @@ def write(folder: Path, model: Path, content: list[dict[str, object]], **samplin
         "input": {"path": "in.jsonl"},
         "output": {"path": "out.jsonl"},
         "sampling": sampling,
-        "resources": {"dram": "4GiB", "threads": 1},
+        "resources": {"dram": "8GiB", "threads": 1},
     }
     (folder / "job.yaml").write_text(json.dumps(job))
     return folder / "job.yaml"
