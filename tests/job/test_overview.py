@@ -198,6 +198,7 @@ def edited(job: Path, section: str, **entries: object) -> None:
     [
         ("sampling", {"max_tokens": 7}, "another job: sampling.max_tokens was '12', is '7'"),
         ("input", {"chat": False}, "another job: input.chat was 'True', is null"),
+        ("model", {"chat_template": os.devnull}, "is no regular file"),
         ("input", {"path": "other.jsonl"}, "no row of .*other.jsonl is among them"),
         ("output", {"errors": "mine.txt"}, "mine.txt: output.errors: exists, and this job has not"),
         ("output", {"path": "no/out.jsonl"}, "the folder .*no does not exist"),
