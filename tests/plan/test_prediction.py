@@ -11,6 +11,7 @@ from moebatch.layout.admission import Caps
 from moebatch.layout.footprint import slot_bytes
 from moebatch.layout.lanes import pass_seconds
 from moebatch.layout.load import CountedLoad, PassLoad
+from moebatch.layout.routing import distinct_experts
 from moebatch.plan.advice import _changes
 from moebatch.plan.answer import answer_milp
 from moebatch.plan.prediction import at_end, predict
@@ -86,6 +87,15 @@ def test_every_token_of_a_job_is_in_some_pass(
     assert sum(n * load.logits_rows for n, load in loads) == sum(n for _, n in lengths)
     pairs = sum(p * (p + 1) // 2 for p, _ in lengths)
     assert sum(n * load.prompt_pairs for n, load in loads) == pairs
+
+
+def test_experts_are_chosen_in_every_pass_of_a_job() -> None:
+    """One sequence by itself: a prompt of three tokens, and one token in each pass behind it."""
+    of = small(workload=Workload.uniform(prompt_tokens=3, new_tokens=5, num_sequences=1))
+    each, layers = distinct_experts(SMALL, 1), len(SMALL.moe_layers)
+    assert each == pytest.approx(SMALL.experts_per_token)
+    chosen = predict(of, policy(1, 8)).num_chosen
+    assert chosen == pytest.approx(layers * (distinct_experts(SMALL, 3) + 4 * each))
 
 
 @pytest.mark.parametrize(
