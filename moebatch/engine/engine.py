@@ -11,10 +11,10 @@ from moebatch.engine.sampling.sampler import Sampled, Sampler
 from moebatch.engine.sequence import Sequence
 from moebatch.engine.statistics import EngineStatistics
 from moebatch.engine.tail import Tail
-from moebatch.engine.text import AnswerText, End, TextDecoder, end_reason
+from moebatch.engine.text import AnswerText, TextDecoder, end_reason
 from moebatch.errors import CheckpointError, OutOfMemory
 from moebatch.spec.policy.policy import PAGE_TOKENS, Policy
-from moebatch.spec.request import Begun, Choice, Outcome, Request, RowError
+from moebatch.spec.request import Begun, Choice, End, Outcome, Request, RowError
 from moebatch.store.kv.cache import KVCache
 from moebatch.store.memory import is_out_of_memory, return_freed_memory
 

@@ -7,7 +7,7 @@ answer itself is decoded once, at its end.
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from moebatch.spec.request import FinishReason
+from moebatch.spec.request import End
 from moebatch.spec.sampling import Sampling
 
 REPLACEMENT = "\ufffd"
@@ -21,19 +21,6 @@ class TextDecoder(Protocol):
 
     def decode(self, tokens: Sequence[int], /) -> str:
         """Text of the tokens, without special ones; U+FFFD where bytes are no character."""
-
-
-class End(NamedTuple):
-    """Why a sequence has ended, as OpenAI and vLLM name it."""
-
-    finish_reason: FinishReason
-    stop_reason: int | str | None = None
-    """The stop token id or stop text; None for an end token and for length."""
-
-    @property
-    def by_token(self) -> bool:
-        """Whether the last token is the end and no part of the answer's text."""
-        return self.finish_reason == "stop" and not isinstance(self.stop_reason, str)
 
 
 def end_reason(sampling: Sampling, tokens: Sequence[int], end_tokens: frozenset[int]) -> End | None:

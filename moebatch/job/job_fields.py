@@ -11,13 +11,14 @@ from moebatch.rows.tokenizer_files import MOST_FILE_BYTES
 from moebatch.spec.files.json_file import read_regular
 from moebatch.spec.job import Job
 
-_OF_PROMPTS = ("input.prompt", "input.chat")
+_IF_SAID = ("input.prompt", "input.chat", "output.reasoning")
 """Fields that a job has only if it says anything about them."""
 
 
 def job_fields(job: Job) -> dict[str, str]:
     """Fields of a manifest. Raises CheckpointError if the chat template cannot be read."""
     template = job.model.chat_template
+    reasoning = job.output.reasoning
     prompt = {} if job.input.prompt is None else {"input.prompt": job.input.prompt}
     return {
         "model.chat_template": digest_of({"": template} if template else {}),
@@ -27,13 +28,14 @@ def job_fields(job: Job) -> dict[str, str]:
         "output.column": job.output.column,
         **prompt,
         **({"input.chat": "True"} if job.input.chat else {}),
+        **({} if reasoning == "separate" else {"output.reasoning": reasoning}),
         **{f"sampling.{name}": stable(value) for name, value in job.sampling},
     }
 
 
 def supposed_manifest(job: Job, before: Manifest) -> Manifest:
     """That of a job if its model is what it was. Raises what `job_fields` raises."""
-    kept = {name: before.fields[name] for name in before.fields if name not in _OF_PROMPTS}
+    kept = {name: before.fields[name] for name in before.fields if name not in _IF_SAID}
     return Manifest(fields={**kept, **job_fields(job)})
 
 

@@ -9,7 +9,8 @@ A plain result is the row unchanged plus one key, ``response`` by default::
     {"prompt": …, "response": {"custom_id": "1", "text": …, "finish_reason": "stop",
                                "stop_reason": null, "usage": {…}, "error": null}}
 
-With ``n`` above 1, text, finish_reason, stop_reason and logprobs are lists.
+With ``n`` above 1, text, finish_reason, stop_reason and logprobs are lists. What a model thinks
+before it answers, where it marks that, is ``reasoning_content`` and no part of the text.
 """
 
 import hashlib
@@ -19,16 +20,19 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os.path import commonprefix
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from moebatch.rows.row import Dialect, Row
-from moebatch.spec.request import Choice, Outcome, RowError
+from moebatch.spec.reasoning import Reasoning
+from moebatch.spec.request import Choice, Outcome, Request, RowError
 
 Line = dict[str, Any]
 TokenText = Callable[[int], bytes]
 """Bytes that a token stands for."""
 Decode = Callable[[Sequence[int]], str]
 """Text of tokens, without special ones; U+FFFD where bytes are no character."""
+_REASONING = "reasoning_content"
+"""Key of what a model has thought, as DeepSeek's interface, SGLang and transformers have it."""
 _LEAST = -9999.0
 """Stands for an impossible token, as in vLLM, since JSON has no infinity."""
 _REPLACEMENT = "\ufffd"
@@ -111,34 +115,73 @@ def _body(row: Row, outcome: Outcome, served: Served) -> Line:
         "object": "chat.completion" if chat else "text_completion",
         "created": served.created,
         "model": row.model if row.model is not None else served.model,
-        "choices": [_choice(each, served, chat=chat) for each in outcome.choices],
+        "choices": [_choice(each, outcome.request, served, chat=chat) for each in outcome.choices],
         "usage": _usage(outcome),
         "system_fingerprint": served.fingerprint,
     }
 
 
-def _choice(choice: Choice, served: Served, *, chat: bool) -> Line:
-    message = {"role": "assistant", "content": choice.text, "refusal": None}
+def _choice(choice: Choice, request: Request, served: Served, *, chat: bool) -> Line:
+    text = _text(choice, request, served.decode)
+    message: Line = {"role": "assistant", "content": text.answer}
+    if request.reasoning is not None:
+        message[_REASONING] = text.reasoning
+    message["refusal"] = None
     logprobs = (
         _chat_logprobs(choice, served.token_bytes) if chat else _completion_logprobs(choice, served)
     )
     return {
         "index": choice.index,
-        **({"message": message} if chat else {"text": choice.text}),
+        **({"message": message} if chat else {"text": text.answer}),
         "logprobs": logprobs,
         "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,
     }
 
 
-def _usage(outcome: Outcome) -> dict[str, int]:
-    num_prompt = len(outcome.request.prompt_tokens)
-    num_new = sum(len(choice.tokens) for choice in outcome.choices)
-    return {
+class _Text(NamedTuple):
+    answer: str
+    reasoning: str | None = None
+
+
+def _text(choice: Choice, request: Request, decode: Decode) -> _Text:
+    """What a choice says, and what was thought before. Line feeds between them belong to neither,
+    and a stop text cuts off the end of either."""
+    if request.reasoning is None:
+        return _Text(choice.text)
+    said = choice.said
+    thought = request.reasoning.thought(request.prompt_tokens, said)
+    if thought is None:
+        return _Text(choice.text)
+    answer = "" if thought.end is None else decode(said[thought.end :])
+    num_cut = len(decode(said)) - len(choice.text)
+    answer, left = answer[: max(0, len(answer) - num_cut)], max(0, num_cut - len(answer))
+    reasoning = decode(thought.tokens).removeprefix(request.reasoning.label)
+    reasoning = reasoning[: max(0, len(reasoning) - left)].strip("\n")
+    return _Text(answer.lstrip("\n"), reasoning or None)
+
+
+def _usage(outcome: Outcome) -> Line:
+    request, choices = outcome.request, outcome.choices
+    num_prompt = len(request.prompt_tokens)
+    num_new = sum(len(choice.tokens) for choice in choices)
+    usage: Line = {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_new,
         "total_tokens": num_prompt + num_new,
     }
+    if request.reasoning is not None:
+        num_thought = sum(_num_thought(choice, request, request.reasoning) for choice in choices)
+        usage["completion_tokens_details"] = {"reasoning_tokens": num_thought}
+    return usage
+
+
+def _num_thought(choice: Choice, request: Request, reasoning: Reasoning) -> int:
+    """Tokens before the answer, markers included."""
+    thought = reasoning.thought(request.prompt_tokens, choice.tokens)
+    if thought is None:
+        return 0
+    return len(choice.tokens) if thought.end is None else thought.end
 
 
 def _plain_line(row: Row, result: Outcome | RowError, served: Served) -> Line:
@@ -158,16 +201,19 @@ def _plain_error(row: Row, error: RowError) -> Line:
 
 
 def _plain_answer(row: Row, outcome: Outcome, served: Served) -> Line:
-    choices = outcome.choices
-    fields: Mapping[str, list[Any]] = {
-        "text": [choice.text for choice in choices],
+    choices, request = outcome.choices, outcome.request
+    texts = [_text(choice, request, served.decode) for choice in choices]
+    fields: dict[str, list[Any]] = {
+        "text": [text.answer for text in texts],
         "finish_reason": [choice.finish_reason for choice in choices],
         "stop_reason": [choice.stop_reason for choice in choices],
         "logprobs": [_chat_logprobs(choice, served.token_bytes) for choice in choices],
     }
-    several = outcome.request.sampling.n > 1
+    if request.reasoning is not None:
+        fields[_REASONING] = [text.reasoning for text in texts]
+    several = request.sampling.n > 1
     answer = {name: values if several else values[0] for name, values in fields.items()}
-    if outcome.request.sampling.logprobs is None:
+    if request.sampling.logprobs is None:
         del answer["logprobs"]
     return {"custom_id": row.custom_id, **answer, "usage": _usage(outcome), "error": None}
 

@@ -17,6 +17,7 @@ from moebatch.spec.files.limits import whole
 from moebatch.spec.job import Job
 from moebatch.spec.model.cache_layout import LARGEST_SLICE
 from moebatch.spec.prompt_template import PromptTemplate
+from moebatch.spec.reasoning import Reasoning
 from moebatch.spec.request import Request
 from moebatch.spec.sampling import Sampling
 
@@ -38,6 +39,8 @@ class RowReader:
     """Tokens that end every answer."""
     warnings: tuple[str, ...] = ()
     """What the user should know, though the job can run."""
+    splits_reasoning: bool = True
+    """Answers to messages are told from what the model thinks before."""
 
     def parse(self, raw: RawRow) -> ParsedRow | FailedRow:
         """The row with all its parameters checked, not yet encoded. Never raises."""
@@ -72,6 +75,7 @@ class RowReader:
             prompt_tokens=tokens,
             sampling=sampling,
             num_encoded=num_encoded,
+            reasoning=self._reasoning(parsed.prompt),
         )
         return ReadyRow(row=row, request=request)
 
@@ -89,6 +93,11 @@ class RowReader:
             )
             raise wrong("min_tokens", message)
         return sampling
+
+    def _reasoning(self, prompt: Prompt) -> Reasoning | None:
+        """Of prompts without a template nobody but the user knows what an answer to them is."""
+        splits = self.splits_reasoning and isinstance(prompt, Chat)
+        return self.tokenizer.reasoning if splits else None
 
     def _encode(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, Chat):
@@ -179,6 +188,7 @@ def open_reader(
         template_variables=job.sampling.chat_template_kwargs,
         end_tokens=end_tokens,
         warnings=tuple(warnings),
+        splits_reasoning=job.output.reasoning == "separate",
     )
 
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ from typing import Any
 from moebatch.errors import CheckpointError
 from moebatch.quoting import reason, shown
 from moebatch.rows.guards import TimeLimit, TooLong, blamed
+from moebatch.rows.markers import reasoning_of
 from moebatch.rows.refused import RowRefused, unsupported, wrong
 from moebatch.rows.row import Chat
 from moebatch.rows.strict_json import parse
+from moebatch.spec.reasoning import Reasoning
 
 NO_CHAT_TEMPLATE = "no_chat_template"
 """Code of rows with messages on a model without a template: a fault of the model, not of rows."""
@@ -59,6 +62,11 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         """Whether messages can be encoded."""
         return self._template is not None
+
+    @cached_property
+    def reasoning(self) -> Reasoning | None:
+        """How the model marks what it thinks; None if its vocabulary has no tokens for that."""
+        return reasoning_of(self._tokenizer)
 
     @property
     def end_tokens(self) -> frozenset[int]:

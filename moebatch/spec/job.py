@@ -118,6 +118,9 @@ class OutputSection(Section):
     """File for the rows that failed; None leaves them among the answers."""
     column: Text = "response"
     """Key of a plain result line under which the answer stands."""
+    reasoning: Literal["separate", "in-text"] = "separate"
+    """separate: what a model thinks before it answers messages is kept apart, as
+    reasoning_content. in-text: all of it is the answer."""
 
     @property
     def of_failed(self) -> Path:

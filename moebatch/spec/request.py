@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from moebatch.quoting import presentable
+from moebatch.spec.reasoning import Reasoning
 from moebatch.spec.sampling import Sampling
 
 FinishReason = Literal["stop", "length"]
@@ -43,12 +44,27 @@ class Request:
     num_encoded: int = 0
     """Tokens of the prompt that an encoder takes in: all but the one with which the answer begins.
     0 where there is no encoder."""
+    reasoning: Reasoning | None = None
+    """What tells thought from the answer; None where the answer is the whole text."""
     begun: tuple[Begun, ...] = ()
     """By choice, what an earlier run has left; empty where nothing has been generated."""
 
     def num_begun(self, choice: int) -> int:
         """Tokens of a choice that an earlier run has left."""
         return len(self.begun[choice].tokens) if self.begun else 0
+
+
+class End(NamedTuple):
+    """Why a sequence has ended, as OpenAI and vLLM name it."""
+
+    finish_reason: FinishReason
+    stop_reason: int | str | None = None
+    """The stop token id or stop text; None for an end token and for length."""
+
+    @property
+    def by_token(self) -> bool:
+        """Whether the last token is the end and no part of the answer's text."""
+        return self.finish_reason == "stop" and not isinstance(self.stop_reason, str)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +81,12 @@ class Choice:
     stop_reason: int | str | None = None
     """The stop token id or stop text that ended it, as vLLM reports it; None for end tokens."""
     logprobs: tuple[TokenLogprob, ...] | None = None
+
+    @property
+    def said(self) -> tuple[int, ...]:
+        """Its tokens without one that has ended it."""
+        end = End(self.finish_reason, self.stop_reason)
+        return self.tokens[:-1] if end.by_token else self.tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

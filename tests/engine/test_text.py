@@ -7,7 +7,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from moebatch.engine.text import AnswerText, End, end_reason, first_stop
+from moebatch.engine.text import AnswerText, end_reason, first_stop
+from moebatch.spec.request import End
 from moebatch.spec.sampling import Sampling
 from tests.few import examples
 
