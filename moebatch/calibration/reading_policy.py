@@ -85,8 +85,14 @@ def reading_engine(
     """The engine, on all cores; its model is gone from memory behind the block."""
     loader.log_compiling(log)
     torch.set_num_threads(detect_machine().num_cores)
-    decoder = opened.reader.tokenizer
-    built = build_engine(spec, decoder=decoder, end_tokens=frozenset(), job_seed=0)
+    reader = opened.reader
+    built = build_engine(
+        spec,
+        decoder=reader.tokenizer,
+        end_tokens=frozenset(),
+        job_seed=0,
+        grammars=reader.grammars,
+    )
     with closing(built), torch.inference_mode():
         yield built.engine
 

@@ -22,6 +22,7 @@ from moebatch.engine.passes.passes import Passes
 from moebatch.engine.passes.pipeline import Pipeline
 from moebatch.engine.passes.sweep import PlainSweep
 from moebatch.engine.passes.work import PassContext
+from moebatch.engine.sampling.constraint import Grammars
 from moebatch.engine.sampling.sampler import Sampler
 from moebatch.engine.spec import EngineSpec
 from moebatch.engine.tail import Tail
@@ -95,7 +96,12 @@ class BuiltEngine:
 
 
 def build_engine(
-    spec: EngineSpec, *, decoder: TextDecoder, end_tokens: frozenset[int], job_seed: int
+    spec: EngineSpec,
+    *,
+    decoder: TextDecoder,
+    end_tokens: frozenset[int],
+    job_seed: int,
+    grammars: Grammars | None = None,
 ) -> BuiltEngine:
     """Allocates everything that the policy says and loads the weights outside the experts.
 
@@ -113,6 +119,7 @@ def build_engine(
             sampler=sampler,
             decoder=decoder,
             end_tokens=end_tokens,
+            grammars=grammars,
             tail=tail,
         )
 

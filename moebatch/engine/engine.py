@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from moebatch.engine.batcher import Batcher, Slice
 from moebatch.engine.passes.passes import LogitsBlock, Passes
 from moebatch.engine.progress.course import Course
+from moebatch.engine.sampling.constraint import Constraint, Grammars
 from moebatch.engine.sampling.sampler import Sampled, Sampler
 from moebatch.engine.sequence import Sequence
 from moebatch.engine.statistics import EngineStatistics
@@ -37,6 +38,7 @@ class Engine:
         sampler: Sampler,
         decoder: TextDecoder,
         end_tokens: frozenset[int],
+        grammars: Grammars | None = None,
         tail: Tail | None = None,
     ) -> None:
         self.statistics = EngineStatistics(num_layers=sweep.num_layers)
@@ -47,6 +49,7 @@ class Engine:
         self._sampler = sampler
         self._decoder = decoder
         self._end_tokens = end_tokens
+        self._grammars = grammars
         self._tail = tail
         self._num_broken = 0
         self._interruption: BaseException | None = None
@@ -127,10 +130,12 @@ class Engine:
         for sequence, row, sampled in zip(block.sequences, block.rows, tokens, strict=True):
             if sequence.request.index not in self._in_work:
                 continue  # another choice of the request has failed
-            if sampled.finite:
+            if sampled.fault:
+                self._fail(sequence.request, _beyond_grammar(sampled.fault), batcher)
+            elif sampled.finite:
                 self._append(sequence, sampled, batcher)
             else:
-                self._fail(sequence.request, block.broken.place_of(row), batcher)
+                self._fail_broken(sequence.request, block.broken.place_of(row), batcher)
 
     def _sequences(self, requests: Iterable[Request]) -> Iterator[Sequence]:
         for request in requests:
@@ -148,7 +153,11 @@ class Engine:
     def _sequence(self, request: Request, choice: int) -> Sequence:
         """With what an earlier run has left; that may be all of it, where other choices were still
         in work."""
-        sequence = Sequence(request, choice, AnswerText(self._decoder, request.sampling))
+        answer, grammar = AnswerText(self._decoder, request.sampling), request.sampling.grammar
+        sequence = Sequence(request, choice, answer)
+        if grammar is not None:
+            assert self._grammars is not None, "there is nothing that could hold answers to it"
+            sequence.constraint = Constraint(self._grammars.matching(grammar), request)
         if request.begun and request.begun[choice].tokens:
             sequence.output_tokens.extend(request.begun[choice].tokens)
             sequence.logprobs.extend(request.begun[choice].logprobs)
@@ -196,14 +205,16 @@ class Engine:
             del self._in_work[request.index]
             self._done.append(Outcome(request=request, choices=finished))
 
-    def _fail(self, request: Request, place: str, batcher: Batcher) -> None:
-        """Fails a request whose logits are no numbers. Raises CheckpointError after too many."""
+    def _fail(self, request: Request, error: RowError, batcher: Batcher) -> None:
         for sequence in self._in_work.pop(request.index):
             sequence.is_dropped = True
             batcher.retire(sequence)
-        message = f"the model's logits for this row are not finite, first seen in {place}"
-        error = RowError(status=500, code="nan_logits", message=message)
         self._done.append(Outcome(request=request, error=error))
+
+    def _fail_broken(self, request: Request, place: str, batcher: Batcher) -> None:
+        """Fails a request whose logits are no numbers. Raises CheckpointError after too many."""
+        message = f"the model's logits for this row are not finite, first seen in {place}"
+        self._fail(request, RowError(status=500, code="nan_logits", message=message), batcher)
         self._num_broken += 1
         if self._num_broken > MAX_BROKEN_REQUESTS:
             raise CheckpointError(
@@ -250,6 +261,11 @@ def _between_passes() -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise _out_of_memory("between passes", error) from error
+
+
+def _beyond_grammar(fault: str) -> RowError:
+    message = f"the answer cannot be held to its grammar any more: {fault}"
+    return RowError(status=500, code="grammar_failed", message=message)
 
 
 def _out_of_memory(where: str, error: Exception) -> OutOfMemory:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from moebatch.engine.sampling.constraint import Constraint
 from moebatch.engine.text import AnswerText
 from moebatch.spec.request import Choice, Request, TokenLogprob
 from moebatch.spec.workload import Length
@@ -14,6 +15,8 @@ class Sequence:
     request: Request
     choice: int
     answer: AnswerText
+    constraint: Constraint | None = None
+    """Of tokens that may come next; None where all may."""
     output_tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     num_cached: int = 0

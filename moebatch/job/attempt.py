@@ -258,6 +258,7 @@ class Attempt:
             decoder=context.reader.tokenizer,
             end_tokens=context.reader.end_tokens,
             job_seed=context.job.sampling.seed,
+            grammars=context.reader.grammars,
         )
 
     # --- the passes -----------------------------------------------------------------------------

@@ -11,31 +11,43 @@ from moebatch.rows.tokenizer_files import MOST_FILE_BYTES
 from moebatch.spec.files.json_file import read_regular
 from moebatch.spec.job import Job
 
-_IF_SAID = ("input.prompt", "input.chat", "output.reasoning")
-"""Fields that a job has only if it says anything about them."""
+_UNLESS_SAID: Mapping[str, object] = {
+    "input.prompt": None,
+    "input.chat": False,
+    "output.reasoning": "separate",
+    "sampling.response_format": None,
+    "sampling.structured_outputs": None,
+}
+"""Fields that a job has only if it says anything else of them."""
 
 
 def job_fields(job: Job) -> dict[str, str]:
     """Fields of a manifest. Raises CheckpointError if the chat template cannot be read."""
     template = job.model.chat_template
-    reasoning = job.output.reasoning
-    prompt = {} if job.input.prompt is None else {"input.prompt": job.input.prompt}
+    said: Mapping[str, object] = {
+        "input.prompt": job.input.prompt,
+        "input.chat": job.input.chat,
+        "output.format": job.output.format,
+        "output.column": job.output.column,
+        "output.reasoning": job.output.reasoning,
+        **{f"sampling.{name}": value for name, value in job.sampling},
+    }
+    always = object()
     return {
         "model.chat_template": digest_of({"": template} if template else {}),
         "model.name": str(job.model.name),
         INPUT_PATH: input_path_text(job.input.path),
-        "output.format": job.output.format,
-        "output.column": job.output.column,
-        **prompt,
-        **({"input.chat": "True"} if job.input.chat else {}),
-        **({} if reasoning == "separate" else {"output.reasoning": reasoning}),
-        **{f"sampling.{name}": stable(value) for name, value in job.sampling},
+        **{
+            name: stable(value)
+            for name, value in said.items()
+            if value != _UNLESS_SAID.get(name, always)
+        },
     }
 
 
 def supposed_manifest(job: Job, before: Manifest) -> Manifest:
     """That of a job if its model is what it was. Raises what `job_fields` raises."""
-    kept = {name: before.fields[name] for name in before.fields if name not in _IF_SAID}
+    kept = {name: before.fields[name] for name in before.fields if name not in _UNLESS_SAID}
     return Manifest(fields={**kept, **job_fields(job)})
 
 

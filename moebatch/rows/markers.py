@@ -31,7 +31,7 @@ def reasoning_of(tokenizer: Any) -> Reasoning | None:
     if start is not None and channel is not None and message is not None:
         name = tokenizer(_ANSWERS, add_special_tokens=False)["input_ids"]
         headers = {start: message, channel: message}
-        return Reasoning(headers=headers, closes=(channel, *name, message))
+        return Reasoning(headers=headers, closes=(channel, *name))
     for opens, closes, label in _PAIRS:
         first, last = find(opens), find(closes)
         if first is not None and last is not None:

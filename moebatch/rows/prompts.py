@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from moebatch.errors import CheckpointError
+from moebatch.rows.grammars import Grammars
 from moebatch.rows.parameters import Defaults, config_error, merge_defaults
 from moebatch.rows.parse import RowRules, parse_row
 from moebatch.rows.refused import RowRefused, wrong
@@ -29,6 +30,7 @@ class RowReader:
     rules: RowRules
     defaults: Defaults
     tokenizer: Tokenizer
+    grammars: Grammars
     max_positions: int
     """Most tokens of prompt and answer together."""
     start_token: int | None = None
@@ -92,6 +94,7 @@ class RowReader:
                 "stop_token_ids or an end token of the model; give fewer stop_token_ids"
             )
             raise wrong("min_tokens", message)
+        self.grammars.require(sampling)
         return sampling
 
     def _reasoning(self, prompt: Prompt) -> Reasoning | None:
@@ -169,11 +172,13 @@ def open_reader(
         chat_template=job.model.chat_template,
         today=today,
     )
+    end_tokens, warnings = config.end_tokens or tokenizer.end_tokens, []
+    grammars = tokenizer.grammars(vocab_size=vocab_size, end_tokens=end_tokens)
     try:
         tokenizer.require_free(job.sampling.chat_template_kwargs)
+        grammars.require(defaults.sampling)
     except RowRefused as refused:
         raise config_error(f"sampling.{refused.error.param}", refused.error.message) from None
-    end_tokens, warnings = config.end_tokens or tokenizer.end_tokens, []
     if not end_tokens:
         warnings.append(
             f"{folder}: no end token in generation_config.json, config.json or the tokenizer; "
@@ -183,6 +188,7 @@ def open_reader(
         rules=row_rules(job),
         defaults=defaults,
         tokenizer=tokenizer,
+        grammars=grammars,
         max_positions=max_positions,
         start_token=config.start_token,
         template_variables=job.sampling.chat_template_kwargs,

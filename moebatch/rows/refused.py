@@ -72,7 +72,6 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "best_of": (1,),
     "echo": (False,),
     "prompt_logprobs": (),

@@ -18,6 +18,8 @@ _WITHOUT_CHANCE = (
     "presence_penalty",
     "frequency_penalty",
     "repetition_penalty",
+    "response_format",
+    "structured_outputs",
 )
 """Parameters that greedy answers depend on, beside the bias of logits."""
 _MOST_KEYS = 2**18
@@ -30,7 +32,8 @@ def greedy_key(request: Request) -> Hashable | None:
     if not sampling.greedy:
         return None
     values = tuple(getattr(sampling, name) for name in _WITHOUT_CHANCE)
-    return request.prompt_tokens, values, tuple(sorted(sampling.logit_bias.items()))
+    thinks = request.reasoning is not None  # which a grammar leaves free
+    return request.prompt_tokens, values, thinks, tuple(sorted(sampling.logit_bias.items()))
 
 
 class RepeatCounter:

@@ -12,6 +12,7 @@ from typing import Any
 
 from moebatch.errors import CheckpointError
 from moebatch.quoting import reason, shown
+from moebatch.rows.grammars import Grammars
 from moebatch.rows.guards import TimeLimit, TooLong, blamed
 from moebatch.rows.markers import reasoning_of
 from moebatch.rows.refused import RowRefused, unsupported, wrong
@@ -67,6 +68,10 @@ class Tokenizer:
     def reasoning(self) -> Reasoning | None:
         """How the model marks what it thinks; None if its vocabulary has no tokens for that."""
         return reasoning_of(self._tokenizer)
+
+    def grammars(self, *, vocab_size: int, end_tokens: frozenset[int]) -> Grammars:
+        """What compiles grammars for a model of so many tokens, some of which end answers."""
+        return Grammars(self._tokenizer, vocab_size=vocab_size, end_tokens=end_tokens)
 
     @property
     def end_tokens(self) -> frozenset[int]:

@@ -1,6 +1,6 @@
 """What a model thinks before it answers, told from the answer by tokens that stand between."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,7 +26,8 @@ class Reasoning:
     """A token that opens a stretch of thought, or one of several, and the one with which that
     marker ends: the same where it is a marker by itself."""
     closes: tuple[int, ...]
-    """Tokens, one behind another, with which thought ends and the answer begins."""
+    """Tokens, one behind another, with which thought ends and the answer begins; behind the header
+    that they open, if they open one."""
     label: str = ""
     """Text with which thought begins and that says nothing."""
 
@@ -34,29 +35,41 @@ class Reasoning:
         """What of the new `tokens` is thought; None if the answer begins at once."""
         if not self.is_open(prompt) and self.headers.keys().isdisjoint(tokens[:_FIRST]):
             return None
-        end = _first(self.closes, tokens)
-        thought = tokens if end is None else tokens[:end]
-        bare = tuple(self._without_headers(thought))
-        return Thought(bare, None if end is None else end + len(self.closes))
+        closing = self._closing(tokens)
+        thought = tokens if closing is None else tokens[: closing.start]
+        return Thought(tuple(self._bare(thought)), None if closing is None else closing.stop)
 
     def is_open(self, prompt: Sequence[int]) -> bool:
         """Whether the chat template has opened a thought already. One further up is a text that
         speaks of markers, or of an earlier turn."""
         last = prompt[-_FIRST:]
-        return not self.headers.keys().isdisjoint(last) and _first(self.closes, last) is None
+        return not self.headers.keys().isdisjoint(last) and self._closing(last) is None
 
-    def _without_headers(self, tokens: Sequence[int]) -> list[int]:
-        kept, until = list[int](), None
+    def answer_start(self, tokens: Sequence[int], num_seen: int) -> int | None:
+        """Where the answer behind a thought begins, which the first `num_seen` tokens have not
+        ended; None while it goes on."""
+        closing = self._closing(tokens, num_seen)
+        return None if closing is None else closing.stop
+
+    def _closing(self, tokens: Sequence[int], num_seen: int = 0) -> range | None:
+        """The first places, of which one is not among those seen, that end the thought."""
+        first, size = self.closes[0], len(self.closes)
+        last = self.headers.get(first, self.closes[-1])
+        for stop in range(num_seen + 1, len(tokens) + 1):
+            if tokens[stop - 1] != last:
+                continue
+            start = next((at for at in reversed(range(stop)) if tokens[at] == first), stop)
+            if tuple(tokens[start : start + size]) == self.closes:
+                return range(start, stop)
+        return None
+
+    def _bare(self, tokens: Sequence[int]) -> Iterator[int]:
+        """Without headers."""
+        until = None
         for token in tokens:
             if until is None:
                 until = self.headers.get(token)
                 if until is None:
-                    kept.append(token)
+                    yield token
             if token == until:
                 until = None
-        return kept
-
-
-def _first(wanted: tuple[int, ...], tokens: Sequence[int]) -> int | None:
-    starts = range(len(tokens) - len(wanted) + 1)
-    return next((at for at in starts if tuple(tokens[at : at + len(wanted)]) == wanted), None)

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from moebatch.spec.grammar import Grammar
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
@@ -44,6 +46,15 @@ class Sampling:
     """Divides positive and multiplies negative logits of tokens in prompt or answer, > 0."""
     logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
     """Added to the logits of these token ids, each in [-100, 100]."""
+    response_format: Grammar | None = None
+    """What the answer must look like, as OpenAI's interface says it."""
+    structured_outputs: Grammar | None = None
+    """The same as vLLM's interface says it; one of the two at most."""
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the answer must look like; None where it may be any text."""
+        return self.response_format or self.structured_outputs
 
     @property
     def greedy(self) -> bool:
@@ -58,6 +69,7 @@ class Sampling:
             or self.repetition_penalty != 1.0
             or self.presence_penalty
             or self.frequency_penalty
+            or self.grammar
         )
 
     @property

@@ -36,6 +36,7 @@ class Row:
     request: Request
     choice: int = 0
     output_tokens: Sequence[int] = field(default_factory=list)
+    constraint: None = None
 
 
 def row(

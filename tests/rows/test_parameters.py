@@ -235,7 +235,6 @@ class TestRefused:
             ("tools", [{"type": "function"}], "tools is not supported, got [{'type': 'function'}]"),
             ("tool_choice", "required", "allowed is 'none' or 'auto'"),
             ("functions", [1], "functions is not supported"),
-            ("response_format", {"type": "json_object"}, "allowed is {'type': 'text'}"),
             ("best_of", 2, "best_of is not supported, got 2; allowed is 1"),
             ("best_of", True, "best_of is not supported, got true"),
             ("echo", True, "echo is not supported"),

@@ -149,6 +149,7 @@ def test_a_plain_row_has_both(thinker: Tokenizer) -> None:
             ("so", "4"),
         ),
         ("<|channel|>final<|message|>4", (None, "4")),
+        ("<|channel|>final json<|message|>4", (None, "4")),
         (
             "<|channel|>analysis<|message|>so<|end|><|start|>assistant<|channel|>commentary"
             "<|message|> so<|end|><|start|>assistant<|channel|>final<|message|>4",

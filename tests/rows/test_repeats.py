@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from moebatch.rows import repeats as repeats_module
 from moebatch.rows.repeats import Beginnings, RepeatCounter, Repeats, greedy_key
+from moebatch.spec.grammar import Grammar
+from moebatch.spec.reasoning import Reasoning
 from moebatch.spec.request import Choice, Outcome, Request
 from moebatch.spec.sampling import Sampling
 
@@ -109,6 +111,8 @@ CHANGES: dict[str, object] = {
     "frequency_penalty": 0.5,
     "repetition_penalty": 1.1,
     "logit_bias": {4: 1.0},
+    "response_format": Grammar("schema", "{}"),
+    "structured_outputs": Grammar("choice", '["a"]'),
 }
 """Of parameters on which greedy answers depend."""
 CHANCE: dict[str, object] = {"seed": 7, "top_p": 0.5, "top_k": 3, "min_p": 0.5}
@@ -127,6 +131,13 @@ def test_no_parameter_is_forgotten() -> None:
     """A new one makes rows different, or it does not."""
     known = {*CHANGES, *CHANCE, "temperature"}
     assert {field.name for field in dataclasses.fields(Sampling)} == known
+
+
+def test_a_grammar_of_rows_that_may_think_before_is_another() -> None:
+    """One is of messages, and the other of a prompt with the same tokens."""
+    held = request(0, 1, structured_outputs=Grammar("choice", '["a"]'))
+    thinks = dataclasses.replace(held, reasoning=Reasoning(headers={3: 3}, closes=(4,)))
+    assert greedy_key(held) != greedy_key(thinks)
 
 
 def test_of_a_beginning_two_tokens_are_left_to_compute() -> None:

@@ -30,7 +30,10 @@ def adjust(
     """
     sampling = request.sampling
     if len(output_tokens) < sampling.min_tokens:
-        _hold_back_ends(logits_V, end_tokens | sampling.stop_token_ids)
+        others_V = _without(logits_V, end_tokens | sampling.stop_token_ids)
+        # A grammar that is complete leaves nothing but the end.
+        if sampling.grammar is None or others_V.max() > -torch.inf:
+            logits_V.copy_(others_V)
     if sampling.logit_bias:
         ids_B = _ids(list(sampling.logit_bias), logits_V)
         logits_V[ids_B] += logits_V.new_tensor(list(sampling.logit_bias.values()))
@@ -43,10 +46,10 @@ def adjust(
         logits_V[ids_U] -= penalty_U.to(logits_V.dtype)
 
 
-def _hold_back_ends(logits_V: Tensor, ends: frozenset[int]) -> None:
+def _without(logits_V: Tensor, ends: frozenset[int]) -> Tensor:
     # A stop token beyond the vocabulary can never come, so there is nothing to hold back.
     reachable = [token for token in sorted(ends) if token < logits_V.shape[0]]
-    logits_V[_ids(reachable, logits_V)] = -torch.inf
+    return logits_V.index_fill(0, _ids(reachable, logits_V), -torch.inf)
 
 
 def _penalise_repetition(logits_V: Tensor, seen: Sequence[int], penalty: float) -> None:

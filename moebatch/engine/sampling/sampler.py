@@ -32,6 +32,8 @@ class Sampled(NamedTuple):
     """-1 if there is none, since the logits were not finite."""
     logprob: TokenLogprob | None = None
     """Under the raw distribution; None unless the request asks for it."""
+    fault: str = ""
+    """Why the answer cannot be held to its grammar any more."""
 
     @property
     def finite(self) -> bool:
@@ -65,7 +67,9 @@ class Sampler:
     def _sample_group(self, logits_RV: Tensor, rows: Sequence[Row]) -> list[Sampled]:
         reported = [i for i, row in enumerate(rows) if row.request.sampling.logprobs is not None]
         logprobs_RV = logits_RV[reported].log_softmax(-1) if reported else None
+        faults = []
         for logits_V, row in zip(logits_RV, rows, strict=True):
+            faults.append(_restrict(logits_V, row))
             if penalties.changes_logits(row.request.sampling, len(row.output_tokens)):
                 penalties.adjust(logits_V, row.request, row.output_tokens, self._end_tokens)
         sampled = self._choose(logits_RV, rows)
@@ -75,7 +79,7 @@ class Sampler:
             for i, logprob in zip(reported, _logprobs(logprobs_RV, tokens, most), strict=True):
                 if sampled[i].finite:
                     sampled[i] = Sampled(token=sampled[i].token, logprob=logprob)
-        return sampled
+        return [s._replace(fault=fault) for s, fault in zip(sampled, faults, strict=True)]
 
     def _choose(self, logits_RV: Tensor, rows: Sequence[Row]) -> list[Sampled]:
         """Tokens from the adjusted logits, greedy or drawn."""
@@ -112,6 +116,11 @@ class Sampler:
             for row in rows
         ]
         return mass.draw(mass_RV, noises)
+
+
+def _restrict(logits_V: Tensor, row: Row) -> str:
+    constraint = row.constraint
+    return "" if constraint is None else constraint.restrict(logits_V, row.output_tokens)
 
 
 def first_max(x_RV: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TypeGuard
 
 from moebatch.quoting import shown
+from moebatch.spec.grammar import response_format, structured_outputs
 
 MAX_CHOICES = 1024
 """Most sequences of one request: beyond it a typo is likelier than a wish."""
@@ -130,6 +131,8 @@ CHECKS: Mapping[str, Callable[[object], object]] = MappingProxyType(
         "frequency_penalty": partial(number, low=-2, high=2),
         "repetition_penalty": _repetition_penalty,
         "logit_bias": logit_bias,
+        "response_format": response_format,
+        "structured_outputs": structured_outputs,
     }
 )
 """One check for every field of `Sampling`."""
@@ -151,6 +154,8 @@ def contradictions(values: Mapping[str, object]) -> dict[str, str]:
     fewest, most = values.get("min_tokens"), values.get("max_tokens")
     if isinstance(fewest, int) and isinstance(most, int) and fewest > most:
         found["min_tokens"] = f"is {fewest}, more than max_tokens, which is {most}"
+    if values.get("response_format") and values.get("structured_outputs"):
+        found["structured_outputs"] = "says what response_format says as well; give one of them"
     return found
 
 
