@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, islice
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -156,8 +157,8 @@ class ModelFiles:
     def _weights(self, named: Named) -> dict[str, Weight]:
         likely = self.shape.expert_format
         found = {role: self.checkpoint.weight(*weight, likely) for role, weight in named.items()}
-        for role in found.keys() & self._names.flat:
-            found[role] = replace(found[role], shape=found[role].shape[-1:])
+        for role in found.keys() & self._names.ones.keys():
+            found[role] = replace(found[role], shape=(prod(found[role].shape),))
         return found
 
 

@@ -29,6 +29,7 @@ CASES = [
     ("qwen3_moe", 2, SOME_DENSE),
     ("gpt_oss", 1, LAYERS | {"layer_types": None}),
     ("kimi_linear", 1, LAYERS | {"layer_types": None}),
+    ("bailing_hybrid", 1, LAYERS | {"layer_types": None, "layer_group_size": 5}),
     ("minimax", 1, LAYERS | {"layer_types": None}),
     ("granitemoehybrid", 1, LAYERS | {"layer_types": ["mamba", "attention", *3 * ["mamba"]]}),
     (

@@ -48,6 +48,7 @@ MODELS = (
         ],
     },
     recurrent_model("kimi_linear", "linear_attention"),
+    recurrent_model("bailing_hybrid", "linear_attention"),
     recurrent_model("minimax", "linear_attention"),
 )
 STATES = {
@@ -56,6 +57,7 @@ STATES = {
     "granitemoehybrid": 4 * 12 * 16 + 3 * (2 * 2 * 12 + 4 * 16),
     "nemotron_h": 6 * 12 * 5 + 3 * (2 * 2 * 12 + 6 * 5),
     "kimi_linear": 3 * 12 * 12 + 3 * 3 * 3 * 12,
+    "bailing_hybrid": 3 * 12 * 12 + 3 * 3 * 3 * 12,
     "minimax": 4 * 10 * 10,
 }
 """Numbers of a sequence in a layer."""
@@ -63,6 +65,7 @@ TOKENS = {
     "qwen3_next": 2 * 2 * 16,
     "nemotron_h": 2 * 2 * 10,
     "kimi_linear": 20 + 8,
+    "bailing_hybrid": 20 + 8,
     "minimax": 2 * 2 * 10,
 }
 """Numbers of a token in the layer that attends, where they are not those of most."""

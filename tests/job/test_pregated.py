@@ -125,7 +125,7 @@ def test_gates_learn_what_is_wanted_of_them(tiny_checkpoint: Checkpoint) -> None
     "family",
     [
         *("qwen2_moe", "deepseek_v3", "qwen3_next", "granitemoehybrid", "nemotron_h"),
-        *("kimi_linear", "minimax"),
+        *("kimi_linear", "minimax", "bailing_hybrid"),
     ],
 )
 def test_calibration_teaches_and_keeps_pregates(
@@ -135,7 +135,7 @@ def test_calibration_teaches_and_keeps_pregates(
     layers: dict[str, Any] = {"num_hidden_layers": 4, "layer_types": None}
     if family == "granitemoehybrid":
         layers["layer_types"] = ["mamba", "mamba", "attention", "mamba"]
-    elif family == "kimi_linear":
+    elif family in ("kimi_linear", "bailing_hybrid"):
         layers["layer_types"] = ["linear_attention", "full_attention"] * 2
     elif family == "nemotron_h":
         mixers = ("linear_attention", "full_attention") * 2

@@ -270,6 +270,24 @@ CASES: dict[str, Case] = {
         {"mlp_layer_types": ["sparse", "dense", "sparse"], "linear_conv_kernel_dim": 2},
     ),
     "kimi-linear-attends": ("kimi_linear", {"layer_types": ["full_attention"] * 3}),
+    "ling": ("bailing_hybrid", {}),
+    "ling-queries": ("bailing_hybrid", {"q_lora_rank": 18, "attention_bias": True}),
+    "ling-without-an-end": ("bailing_hybrid", {"kda_safe_gate": False, "n_shared_experts": 2}),
+    "ling-odd": (
+        "bailing_hybrid",
+        {
+            "short_conv_kernel_size": 3,
+            "head_dim": 33,
+            "linear_num_heads": 2,
+            "norm_topk_prob": False,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+        },
+    ),
+    "ling-yarn": (
+        "bailing_hybrid",
+        {"rope_parameters": ROPES["yarn"] | {"rope_theta": 500.0, "mscale_all_dim": 0.7}},
+    ),
+    "ling-attends": ("bailing_hybrid", {"layer_types": ["full_attention"] * 3}),
     "lightning": ("minimax", {}),
     "lightning-fused": ("minimax", {"fused": True, "rms_norm_eps": 1e-3}),
     "lightning-odd": (

@@ -24,11 +24,12 @@ ALL = (
     *tiny.FAMILIES,
     *("gemma4_text", "llama4_text", "dbrx", "phimoe", "afmoe", "mistral3"),
     *("lfm2_moe", "granitemoehybrid", "nemotron_h", "kimi_linear", "minimax"),
+    "bailing_hybrid",
     *("flex_olmo", "mimo_v2_flash", "longcat_flash", "step3p7", "glm4v_moe"),
 )
 MOST_OFF = {"minimax": 0.2}
 """Where layers keep what norms have made of hidden states, rounding adds up more."""
-NOT_STACKED = ("kimi_linear", "longcat_flash")
+NOT_STACKED = ("kimi_linear", "bailing_hybrid", "longcat_flash")
 """What transformers holds of these in memory is read under the names of files alone."""
 
 
@@ -144,6 +145,65 @@ def test_kimi_linear_as_it_is_released(tmp_path: Path) -> None:
     model = oracle.load(folder)
     for seq in Driver(folder).generate(oracle.prompts(), NUM_NEW, slice_tokens=7):
         assert_same(seq, *oracle.greedy(model, seq.prompt, NUM_NEW))
+
+
+def test_ling_as_it_is_released(tmp_path: Path) -> None:
+    """Keys of its own; limits of what experts compute, which transformers passes over and has for
+    Step-3.7; and a layer that foretells tokens."""
+    from transformers.models.step3p7.modeling_step3p7 import Step3p7Experts, Step3p7MLP
+
+    folder = tiny.write_checkpoint(
+        tmp_path, "bailing_hybrid", layer_types=None, layer_group_size=3, linear_num_heads=4
+    )
+    model = oracle.load(folder)
+    config = json.loads((folder / "config.json").read_text())
+    names = {
+        "max_position_embeddings": "model_max_length",
+        "n_group": "num_expert_group",
+        "norm_topk_prob": "moe_renormalize",
+        "num_experts_per_tok": "num_experts_per_token",
+    }
+    limits = {
+        "expert_swiglu_limit_list": [0, 0.6, 0.9],
+        "share_expert_swiglu_limit_list": [0.7, 0, 0.4],
+    }
+    gone = [key for key in config if "linear_" in key or "layer_types" in key]
+    tiny.edit_config(
+        folder,
+        **dict.fromkeys([*gone, *names.values()]),
+        **{key: config.get(written, config.get(key)) for key, written in names.items()},
+        **limits,
+        architectures=["BailingMoeV3ForCausalLM"],
+        gated_attention_proj_granularity_type="head_wise",
+        head_dim=12,
+        kda_lower_bound=-3.5,
+        no_kda_lora=True,
+        num_nextn_predict_layers=1,
+        rope_parameters=None,
+        scoring_func="sigmoid",
+    )
+    tensors = read_tensors(folder)
+    for layer in (0, 1):
+        start = f"model.layers.{layer}.attention."
+        tensors[f"{start}o_proj.weight"] = tensors.pop(f"{start}dense.weight")
+    tensors |= {
+        name.replace(".layers.2.", ".layers.3."): torch.full_like(tensors[name], torch.nan)
+        for name in {*tensors}
+        if ".layers.2." in name
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    prompts = oracle.prompts()
+    unlimited = [oracle.greedy(model, prompt, NUM_NEW)[0] for prompt in prompts]
+    for layer, of_experts, of_shared in zip(model.model.layers, *limits.values(), strict=True):
+        if hasattr(layer.mlp, "experts"):
+            experts, shared = layer.mlp.experts, layer.mlp.shared_experts
+            experts.__class__, experts.limit = Step3p7Experts, of_experts or torch.inf
+            shared.__class__, shared.limit = Step3p7MLP, of_shared or torch.inf
+    expected = [oracle.greedy(model, prompt, NUM_NEW) for prompt in prompts]
+    seqs = Driver(folder).generate(prompts, NUM_NEW, slice_tokens=7)
+    for seq, answer in zip(seqs, expected, strict=True):
+        assert_same(seq, *answer)
+    assert unlimited != [tokens for tokens, _ in expected]
 
 
 def test_rope_as_older_files_spell_it(tmp_path: Path) -> None:

@@ -57,6 +57,11 @@ _WIDTHS = {
         "moe_intermediate_size": 96,
         "layer_types": ["linear_attention", "full_attention"],
     },
+    "bailing_hybrid": {
+        "hidden_size": 64,
+        "moe_intermediate_size": 96,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
     "dbrx": {
         "hidden_size": 64,
         "d_model": 64,
@@ -213,6 +218,7 @@ def test_widths_of_whole_pages_begin_with_a_page(
     ("family", "to"),
     [
         ("kimi_linear", "fp8"),
+        ("bailing_hybrid", "fp8"),
         *itertools.product(
             (
                 *("mixtral", "qwen3_moe", "phimoe", "hy_v3", "lfm2_moe", "nemotron_h"),
@@ -240,7 +246,7 @@ def test_transformers_loads_it_and_says_the_same(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("to", ["int4", "int8", "fp8"])
-@pytest.mark.parametrize("family", ["dbrx", "kimi_linear"])
+@pytest.mark.parametrize("family", ["dbrx", "kimi_linear", "bailing_hybrid"])
 def test_experts_of_what_transformers_does_not_load_are_written_as_all_others(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, family: str, to: Precision, dtype: str
 ) -> None:

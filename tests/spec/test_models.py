@@ -43,6 +43,7 @@ BILLIONS = {
     "mimo-v2-flash": 309,
     "step-3.5-flash": 197,
     "kimi-linear-48b-a3b": 49.1,
+    "ling-3.0-flash": 124,
     "longcat-flash-chat": 560,
     "glm-4.7-flash": 29.9,
     "gpt-oss-20b": 20.9,

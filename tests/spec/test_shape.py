@@ -54,6 +54,7 @@ ARCHITECTURES = {
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     "lfm2_moe": "Lfm2MoeForCausalLM",
     "kimi_linear": "KimiLinearForCausalLM",
+    "bailing_hybrid": "BailingHybridForCausalLM",
     "minimax": "MiniMaxForCausalLM",
     "phimoe": "PhimoeForCausalLM",
     "deepseek_v2": "DeepseekV2ForCausalLM",
@@ -76,6 +77,7 @@ OTHERS = (
     "mellum",
     "mistral4",
     "kimi_linear",
+    "bailing_hybrid",
     "minimax",
     "phimoe",
     "flex_olmo",
@@ -83,7 +85,7 @@ OTHERS = (
     "sarvam_mla",
     "axk1",
 )
-LATENT = (*tiny.LATENT, "mistral4", "kimi_linear", "sarvam_mla", "axk1")
+LATENT = (*tiny.LATENT, "mistral4", "kimi_linear", "bailing_hybrid", "sarvam_mla", "axk1")
 NEEDED = {"glm4_moe": {"head_dim": 128}, "deepseek_v2": {"num_experts_per_tok": 6}}
 """What is refused without: the default sizes do not divide each other."""
 BIASES = ("correction_bias", "expert_bias")
@@ -180,6 +182,28 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
             "num_shared_experts": 2,
             "moe_renormalize": False,
             "num_expert_group": 4,
+        },
+    ),
+    (
+        "bailing_hybrid",
+        {
+            "layer_group_size": 2,
+            "num_hidden_layers": 4,
+            "moe_renormalize": False,
+            "n_shared_experts": 2,
+        },
+    ),
+    (
+        "bailing_hybrid",
+        {
+            "layer_types": ["full_attention", "linear_attention"],
+            "mlp_layer_types": ["sparse", "dense"],
+            "num_hidden_layers": 2,
+            "first_k_dense_replace": 0,
+            "head_dim": 24,
+            "num_expert_group": 4,
+            "q_lora_rank": 9,
+            "attention_bias": True,
         },
     ),
     (

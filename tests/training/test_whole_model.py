@@ -81,7 +81,7 @@ def test_what_recurrent_layers_keep_for_gradients_is_counted(
     [
         *FAMILIES,
         *("granitemoeshared", "granitemoehybrid", "lfm2_moe", "nemotron_h", "kimi_linear"),
-        "minimax",
+        *("minimax", "bailing_hybrid"),
         *("ernie4_5_moe", "hunyuan_v1_moe", "dbrx", "phimoe", "flex_olmo"),
         "mimo_v2_flash",
     ],
@@ -126,7 +126,7 @@ def test_gates_leave_out_what_those_of_a_decoder_do(
     "family",
     [
         *(*FAMILIES, "dbrx", "phimoe", "granitemoehybrid", "lfm2_moe", "nemotron_h"),
-        *("kimi_linear", "minimax"),
+        *("kimi_linear", "minimax", "bailing_hybrid"),
     ],
 )
 def test_squared_gradients_are_those_of_plain_autograd(

@@ -115,6 +115,7 @@ def gate_output(
     products: Products,
 ) -> None:
     """Weighs what attention puts out by sigmoids of its input, in place: each number by its own
-    (Qwen3-Next), or all of a head by one (Step-3.5)."""
+    (Qwen3-Next), or all of a head by one (Step-3.5; sums of latents are weighed as well as what
+    becomes of them)."""
     gate_NX = products.of_role(frame, normed_ND, weights, "output_gate")
     out_NHC.mul_(gate_NX.sigmoid_().view(*out_NHC.shape[:2], -1))

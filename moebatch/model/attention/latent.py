@@ -14,6 +14,7 @@ from torch import Tensor
 
 from moebatch.model.attention.by_torch import Parts, Qkv
 from moebatch.model.attention.core import AttentionCore
+from moebatch.model.attention.grouped import gate_output
 from moebatch.model.batch import MicroBatch
 from moebatch.model.elementwise import Elementwise
 from moebatch.model.products import Products
@@ -81,8 +82,10 @@ class LatentAttentionBlock:
             return self._expanded(frame.branch(), cached_S1C[:, 0], weights)
 
         core.attend_expanded(layer, q_NHC, micro_batch, parts, expand, results_NHV)
-        rows_NX = results_NHV[: len(latents)].flatten(1)
-        return self._products.of_role(frame, rows_NX, weights, "o")
+        results_NHV = results_NHV[: len(latents)]
+        if "output_gate" in weights:
+            gate_output(frame.branch(), normed_ND, results_NHV, weights, self._products)
+        return self._products.of_role(frame, results_NHV.flatten(1), weights, "o")
 
     def _projected(
         self,

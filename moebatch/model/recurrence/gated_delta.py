@@ -47,8 +47,7 @@ class GatedDeltaBlock(MatrixBlock):
         self._elementwise.norm_gated(made_THV, norm_V, self._eps, z_THV, out_THV)
 
     def _given(self, work: LayerWork, mixed_TM: Tensor, b_TH: Tensor, a_TX: Tensor) -> DeltaInput:
-        """Queries and keys as unit vectors, the former over the root of their size. What a token
-        makes fade is softplus of `a_TX` and a bias, times a number of its head."""
+        """Queries and keys as unit vectors, the former over the root of their size."""
         delta, frame, weights = self._matrix, work.frame, work.weights
         q_TX, k_TX, v_TX = torch.split(
             mixed_TM, [delta.key_width, delta.key_width, delta.value_width], 1
@@ -56,31 +55,40 @@ class GatedDeltaBlock(MatrixBlock):
         q_TGK, k_TGK = (_unit(x.view(len(x), -1, delta.key_head_dim), frame) for x in (q_TX, k_TX))
         v_TX = frame.take_float(*v_TX.shape).copy_(v_TX)
         rise_TX = frame.take_float(*a_TX.shape).copy_(a_TX).add_(weights["recurrent_step"])
-        torch.logaddexp(rise_TX, self._zero, out=rise_TX)  # softplus, in its place
-        rise_THF = rise_TX.view(len(rise_TX), delta.num_value_heads, -1)
         decays_H1 = weights["recurrent_decay"].view(-1, 1).float().exp()
         return DeltaInput(
             q_TGK=q_TGK.mul_(delta.key_head_dim**-0.5),
             k_TGK=k_TGK,
             v_THV=v_TX.view(len(v_TX), -1, delta.value_head_dim),
             rates_TH=b_TH.sigmoid().float().contiguous(),
-            fading_THF=rise_THF.mul_(-decays_H1),
+            fading_THF=self._fading(rise_TX.view(len(v_TX), delta.num_value_heads, -1), decays_H1),
         )
+
+    def _fading(self, rise_THF: Tensor, decays_H1: Tensor) -> Tensor:
+        """Softplus, times a number of the head; in place."""
+        torch.logaddexp(rise_THF, self._zero, out=rise_THF)
+        return rise_THF.mul_(-decays_H1)
 
 
 class ChannelDeltaBlock(GatedDeltaBlock):
     """As Gated DeltaNet, but for where fading and gates come from (Kimi Team 2025)."""
 
+    @property
+    def _delta(self) -> ChannelDelta:
+        assert isinstance(self._recurrence, ChannelDelta), "its block is made for it"
+        return self._recurrence
+
     def _mix(self, work: LayerWork, projected_NP: Tensor, out_TX: Tensor) -> None:
         tokens, weights = slice(work.plan.num_tokens), work.weights
-        delta = self._recurrence
-        assert isinstance(delta, ChannelDelta), "its block is made for it"
-        widths = [delta.conv_channels, delta.rank, delta.num_value_heads, delta.rank]
-        x_NM, z_NR, b_NH, a_NR = torch.split(projected_NP, widths, dim=1)
-        z_NX, a_NX = (
-            self._products.of_role(work.frame, x_NR, weights, role)
-            for x_NR, role in ((z_NR, "delta_z_wide"), (a_NR, "delta_a_wide"))
-        )
+        delta = self._delta
+        of_gates, of_fading = delta.made_of_widths
+        widths = [delta.conv_channels, of_gates, delta.num_value_heads, of_fading]
+        x_NM, z_NX, b_NH, a_NX = torch.split(projected_NP, widths, dim=1)
+        if delta.rank is not None:
+            z_NX, a_NX = (
+                self._products.of_role(work.frame, x_NR, weights, role)
+                for x_NR, role in ((z_NX, "delta_z_wide"), (a_NX, "delta_a_wide"))
+            )
         mixed_TM = self._convolution.run(work, x_NM[tokens])
         given = self._given(work, mixed_TM, b_NH[tokens], a_NX[tokens])
         made_THV = self._put_out(work, given)
@@ -88,6 +96,12 @@ class ChannelDeltaBlock(GatedDeltaBlock):
         self._elementwise.rms_norm(made_THV, norm_V, self._eps, made_THV, made_THV)
         gates_THV = given.v_THV.copy_(z_NX[tokens].view(made_THV.shape)).sigmoid_()
         torch.mul(made_THV, gates_THV, out=out_TX.view(made_THV.shape))
+
+    def _fading(self, rise_THF: Tensor, decays_H1: Tensor) -> Tensor:
+        least = self._delta.least_fading
+        if least is None:
+            return super()._fading(rise_THF, decays_H1)
+        return rise_THF.mul_(decays_H1).sigmoid_().mul_(least)
 
 
 def _unit(x_TGK: Tensor, frame: Frame) -> Tensor:

@@ -87,6 +87,8 @@ _BROUGHT_BACK = 1
 _EXPANDED = 2
 """Latents of a slice are gathered, and the rotated key goes to all heads."""
 _OUTPUT_GATE = 3
+_WIDENED = 2
+"""Gates and fading of a recurrence, each of a few numbers."""
 _OUT = 2
 """Projection, and the sum with what it is added to."""
 _CONVOLVED = 4
@@ -143,7 +145,7 @@ class _Recurring(NamedTuple):
 _RECURRING: Mapping[type[Recurrence], _Recurring] = MappingProxyType(
     {
         GatedDelta: _Recurring(once=23, step=15, chunk=31),
-        ChannelDelta: _Recurring(once=27, step=15, chunk=30),
+        ChannelDelta: _Recurring(once=25, step=15, chunk=30),
         StateSpace: _Recurring(once=24, step=12, chunk=24),
         LightningAttention: _Recurring(once=9, step=12, chunk=24),
         ShortConvolution: _Recurring(once=3, step=0, chunk=0),
@@ -371,7 +373,7 @@ class Launches:
         convolved = parts * (_CONVOLVED + taps) * (recurrence.conv_width > 0)
         gated = self._rows.norm_gated if isinstance(recurrence, GatedDelta) else 0
         gated += self._norm if isinstance(recurrence, ChannelDelta | LightningAttention) else 0
-        once = own.once + recurrence.conv_bias
+        once = own.once + recurrence.conv_bias + _WIDENED * bool(recurrence.widened_width)
         return self._norm + gated + 1 + once + convolved + steps + chunks
 
     def _of_pre(self, load: PassLoad) -> float:

@@ -72,7 +72,7 @@ ERNIE_4_5_MOE = FamilySpec(
     names=TensorNames(
         roles=usual_roles(shared="mlp.shared_experts")
         | {"router_correction": (f"{LAYER}mlp.{_CORRECTION}", f"{LAYER}mlp.gate.{_CORRECTION}")},
-        flat=("router_correction",),
+        ones={"router_correction": (1, 0)},
         experts=USUAL_EXPERTS,
     ),
 )

@@ -13,7 +13,7 @@ from typing import Any
 from moebatch.formats.registry import FORMATS, configured_format
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.quoting import shown
-from moebatch.spec.model.blocks import ExpertGroups, Router
+from moebatch.spec.model.blocks import ClampedGate, ExpertGroups, Router
 from moebatch.spec.model.config_keys import ConfigFault, ConfigKeys, FaultyConfig
 from moebatch.spec.model.grouped_attention import GroupedAttention
 from moebatch.spec.model.recurrence import MOST_SEEN, StateSpace
@@ -298,6 +298,31 @@ def require_silu(keys: ConfigKeys, key: str = "hidden_act") -> None:
     in most families. Here SiLU follows all of them."""
     if keys.value(key) not in _SILU:
         keys.fault(key, " or ".join(_SILU), keys.value(key))
+
+
+def require_done(keys: ConfigKeys, done: Mapping[str, Sequence[object]]) -> None:
+    """Notes a fault for each key that transformers passes over where it says what is not `done`;
+    files need not have it."""
+    for key, known in done.items():
+        value = keys.value(key)
+        if value is not None and value not in known:
+            keys.fault(key, " or ".join(map(shown, known)), value)
+
+
+def clamps_by_layer(keys: ConfigKeys, key: str, num_layers: int) -> tuple[ClampedGate | None, ...]:
+    """What a list with a limit for each layer says; 0 and null are none."""
+    limits = keys.value(key)
+    if limits is None:
+        return ()
+    if not isinstance(limits, list) or len(limits) != num_layers:
+        keys.fault(key, f"a list with a number for each of {num_layers} layers", limits)
+        return ()
+    return tuple(
+        ClampedGate(limit=keys.positive_number(key, limit), clamps_activated=True)
+        if limit is not None and limit != 0
+        else None
+        for limit in limits
+    )
 
 
 def state_space(keys: ConfigKeys, heads: int, head_dim: int) -> StateSpace:

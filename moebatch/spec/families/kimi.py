@@ -74,17 +74,21 @@ def _delta(keys: ConfigKeys) -> ChannelDelta:
 
 
 _BLOCK = "block_sparse_moe."
-_OF_DELTA = {
+OF_DELTA = {
     **{f"delta_{role}": f"{role}_proj.weight" for role in "qkvb"},
-    "delta_z": "g_a_proj.weight",
-    "delta_z_wide": "g_b_proj.weight",
-    "delta_a": "f_a_proj.weight",
-    "delta_a_wide": "f_b_proj.weight",
     **{f"recurrent_conv_{role}": f"{role}_conv1d.weight" for role in "qkv"},
     "recurrent_decay": "A_log",
     "recurrent_step": "dt_bias",
     "recurrent_norm": "o_norm.weight",
     "recurrent_out": "o_proj.weight",
+}
+"""Names of the weights of Kimi Delta Attention, behind that of attention, but for those that make
+gates and fading."""
+_THROUGH_FEW = {
+    "delta_z": "g_a_proj.weight",
+    "delta_z_wide": "g_b_proj.weight",
+    "delta_a": "f_a_proj.weight",
+    "delta_a_wide": "f_b_proj.weight",
 }
 _IN_GGUF = {
     **{f"delta_{role}": f"attn_{role}.weight" for role in "qkv"},
@@ -158,7 +162,8 @@ KIMI_LINEAR = FamilySpec(
             f"mlp_{role}": (f"{LAYER}mlp.{role}_proj.weight", f"{LAYER}{_BLOCK}{role}_proj.weight")
             for role in ("gate", "up", "down")
         }
-        | {role: (f"{LAYER}self_attn.{name}",) for role, name in _OF_DELTA.items()},
+        | {role: (f"{LAYER}self_attn.{n}",) for role, n in (OF_DELTA | _THROUGH_FEW).items()},
+        ones={"recurrent_decay": (2, 1)},
         experts=BLOCK_EXPERTS,
         in_gguf=_IN_GGUF,
     ),

@@ -24,6 +24,7 @@ from moebatch.spec.families.granite import (
 from moebatch.spec.families.hunyuan import HUNYUAN_V1_MOE, HY_V3
 from moebatch.spec.families.kimi import KIMI_LINEAR
 from moebatch.spec.families.lfm2 import LFM2_MOE
+from moebatch.spec.families.ling import BAILING_HYBRID, BAILING_MOE_V3
 from moebatch.spec.families.llama import LLAMA4, LLAMA4_TEXT
 from moebatch.spec.families.longcat import LONGCAT_FLASH
 from moebatch.spec.families.mimo import MIMO_V2_FLASH
@@ -52,6 +53,8 @@ _OTHERS = (
     LFM2_MOE,
     NEMOTRON_H,
     KIMI_LINEAR,
+    BAILING_HYBRID,
+    BAILING_MOE_V3,
     LONGCAT_FLASH,
     GLM4_MOE,
     GLM4V_MOE,

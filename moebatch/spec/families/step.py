@@ -5,18 +5,19 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from moebatch.quoting import shown
 from moebatch.spec.families.family import (
     FamilySpec,
     Windows,
     by_mlp_types,
+    clamps_by_layer,
     grouped_attention,
     in_two_ways,
     layer_types,
+    require_done,
     require_silu,
     usual_defaults,
 )
-from moebatch.spec.model.blocks import ClampedGate, Mlp, Norm, Router
+from moebatch.spec.model.blocks import Mlp, Norm, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.grouped_attention import GroupedAttention
 from moebatch.spec.model.shape import Layers
@@ -92,7 +93,8 @@ def _rotary(keys: ConfigKeys, types: Sequence[object], kind: str) -> dict[str, A
 
 
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
-    _require_done(keys)
+    require_silu(keys)
+    require_done(keys, _DONE)
     types = layer_types(keys, (_FULL,) * num_layers, known=(_FULL, _SLIDING))
     window = keys.count("sliding_window") if _SLIDING in types else None
     windows = tuple(window if kind == _SLIDING else None for kind in types)
@@ -106,8 +108,8 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
         expert=Mlp(width=keys.count("moe_intermediate_size")),
         shared_expert=Mlp(width=keys.count("share_expert_dim"), bias=has_biases),
         dense=dense if len(sparse) < num_layers else None,
-        expert_clamps=_clamps(keys, "swiglu_limits", num_layers),
-        mlp_clamps=_clamps(keys, "swiglu_limits_shared", num_layers),
+        expert_clamps=clamps_by_layer(keys, "swiglu_limits", num_layers),
+        mlp_clamps=clamps_by_layer(keys, "swiglu_limits_shared", num_layers),
         router=Router(
             scores="sigmoid",
             has_correction=True,
@@ -118,14 +120,6 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
         ),
         norm=Norm(counts_from_one=True),
     )
-
-
-def _require_done(keys: ConfigKeys) -> None:
-    require_silu(keys)
-    for key, done in _DONE.items():
-        value = keys.value(key)
-        if value is not None and value not in done:
-            keys.fault(key, " or ".join(map(shown, done)), value)
 
 
 def _attention(keys: ConfigKeys, kind: str) -> GroupedAttention:
@@ -178,22 +172,6 @@ def _numbered(keys: ConfigKeys, num_layers: int) -> frozenset[int] | range:
     except (TypeError, ValueError):
         keys.fault("moe_layers_enum", "numbers of layers between commas", said)
         return range(num_layers)
-
-
-def _clamps(keys: ConfigKeys, key: str, num_layers: int) -> tuple[ClampedGate | None, ...]:
-    """What a list with a limit for each layer says; 0 and null are none."""
-    limits = keys.value(key)
-    if limits is None:
-        return ()
-    if not isinstance(limits, list) or len(limits) != num_layers:
-        keys.fault(key, f"a list with a number for each of {num_layers} layers", limits)
-        return ()
-    return tuple(
-        ClampedGate(limit=keys.positive_number(key, limit), clamps_activated=True)
-        if limit is not None and limit != 0
-        else None
-        for limit in limits
-    )
 
 
 _ROLES = usual_roles(shared="share_expert")

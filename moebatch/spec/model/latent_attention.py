@@ -26,6 +26,9 @@ class LatentAttention(Attention):
     """Size of a head of values; ``head_dim`` is that of queries and keys."""
     latent_scale: float = 1.0
     """By what normed latents are multiplied (LongCat-Flash)."""
+    gates_heads: bool = False
+    """All numbers that a head puts out are weighed by one sigmoid gate, without a bias (Ling
+    3.0)."""
     rotates: bool = True
     """The part beside latents does. Where it does not, tokens are told from each other by what they
     see alone, and that part of keys is one for all heads all the same."""
@@ -144,10 +147,17 @@ class LatentAttention(Attention):
             sizes["kv_a_bias"] = (self.cached_key_dim,)
         sizes["kv_a_norm"] = (self.kv_rank,)
         sizes["kv_b"] = (key_width + value_width, self.kv_rank)
+        if self.gates_heads:
+            sizes["output_gate"] = (self.num_heads, hidden_size)
         sizes["o"] = (hidden_size, value_width)
         if self.output_bias:
             sizes["o_bias"] = (hidden_size,)
         return sizes
+
+    @property
+    def gates_output(self) -> bool:
+        """As `gates_heads` says."""
+        return self.gates_heads
 
     @property
     def flops_per_pair(self) -> int:

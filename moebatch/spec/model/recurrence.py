@@ -336,7 +336,7 @@ class GatedDelta(MatrixRecurrence):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChannelDelta(MatrixRecurrence):
     """Kimi Delta Attention (Kimi Team 2025, Kimi Linear): Gated DeltaNet in which each channel of
-    a key fades by itself. Fading and gates of the output are projected through a few numbers."""
+    a key fades by itself. Fading and gates of the output may be projected through a few numbers."""
 
     corrects: ClassVar[bool] = True
     exact_roles: ClassVar[frozenset[str]] = frozenset(("recurrent_step", "recurrent_norm"))
@@ -344,8 +344,11 @@ class ChannelDelta(MatrixRecurrence):
     """Few, since what is left of each token when each other one comes is a number for each
     channel."""
 
-    rank: int
-    """Numbers through which fading and gates are projected."""
+    rank: int | None
+    """Numbers through which fading and gates are projected; None where they are at once."""
+    least_fading: float | None = None
+    """What logarithms of what is left of a channel are above, below zero: they are a sigmoid of
+    what is projected, times this (Ling 3.0). None where softplus makes them, without an end."""
 
     @property
     def fading_dim(self) -> int:
@@ -356,7 +359,14 @@ class ChannelDelta(MatrixRecurrence):
     def projected_width(self) -> int:
         """Queries, keys and values, what gates and fading are made of, and of each head a rate of
         learning."""
-        return self.conv_channels + 2 * self.rank + self.num_value_heads
+        return self.conv_channels + sum(self.made_of_widths) + self.num_value_heads
+
+    @property
+    def made_of_widths(self) -> tuple[int, int]:
+        """Width of what gates of the output are made of, and of what fading is."""
+        if self.rank is None:
+            return self.value_width, self.fading_width
+        return self.rank, self.rank
 
     @property
     def fading_width(self) -> int:
@@ -366,12 +376,13 @@ class ChannelDelta(MatrixRecurrence):
     @property
     def widened_width(self) -> int:
         """Gates of the output, and fading."""
-        return self.value_width + self.fading_width
+        return 0 if self.rank is None else self.value_width + self.fading_width
 
     def input_tensors(self, hidden_size: int) -> Sizes:
         """All apart."""
         widths = {"q": self.key_width, "k": self.key_width, "v": self.value_width}
-        widths |= {"z": self.rank, "b": self.num_value_heads, "a": self.rank}
+        widths["z"], widths["a"] = self.made_of_widths
+        widths["b"] = self.num_value_heads
         return {f"delta_{role}": (width, hidden_size) for role, width in widths.items()}
 
     @property
@@ -386,10 +397,12 @@ class ChannelDelta(MatrixRecurrence):
     def own_tensors(self) -> Sizes:
         """What widens gates and fading; how fast each head fades; and the norm of what comes
         out."""
-        return {
-            "delta_z_wide": (self.value_width, self.rank),
-            "delta_a_wide": (self.fading_width, self.rank),
-            "recurrent_decay": (1, 1, self.num_value_heads, 1),
+        wide: Sizes = {}
+        if self.rank is not None:
+            wide["delta_z_wide"] = (self.value_width, self.rank)
+            wide["delta_a_wide"] = (self.fading_width, self.rank)
+        return wide | {
+            "recurrent_decay": (self.num_value_heads,),
             "recurrent_step": (self.fading_width,),
             "recurrent_norm": (self.normed_width,),
         }

@@ -59,8 +59,9 @@ class TensorNames:
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Roles of weights that hold those of other roles, one below the other, unless these lie apart
     under names that they have."""
-    flat: Collection[str] = ()
-    """Roles of vectors that lie in files as matrices of one row, but for GGUF."""
+    ones: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Roles of vectors that have in files so many dimensions of one before their own and behind it,
+    but for GGUF."""
     may_lack_correction: bool = False
     """Checkpoints without what corrects the choice of experts are read; it is none, then."""
     in_gguf: Mapping[str, str] = field(default_factory=dict)
@@ -109,8 +110,9 @@ class TensorNames:
                 of_parts = [sizes.pop(part) for part in parts]
                 height = sum(size[0] for size in of_parts)
                 sizes[whole] = (height, *of_parts[0][1:])
-        for role in sizes.keys() & self.flat if is_own else ():
-            sizes[role] = (1, *sizes[role])
+        for role in sizes.keys() & self.ones.keys() if is_own else ():
+            before, behind = self.ones[role]
+            sizes[role] = (*(1,) * before, *sizes[role], *(1,) * behind)
         return {role: (self._name(role, names, place), size) for role, size in sizes.items()}
 
     def _lies_there(self, role: str, names: Container[str], place: Mapping[str, object]) -> bool:

@@ -1,0 +1,194 @@
+"""Ling 3.0 (inclusionAI): most layers recur, by Kimi Delta Attention whose fading has an end; the
+last of each group attends to latents, and gates what its heads put out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import inf
+from types import MappingProxyType
+
+from moebatch.spec.families.deepseek import LATENT_NAMES, latent_attention, latent_layers
+from moebatch.spec.families.family import (
+    FamilySpec,
+    by_mlp_types,
+    clamps_by_layer,
+    corrected_router,
+    recurrent_layers,
+    require_done,
+    require_silu,
+    usual_defaults,
+)
+from moebatch.spec.families.kimi import OF_DELTA
+from moebatch.spec.model.config_keys import ConfigKeys
+from moebatch.spec.model.recurrence import MOST_SEEN, ChannelDelta
+from moebatch.spec.model.shape import Layers
+from moebatch.spec.model.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, usual_roles
+
+_FULL, _LINEAR = "full_attention", "linear_attention"
+_DONE: Mapping[str, Sequence[object]] = MappingProxyType(
+    {
+        "gated_attention_proj_granularity_type": ("head_wise",),
+        "linear_attention": ("kda",),
+        "moe_router_enable_expert_bias": (True,),
+        "no_kda_lora": (True,),
+        "num_kv_heads_for_linear_attn": (0,),
+        "rope_interleave": (True,),
+        "scale_router_input": (False,),
+        "score_function": ("sigmoid",),
+        "scoring_func": ("sigmoid",),
+        "topk_method": ("noaux_tc",),
+        "up_proj_norm": (False,),
+        "use_bias": (False,),
+        "use_kda_lora": (False,),
+        "use_mla_nope": (False,),
+        "use_nGPT": (False,),
+        "use_qkv_bias": (False,),
+        "value_norm": (False,),
+    }
+)
+
+
+def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
+    """Released files hold layers more, which foretell tokens and are not computed; and limits of
+    what experts and the shared one compute, which transformers passes over."""
+    require_done(keys, _DONE)
+    width = keys.count("moe_intermediate_size")
+    if keys.value("shared_width") not in (None, width):
+        keys.fault("shared_width", f"{width} as moe_intermediate_size", keys.value("shared_width"))
+    attention = latent_attention(keys, rotates_neighbours=True)
+    usual = _usual_types(keys, num_layers)
+    recurrent = recurrent_layers(keys, usual, recur=(_LINEAR,), attend=(_FULL,))
+    num_dense = keys.count_or_zero("first_k_dense_replace")
+    sparse = by_mlp_types(keys, num_layers, range(num_dense, num_layers))
+    of_shared = clamps_by_layer(keys, "share_expert_swiglu_limit_list", num_layers)
+    return replace(
+        latent_layers(
+            keys, num_layers, replace(attention, gates_heads=True), corrected_router(keys)
+        ),
+        moe_layers=sparse,
+        recurrence=_delta(keys) if recurrent else None,
+        recurrent_layers=recurrent,
+        expert_clamps=clamps_by_layer(keys, "expert_swiglu_limit_list", num_layers),
+        mlp_clamps=tuple(
+            clamp if layer in sparse else None for layer, clamp in enumerate(of_shared)
+        ),
+    )
+
+
+def _usual_types(keys: ConfigKeys, num_layers: int) -> Sequence[str]:
+    """What layers are where ``layer_types`` says nothing."""
+    size = keys.count("layer_group_size")
+    if num_layers % size and keys.value("layer_types") is None:
+        keys.wrong(
+            "layer_group_size",
+            f"layer_group_size ({size}) must divide num_hidden_layers ({num_layers}) where "
+            "layer_types does not say which layers attend",
+        )
+    return [_LINEAR if (layer + 1) % size else _FULL for layer in range(num_layers)]
+
+
+def _delta(keys: ConfigKeys) -> ChannelDelta:
+    """Sizes are those of attention, unless transformers has written them."""
+    require_silu(keys)
+    heads = keys.count_or_none("linear_num_heads") or keys.count("num_attention_heads")
+    head_dim = keys.count_or_none("linear_head_dim") or keys.count("written_head_dim")
+    conv = "linear_conv_kernel_dim"
+    if keys.value(conv) is None:
+        conv = "short_conv_kernel_size"
+    return ChannelDelta(
+        num_key_heads=heads,
+        num_value_heads=heads,
+        key_head_dim=head_dim,
+        value_head_dim=head_dim,
+        conv_width=keys.count(conv, least=2, most=MOST_SEEN),
+        rank=None,
+        least_fading=_least_fading(keys),
+    )
+
+
+def _least_fading(keys: ConfigKeys) -> float | None:
+    if not keys.flag("kda_safe_gate"):
+        return None
+    least = keys.value("kda_lower_bound")
+    if isinstance(least, int | float) and -inf < least < 0:
+        return float(least)
+    keys.fault("kda_lower_bound", "a number below 0", least)
+    return None
+
+
+_NAMES_OF_ATTENTION = {
+    **{role: (name,) for role, name in (LATENT_NAMES | OF_DELTA).items()},
+    "q": ("q_proj.weight",),
+    "output_gate": ("g_proj.weight",),
+    "delta_z": ("g_proj.weight",),
+    "delta_a": ("f_proj.weight",),
+    "o": ("dense.weight",),
+    "o_bias": ("dense.bias",),
+    "recurrent_out": ("o_proj.weight", "dense.weight"),
+}
+"""The last is what transformers writes."""
+
+BAILING_HYBRID = FamilySpec(
+    architecture="BailingHybridForCausalLM",
+    model_type="bailing_hybrid",
+    defaults=dict.fromkeys(_DONE)
+    | usual_defaults(
+        vocab_size=157184,
+        hidden_size=2560,
+        intermediate_size=6144,
+        num_hidden_layers=42,
+        num_attention_heads=32,
+        num_key_value_heads=32,
+        max_position_embeddings=262144,
+        rms_norm_eps=1e-6,
+        rope_theta=6e6,
+        moe_intermediate_size=768,
+        num_experts=512,
+        num_experts_per_tok=8,
+        n_shared_experts=1,
+        norm_topk_prob=True,
+        n_group=8,
+        topk_group=4,
+        routed_scaling_factor=2.5,
+        first_k_dense_replace=2,
+        moe_layer_freq=1,
+        kv_lora_rank=512,
+        q_lora_rank=None,
+        qk_nope_head_dim=128,
+        head_dim=64,
+        v_head_dim=128,
+        written_head_dim=128,
+        short_conv_kernel_size=4,
+        layer_group_size=6,
+        kda_safe_gate=True,
+        kda_lower_bound=-5.0,
+    ),
+    spelling={
+        # Only the part of a head that latents do not make is bound by the rules of head sizes.
+        "head_dim": "qk_rope_head_dim",
+        "written_head_dim": "head_dim",
+        "shared_width": "moe_shared_expert_intermediate_size",
+        "n_shared_experts": "num_shared_experts",
+    },
+    synonyms={
+        "max_position_embeddings": ("model_max_length",),
+        "n_group": ("num_expert_group",),
+        "n_shared_experts": ("n_shared_experts",),
+        "norm_topk_prob": ("moe_renormalize",),
+        "num_experts_per_tok": ("num_experts_per_token",),
+    },
+    layers=_layers,
+    names=TensorNames(
+        roles=usual_roles(shared="mlp.shared_experts")
+        | {
+            role: tuple(f"{LAYER}attention.{name}" for name in names)
+            for role, names in _NAMES_OF_ATTENTION.items()
+        }
+        | {
+            "embedding": ("model.word_embeddings.weight",),
+            "router_correction": (LAYER + "mlp.gate.expert_bias",),
+        },
+        experts=USUAL_EXPERTS,
+    ),
+)
+BAILING_MOE_V3 = replace(BAILING_HYBRID, architecture="BailingMoeV3ForCausalLM")
+"""Released files name the class of their own code, which is not run."""
