@@ -406,6 +406,12 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
     },
     "granitemoe": _GRANITE,
     "granitemoeshared": _GRANITE | {"shared_intermediate_size": 20},
+    "granitemoe_swa": _GRANITE
+    | {
+        "sliding_window": 9,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        "layer_rope_theta": [0, 50.0, 50.0],
+    },
     "switch_transformers": {
         "vocab_size": 320,
         "d_model": 30,

@@ -193,6 +193,7 @@ def decoded(
         ("gemma4_text", False),
         ("gpt_oss", False),
         ("mimo_v2_flash", False),
+        ("granitemoe_swa", False),
         ("step3p7", False),
         ("deepseek_v3", False),
         ("axk1", False),

@@ -589,6 +589,21 @@ CASES: dict[str, Case] = {
     "granite-tied": ("granitemoe", {"tie_word_embeddings": True}),
     "granite-shared": ("granitemoeshared", {}),
     "granite-shared-fused": ("granitemoeshared", {"fused": True}),
+    "granite-swash": ("granitemoe_swa", {}),
+    "granite-swash-fused": ("granitemoe_swa", {"fused": True, "attention_bias": True}),
+    "granite-swash-bases": (
+        "granitemoe_swa",
+        {"layer_rope_theta": [300.0, 20, 20], "shared_intermediate_size": 20, "head_dim": 10},
+    ),
+    "granite-swash-one-base": (
+        "granitemoe_swa",
+        {"layer_rope_theta": None, "rope_parameters": ROPES["yarn"] | {"rope_theta": 700.0}},
+    ),
+    "granite-swash-without": ("granitemoe_swa", {"layer_rope_theta": [0.0] * 3}),
+    "granite-swash-slides": (
+        "granitemoe_swa",
+        {"layer_types": ["sliding_attention"] * 3, "layer_rope_theta": [50] * 3},
+    ),
     "granite-shared-none": ("granitemoeshared", {"shared_intermediate_size": 0}),
     "granite-yarn": (
         "granitemoe",

@@ -51,6 +51,7 @@ ARCHITECTURES = {
     "mistral4": "Mistral4ForCausalLM",
     "granitemoe": "GraniteMoeForCausalLM",
     "granitemoeshared": "GraniteMoeSharedForCausalLM",
+    "granitemoe_swa": "GraniteMoeSWAForCausalLM",
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     "lfm2_moe": "Lfm2MoeForCausalLM",
     "kimi_linear": "KimiLinearForCausalLM",
@@ -69,6 +70,7 @@ ARCHITECTURES = {
 OTHERS = (
     "granitemoe",
     "granitemoeshared",
+    "granitemoe_swa",
     "ernie4_5_moe",
     "hunyuan_v1_moe",
     "hy_v3",
@@ -144,6 +146,16 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("granitemoe", {"num_key_value_heads": 8, "attention_multiplier": 0.1, "logits_scaling": 6.0}),
     ("granitemoeshared", {"shared_intermediate_size": 24, "residual_multiplier": 0.22}),
     ("qwen3_5_moe_text", {"linear_conv_kernel_dim": 3, "linear_value_head_dim": 24}),
+    (
+        "granitemoe_swa",
+        {
+            "layer_types": ["sliding_attention", "full_attention"],
+            "layer_rope_theta": [50.0, 7],
+            "num_hidden_layers": 2,
+            "sliding_window": 11,
+            "shared_intermediate_size": 24,
+        },
+    ),
     ("granitemoehybrid", {**HYBRID, "shared_intermediate_size": 24}),
     (
         "granitemoehybrid",
@@ -452,6 +464,15 @@ def test_all_faults_are_listed_at_once() -> None:
         ("qwen2_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step: expected a whole number"),
         # transformers activates convolutions by it as well.
         ("qwen3_next", {"hidden_act": "gelu"}, "hidden_act: expected silu or swish, got 'gelu'"),
+        *(
+            ("granitemoe_swa", {"layer_rope_theta": bases}, f"layer_rope_theta: expected {what}")
+            for bases, what in (
+                ([50.0] * 31 + [0], "the same number for all layers of sliding_attention"),
+                ([50.0] * 31, "a list with a number of at least 0 for each of 32 layers"),
+                ([-1.0] * 32, "a list with a number of at least 0 for each of 32 layers"),
+                (50.0, "a list with a number of at least 0 for each of 32 layers"),
+            )
+        ),
         ("granitemoehybrid", {"hidden_act": "gelu"}, "hidden_act: expected silu or swish, got"),
         ("granitemoehybrid", {"layer_types": ["mamba"] * 32}, "no layer has full attention"),
         ("granitemoehybrid", {"mamba_n_heads": 127}, "must be mamba_expand x hidden_size (8192)"),

@@ -1,11 +1,17 @@
-"""Granite-3 MoE and PowerMoE (IBM), without a shared expert and with one; and Granite-4, most of
-whose layers are Mamba-2."""
+"""Granite-3 MoE and PowerMoE (IBM), without a shared expert and with one; Granite-SWASH, most of
+whose layers slide; and Granite-4, most of whose layers are Mamba-2."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
+from typing import Any
 
 from moebatch.spec.families.family import (
     FamilySpec,
+    Windows,
+    by_layer_types,
     grouped_attention,
+    in_two_ways,
     recurrent_layers,
     require_silu,
     state_space,
@@ -46,6 +52,55 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     )
 
 
+def _sliding(keys: ConfigKeys, num_layers: int) -> Layers:
+    layers, rotary = _layers(keys, num_layers), keys.value("rope_parameters")
+    usual = layers.attention
+    assert isinstance(usual, GroupedAttention), "that of the family"
+    sliding, full = (
+        replace(
+            usual,
+            has_sink_scores=True,
+            rotary=kind,
+            num_rotated=None if rotary.get(kind, {}).get("rope_theta") else 0,
+        )
+        for kind in (_SLIDING, _FULL)
+    )
+    return replace(layers, **in_two_ways(_windows(keys, num_layers), sliding, full))
+
+
+def _windows(keys: ConfigKeys, num_layers: int) -> Windows:
+    return by_layer_types(keys, num_layers, lambda layer: layer % 4 != 0)
+
+
+def _by_kind(keys: ConfigKeys) -> dict[str, Any]:
+    """Rotary parameters of layers that slide, and of those that see everything: all are scaled
+    alike, and have a base for each layer, which is 0 where nothing rotates."""
+    num_layers, said = keys.count("num_hidden_layers"), dict(keys.rope())
+    bases, rotary = _bases(keys, num_layers, said), dict[str, Any]()
+    said.setdefault("rope_type", said.pop("type", "default"))
+    for base, window in zip(bases, _windows(keys, num_layers), strict=True):
+        kind = _FULL if window is None else _SLIDING
+        if rotary.setdefault(kind, said | {"rope_theta": base})["rope_theta"] != base:
+            keys.fault("layer_rope_theta", f"the same number for all layers of {kind}", bases)
+    return {"rope_parameters": rotary, "rope_scaling": None, "rope_theta": None}
+
+
+def _bases(keys: ConfigKeys, num_layers: int, rotary: dict[str, Any]) -> Sequence[float]:
+    usual = [rotary.get("rope_theta", keys.value("rope_theta"))] * num_layers
+    said = keys.value("layer_rope_theta")
+    if said is None:
+        return usual
+    if (
+        isinstance(said, list)
+        and len(said) == num_layers
+        and all(isinstance(base, int | float) and 0 <= base < inf for base in said)
+    ):
+        return said
+    expected = f"a list with a number of at least 0 for each of {num_layers} layers"
+    keys.fault("layer_rope_theta", expected, said)
+    return usual
+
+
 def _hybrid(keys: ConfigKeys, num_layers: int) -> Layers:
     layers, usual = _layers(keys, num_layers), ("mamba",) * num_layers
     recurrent = recurrent_layers(keys, usual, recur=_RECUR, attend=_ATTEND)
@@ -75,11 +130,13 @@ def _state_space(keys: ConfigKeys) -> StateSpace:
     return state_space(keys, heads, head_dim)
 
 
+_FULL, _SLIDING = "full_attention", "sliding_attention"
 _RECUR, _ATTEND = ("mamba", "linear_attention"), ("attention", "full_attention")
 _NAMES = TensorNames(
     roles=usual_roles()
     | {
         "router": (LAYER + _BLOCK + "router.layer.weight", LAYER + _BLOCK + "router.weight"),
+        "sink_scores": (LAYER + "self_attn.sinks",),
         "shared_gate_up": (LAYER + "shared_mlp.input_linear.weight",),
         "shared_down": (LAYER + "shared_mlp.output_linear.weight",),
     }
@@ -118,6 +175,15 @@ GRANITE_MOE_SHARED = FamilySpec(
     model_type="granitemoeshared",
     defaults=_DEFAULTS | {"shared_intermediate_size": 0},
     layers=_layers,
+    names=_NAMES,
+)
+GRANITE_MOE_SWA = FamilySpec(
+    architecture="GraniteMoeSWAForCausalLM",
+    model_type="granitemoe_swa",
+    defaults=_DEFAULTS | {"shared_intermediate_size": 0, "sliding_window": 128, "rope_theta": 1e4},
+    reworded=_by_kind,
+    rotary_type="granitemoe",
+    layers=_sliding,
     names=_NAMES,
 )
 GRANITE_MOE_HYBRID = FamilySpec(
