@@ -406,6 +406,24 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
     },
     "granitemoe": _GRANITE,
     "granitemoeshared": _GRANITE | {"shared_intermediate_size": 20},
+    "kolibri1": {
+        "moe_intermediate_size": 20,
+        "shared_expert_intermediate_size": 28,
+        "num_experts": 7,
+        "head_dim": 10,
+        "sliding_window": 9,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "flint": {
+        "intermediate_size": 56,
+        "moe_intermediate_size": 20,
+        "shared_expert_intermediate_size": 28,
+        "num_experts": 7,
+        "head_dim": 10,
+        "sliding_window": 9,
+        "mlp_only_layers": [0],
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+    },
     "granitemoe_swa": _GRANITE
     | {
         "sliding_window": 9,

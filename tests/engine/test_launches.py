@@ -194,6 +194,8 @@ def decoded(
         ("gpt_oss", False),
         ("mimo_v2_flash", False),
         ("granitemoe_swa", False),
+        ("kolibri1", False),
+        ("flint", False),
         ("step3p7", False),
         ("deepseek_v3", False),
         ("axk1", False),

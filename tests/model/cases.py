@@ -589,6 +589,12 @@ CASES: dict[str, Case] = {
     "granite-tied": ("granitemoe", {"tie_word_embeddings": True}),
     "granite-shared": ("granitemoeshared", {}),
     "granite-shared-fused": ("granitemoeshared", {"fused": True}),
+    "kolibri": ("kolibri1", {}),
+    "kolibri-fused": ("kolibri1", {"fused": True, "norm_topk_prob": True}),
+    "kolibri-slides": ("kolibri1", {"layer_types": ["sliding_attention"] * 3}),
+    "flint": ("flint", {}),
+    "flint-fused": ("flint", {"fused": True, "attention_bias": True}),
+    "flint-not-normed": ("flint", {"norm_topk_prob": False, "mlp_only_layers": []}),
     "granite-swash": ("granitemoe_swa", {}),
     "granite-swash-fused": ("granitemoe_swa", {"fused": True, "attention_bias": True}),
     "granite-swash-bases": (

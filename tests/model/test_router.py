@@ -108,6 +108,21 @@ def test_a_softmax_that_is_corrected_and_divided_by_a_least_sum() -> None:
     assert_chooses(router, logits_TE, correction_E, weights_TK, experts_TK, torch.float32)
 
 
+@pytest.mark.parametrize("is_normed", [False, True])
+def test_logits_are_corrected_of_which_weights_are_sigmoids(is_normed: bool) -> None:
+    from transformers.models.kolibri1 import modeling_kolibri1 as kolibri
+
+    own = {"num_experts": E, "norm_topk_prob": is_normed}
+    config = kolibri.Kolibri1Config(hidden_size=D, num_experts_per_tok=4, **own)
+    module = noisy(kolibri.Kolibri1TopKRouter(config))
+    logits_TE, weights_TK, experts_TK = module(torch.randn(T, D))
+    router = shape_router("Kolibri1ForCausalLM", **own)
+    correction_E = module.e_score_correction_bias
+    best_TK = (logits_TE.sigmoid() + correction_E).topk(4).indices
+    assert (best_TK.sort().values != experts_TK.sort().values).any(), "scores are not corrected"
+    assert_chooses(router, logits_TE, correction_E, weights_TK, experts_TK, torch.float32)
+
+
 def test_sigmoids_are_divided_by_more_than_their_sum() -> None:
     """By 1e-6 more, which shows where scores are small."""
     from transformers.models.lfm2_moe import modeling_lfm2_moe as lfm2

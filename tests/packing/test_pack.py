@@ -62,6 +62,16 @@ _WIDTHS = {
         "moe_intermediate_size": 96,
         "layer_types": ["linear_attention", "full_attention"],
     },
+    "kolibri1": {
+        "hidden_size": 64,
+        "moe_intermediate_size": 96,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "flint": {
+        "hidden_size": 64,
+        "moe_intermediate_size": 96,
+        "layer_types": ["full_attention", "sliding_attention"],
+    },
     "dbrx": {
         "hidden_size": 64,
         "d_model": 64,
@@ -222,7 +232,7 @@ def test_widths_of_whole_pages_begin_with_a_page(
         *itertools.product(
             (
                 *("mixtral", "qwen3_moe", "phimoe", "hy_v3", "lfm2_moe", "nemotron_h"),
-                *("sarvam_moe", "minimax"),
+                *("sarvam_moe", "minimax", "kolibri1", "flint"),
             ),
             ("int4", "int8", "fp8"),
         ),

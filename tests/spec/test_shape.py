@@ -56,6 +56,8 @@ ARCHITECTURES = {
     "lfm2_moe": "Lfm2MoeForCausalLM",
     "kimi_linear": "KimiLinearForCausalLM",
     "bailing_hybrid": "BailingHybridForCausalLM",
+    "kolibri1": "Kolibri1ForCausalLM",
+    "flint": "FlintForCausalLM",
     "minimax": "MiniMaxForCausalLM",
     "phimoe": "PhimoeForCausalLM",
     "deepseek_v2": "DeepseekV2ForCausalLM",
@@ -80,6 +82,8 @@ OTHERS = (
     "mistral4",
     "kimi_linear",
     "bailing_hybrid",
+    "kolibri1",
+    "flint",
     "minimax",
     "phimoe",
     "flex_olmo",
@@ -146,6 +150,16 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("granitemoe", {"num_key_value_heads": 8, "attention_multiplier": 0.1, "logits_scaling": 6.0}),
     ("granitemoeshared", {"shared_intermediate_size": 24, "residual_multiplier": 0.22}),
     ("qwen3_5_moe_text", {"linear_conv_kernel_dim": 3, "linear_value_head_dim": 24}),
+    (
+        "kolibri1",
+        {
+            "layer_types": ["full_attention", "sliding_attention"],
+            "num_hidden_layers": 2,
+            "sliding_window": 11,
+            "norm_topk_prob": True,
+        },
+    ),
+    ("flint", {"mlp_only_layers": [3], "num_hidden_layers": 6, "attention_bias": True}),
     (
         "granitemoe_swa",
         {
@@ -485,6 +499,8 @@ def test_all_faults_are_listed_at_once() -> None:
         ("lfm2_moe", {}, "no layer has full attention"),
         ("kimi_linear", {"layer_types": ["linear_attention"] * 27}, "no layer has full attention"),
         ("kimi_linear", {"hidden_act": "gelu"}, "hidden_act: expected silu or swish, got 'gelu'"),
+        ("kolibri1", {"sliding_window": None}, "sliding_window: expected a whole number"),
+        ("kolibri1", {"attention_bias": True}, "attention_bias: expected false, got true"),
         *(
             (
                 "kimi_linear",
@@ -756,6 +772,8 @@ def assert_attention_agrees(shape: ModelShape, config: Any) -> None:
         "afmoe",
         "mellum",
         "lfm2_moe",
+        "kolibri1",
+        "flint",
     )
     qk_norms = dict.fromkeys(per_head, "head")
     qk_norms |= {"olmoe": "full", "flex_olmo": "full", "minimax_m2": "full"}

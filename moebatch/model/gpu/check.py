@@ -83,6 +83,7 @@ ROUTERS = (
     Router(groups=ExpertGroups(6, 2, 1), scale=2.5),
     Router(has_correction=True, norm_order=2.0, least_norm=0.4),
     Router(scores="sigmoid", norm_order=1.0, added_to_norm=0.3),
+    Router(scores="sigmoid", has_correction=True, corrects_logits=True),
     Router(
         scores="sigmoid",
         has_correction=True,

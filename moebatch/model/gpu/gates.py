@@ -26,7 +26,8 @@ class Formula(NamedTuple):
     scores: str
     near: float
     wants_logits: bool
-    """Experts are chosen by logits, which tell those from each other whose scores are alike."""
+    """Experts are chosen by logits: these are corrected, or tell those from each other whose scores
+    are alike."""
     has_correction: bool
     num_groups: int
     group_size: int
@@ -50,11 +51,12 @@ class Formula(NamedTuple):
         groups, is_softmax = router.groups, router.scores == "softmax"
         num_groups = 1 if groups is None else groups.num_groups
         has_correction = router.has_correction
+        is_plain = not is_softmax and not has_correction and groups is None
         return cls(
             num_choices=num_choices,
             scores=router.scores,
             near=router.near,
-            wants_logits=not is_softmax and not has_correction and groups is None,
+            wants_logits=is_plain or router.corrects_logits,
             has_correction=has_correction,
             num_groups=num_groups,
             group_size=num_experts // num_groups,

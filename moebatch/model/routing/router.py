@@ -131,7 +131,7 @@ def _best(
 ) -> tuple[Tensor, Tensor]:
     """Scores and experts of those that are wanted most."""
     scores_TE = scores_of(logits_TE, router)
-    wanted_TE = _wanted(scores_TE, router, correction_E)
+    wanted_TE = _wanted(logits_TE, scores_TE, router, correction_E)
     if wanted_TE is scores_TE and router.scores == "sigmoid":
         wanted_TE = logits_TE.float()  # tells those from each other whose scores are 1
     weights_TK, experts_TK = torch.topk(wanted_TE, num_chosen, dim=-1)
@@ -164,9 +164,11 @@ def preferences(logits_TE: Tensor, router: Router, correction_E: Tensor | None) 
     which `choose_experts` takes them; -inf for those of other groups."""
     if not router.has_correction and router.groups is None:
         return logits_TE.float()
-    wanted_TE = _wanted(scores_of(logits_TE, router), router, correction_E)
+    wanted_TE = _wanted(logits_TE, scores_of(logits_TE, router), router, correction_E)
     if not router.has_correction:
         return logits_TE.float().masked_fill(wanted_TE.isneginf(), -torch.inf)
+    if router.corrects_logits:
+        return wanted_TE
     # Around usual logits, scores rise by so much less than these do.
     return wanted_TE * (4 if router.scores == "sigmoid" else wanted_TE.shape[1])
 
@@ -178,9 +180,11 @@ def scores_of(logits_TE: Tensor, router: Router) -> Tensor:
     return F.softmax(logits_TE, dim=-1, dtype=torch.float32)
 
 
-def _wanted(scores_TE: Tensor, router: Router, correction_E: Tensor | None) -> Tensor:
+def _wanted(
+    logits_TE: Tensor, scores_TE: Tensor, router: Router, correction_E: Tensor | None
+) -> Tensor:
     """What experts are chosen by: -inf for those of other groups."""
-    wanted_TE = scores_TE
+    wanted_TE = logits_TE.float() if router.corrects_logits else scores_TE
     if router.has_correction:
         assert correction_E is not None, "the layer has one"
         wanted_TE = wanted_TE + correction_E

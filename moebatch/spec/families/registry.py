@@ -13,6 +13,7 @@ from moebatch.spec.families.deepseek import (
     GLM_MOE_DSA,
 )
 from moebatch.spec.families.ernie import ERNIE_4_5_MOE
+from moebatch.spec.families.flint import FLINT
 from moebatch.spec.families.gemma import GEMMA4, GEMMA4_TEXT
 from moebatch.spec.families.glm import DOTS1, EXAONE_MOE, GLM4_MOE, GLM4V_MOE, SOLAR_OPEN
 from moebatch.spec.families.gpt_oss import GPT_OSS
@@ -24,6 +25,7 @@ from moebatch.spec.families.granite import (
 )
 from moebatch.spec.families.hunyuan import HUNYUAN_V1_MOE, HY_V3
 from moebatch.spec.families.kimi import KIMI_LINEAR
+from moebatch.spec.families.kolibri import KOLIBRI
 from moebatch.spec.families.lfm2 import LFM2_MOE
 from moebatch.spec.families.ling import BAILING_HYBRID, BAILING_MOE_V3
 from moebatch.spec.families.llama import LLAMA4, LLAMA4_TEXT
@@ -56,6 +58,8 @@ _OTHERS = (
     KIMI_LINEAR,
     BAILING_HYBRID,
     BAILING_MOE_V3,
+    KOLIBRI,
+    FLINT,
     LONGCAT_FLASH,
     GLM4_MOE,
     GLM4V_MOE,

@@ -75,6 +75,8 @@ class Router:
     has_correction: bool = False
     """A learnt number per expert is added to its score where experts are chosen, and where groups
     are, but not where they are weighed (DeepSeek-V3, section 2.1.2)."""
+    corrects_logits: bool = False
+    """It is added to what scores are made of, and not to them (Kolibri-1)."""
     norm_order: float | None = None
     """The weights of a token's chosen experts, which are their scores, are divided by their norm of
     that order; 1 makes them sum to one. None leaves them alone."""

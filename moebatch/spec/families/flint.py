@@ -1,0 +1,73 @@
+"""Flint (RecursiveSI): most layers slide and rotate, the others do neither; all have scores for
+sinks."""
+
+from moebatch.spec.families.family import (
+    FamilySpec,
+    by_layer_types,
+    grouped_attention,
+    rotated_by_windows,
+    usual_defaults,
+)
+from moebatch.spec.families.qwen import sparse_layers
+from moebatch.spec.model.blocks import Mlp, Norm, Router
+from moebatch.spec.model.config_keys import ConfigKeys
+from moebatch.spec.model.shape import Layers
+from moebatch.spec.model.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, usual_roles
+
+
+def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
+    attention = grouped_attention(
+        keys, biases="attention_bias", qk_norm="head", has_sink_scores=True
+    )
+    others = {0, 1, num_layers - 1}
+    windows = by_layer_types(keys, num_layers, lambda layer: layer not in others and layer % 4 != 1)
+    return Layers(
+        **rotated_by_windows(keys, attention, windows),
+        moe_layers=sparse_layers(keys, num_layers),
+        expert=Mlp(width=keys.count("moe_intermediate_size")),
+        dense=Mlp(width=keys.count("intermediate_size")),
+        shared_expert=Mlp(width=keys.count("shared_expert_intermediate_size")),
+        router=Router(
+            scores="sigmoid",
+            norm_order=1.0 if keys.flag("norm_topk_prob") else None,
+            has_exact_logits=True,
+            has_exact_weights=True,
+        ),
+        norm=Norm(rounds_once=True),
+    )
+
+
+FLINT = FamilySpec(
+    architecture="FlintForCausalLM",
+    model_type="flint",
+    defaults=usual_defaults(
+        vocab_size=150144,
+        hidden_size=2048,
+        intermediate_size=6144,
+        num_hidden_layers=49,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        head_dim=128,
+        max_position_embeddings=262144,
+        rms_norm_eps=1e-6,
+        sliding_window=513,
+        decoder_sparse_step=1,
+        mlp_only_layers=(0, 1),
+        moe_intermediate_size=512,
+        shared_expert_intermediate_size=1024,
+        num_experts_per_tok=6,
+        num_experts=256,
+        norm_topk_prob=True,
+    ),
+    layers=_layers,
+    names=TensorNames(
+        roles=usual_roles()
+        | {
+            "sink_scores": (
+                LAYER + "self_attn.softmax_offset",
+                LAYER + "self_attn.sinks",
+            )
+        },
+        experts=USUAL_EXPERTS,
+    ),
+)

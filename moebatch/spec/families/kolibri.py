@@ -1,0 +1,78 @@
+"""Kolibri-1 (Aleph Alpha): four of five layers slide and rotate, the others do neither; what
+corrects the choice of experts is added to logits."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from moebatch.spec.families.family import (
+    FamilySpec,
+    by_layer_types,
+    grouped_attention,
+    require_done,
+    rotated_by_windows,
+    usual_defaults,
+)
+from moebatch.spec.model.blocks import Mlp, Router
+from moebatch.spec.model.config_keys import ConfigKeys
+from moebatch.spec.model.shape import Layers
+from moebatch.spec.model.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, usual_roles
+
+_PERIOD = 5
+_DONE: Mapping[str, Sequence[object]] = MappingProxyType(
+    {"attention_bias": (False,), "use_sliding_window": (True,)}
+)
+_OWN_NAMES = {
+    "attention_out_norm": ("post_attn_norm.weight", "post_self_attn_layernorm.weight"),
+    "mlp_out_norm": ("post_ffn_norm.weight", "post_mlp_layernorm.weight"),
+    "router_correction": ("moe.router.expert_bias", "mlp.gate.e_score_correction_bias"),
+}
+"""As released, and as transformers holds them in memory."""
+
+
+def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
+    require_done(keys, _DONE)
+    keys.count("sliding_window")  # without one all layers rotate
+    windows = by_layer_types(keys, num_layers, lambda layer: (layer + 1) % _PERIOD != 0)
+    return Layers(
+        **rotated_by_windows(keys, grouped_attention(keys, qk_norm="head"), windows),
+        moe_layers=tuple(range(num_layers)),
+        expert=Mlp(width=keys.count("moe_intermediate_size")),
+        shared_expert=Mlp(width=keys.count("shared_expert_intermediate_size")),
+        router=Router(
+            scores="sigmoid",
+            has_correction=True,
+            corrects_logits=True,
+            norm_order=1.0 if keys.flag("norm_topk_prob") else None,
+            has_exact_logits=True,
+            has_exact_weights=True,
+        ),
+        norms=("input_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm"),
+    )
+
+
+KOLIBRI = FamilySpec(
+    architecture="Kolibri1ForCausalLM",
+    model_type="kolibri1",
+    defaults=usual_defaults(
+        vocab_size=128000,
+        hidden_size=2560,
+        num_hidden_layers=50,
+        num_attention_heads=48,
+        num_key_value_heads=4,
+        head_dim=128,
+        max_position_embeddings=262144,
+        rms_norm_eps=1e-6,
+        sliding_window=513,
+        moe_intermediate_size=512,
+        shared_expert_intermediate_size=512,
+        num_experts_per_tok=6,
+        num_experts=384,
+        norm_topk_prob=False,
+    ),
+    layers=_layers,
+    names=TensorNames(
+        roles=usual_roles(shared="mlp.shared_experts")
+        | {role: tuple(LAYER + name for name in names) for role, names in _OWN_NAMES.items()},
+        experts=USUAL_EXPERTS,
+    ),
+)
