@@ -406,6 +406,15 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
     },
     "granitemoe": _GRANITE,
     "granitemoeshared": _GRANITE | {"shared_intermediate_size": 20},
+    "lara_mini": _DELTA
+    | {
+        "sliding_window": 9,
+        "tie_word_embeddings": False,
+        "num_hidden_layers": 4,
+        "layer_types": [
+            *("linear_attention", "sliding_attention", "full_attention", "linear_attention"),
+        ],
+    },
     "kolibri1": {
         "moe_intermediate_size": 20,
         "shared_expert_intermediate_size": 28,

@@ -205,6 +205,7 @@ def decoded(
         ("nemotron_h", False),
         ("kimi_linear", False),
         ("bailing_hybrid", False),
+        ("lara_mini", False),
         ("minimax", False),
         ("qwen2_moe", True),
         pytest.param("deepseek_v3", True, marks=pytest.mark.exhaustive),

@@ -145,6 +145,26 @@ def test_every_schedule_says_what_the_whole_sequence_says(
     assert tokens_of(answered(built)) == expected_tokens
 
 
+@pytest.mark.few(title=tuple(WHERE))
+@pytest.mark.parametrize("title", WHERE)
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_states_may_lie_beside_what_windows_see(
+    tiny_checkpoint: Callable[..., Path], tmp_path: Path, title: str, has_begun: bool
+) -> None:
+    """And beside what layers keep that see everything."""
+    folder = tiny_checkpoint("lara_mini")
+    model, rows = load(folder), ROWS
+    expected = [tuple(greedy(model, row.prompt_tokens, NEW_TOKENS)[0]) for row in rows]
+    if has_begun:
+        rows = [
+            replace(row, begun=(Begun(tokens=tokens[: 1 + row.index % 4], logprobs=()),))
+            for row, tokens in zip(rows, expected, strict=True)
+        ]
+    built = built_for(folder, WHERE[title], tmp_path)
+    assert [group.is_state for group in built.cache.groups] == [False, False, True]
+    assert tokens_of(answered(built, rows)) == expected
+
+
 def test_what_an_earlier_run_has_left_is_gone_on_with(
     folder: Path, expected_tokens: list[tuple[int, ...]]
 ) -> None:

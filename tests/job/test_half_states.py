@@ -24,7 +24,10 @@ from tests.native import kernels
 Checkpoint = Callable[..., Path]
 RECURRENT = pytest.mark.parametrize(
     "family",
-    ["qwen3_next", "qwen3_5_moe", "kimi_linear", "bailing_hybrid", "granitemoehybrid", "minimax"],
+    [
+        *("qwen3_next", "qwen3_5_moe", "kimi_linear", "bailing_hybrid", "granitemoehybrid"),
+        *("minimax", "lara_mini"),
+    ],
 )
 
 

@@ -595,6 +595,13 @@ CASES: dict[str, Case] = {
     "flint": ("flint", {}),
     "flint-fused": ("flint", {"fused": True, "attention_bias": True}),
     "flint-not-normed": ("flint", {"norm_topk_prob": False, "mlp_only_layers": []}),
+    "lara": ("lara_mini", {}),
+    "lara-fused": ("lara_mini", {"fused": True, "attention_bias": True}),
+    "lara-tied": ("lara_mini", {"tie_word_embeddings": True, "norm_topk_prob": False}),
+    "lara-slides": (
+        "lara_mini",
+        {"layer_types": ["linear_attention", *["sliding_attention"] * 3]},
+    ),
     "granite-swash": ("granitemoe_swa", {}),
     "granite-swash-fused": ("granitemoe_swa", {"fused": True, "attention_bias": True}),
     "granite-swash-bases": (

@@ -243,7 +243,10 @@ def _unit(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("slice_tokens", [1, 2, 3, 63, 64, 65, 1000])
 @pytest.mark.parametrize(
     "family",
-    ["qwen3_next", "kimi_linear", "bailing_hybrid", "lfm2_moe", "granitemoehybrid", "minimax"],
+    [
+        *("qwen3_next", "kimi_linear", "bailing_hybrid", "lfm2_moe", "granitemoehybrid"),
+        *("minimax", "lara_mini"),
+    ],
 )
 def test_prompts_may_be_cut_anywhere(
     monkeypatch: pytest.MonkeyPatch,

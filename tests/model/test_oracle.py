@@ -24,7 +24,7 @@ ALL = (
     *tiny.FAMILIES,
     *("gemma4_text", "llama4_text", "dbrx", "phimoe", "afmoe", "mistral3"),
     *("lfm2_moe", "granitemoehybrid", "nemotron_h", "kimi_linear", "minimax"),
-    *("bailing_hybrid", "granitemoe_swa", "kolibri1", "flint"),
+    *("bailing_hybrid", "granitemoe_swa", "kolibri1", "flint", "lara_mini"),
     *("flex_olmo", "mimo_v2_flash", "longcat_flash", "step3p7", "glm4v_moe"),
 )
 MOST_OFF = {"minimax": 0.2}

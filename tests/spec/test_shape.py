@@ -58,6 +58,7 @@ ARCHITECTURES = {
     "bailing_hybrid": "BailingHybridForCausalLM",
     "kolibri1": "Kolibri1ForCausalLM",
     "flint": "FlintForCausalLM",
+    "lara_mini": "LaraMiniForCausalLM",
     "minimax": "MiniMaxForCausalLM",
     "phimoe": "PhimoeForCausalLM",
     "deepseek_v2": "DeepseekV2ForCausalLM",
@@ -84,6 +85,7 @@ OTHERS = (
     "bailing_hybrid",
     "kolibri1",
     "flint",
+    "lara_mini",
     "minimax",
     "phimoe",
     "flex_olmo",
@@ -157,6 +159,16 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
             "num_hidden_layers": 2,
             "sliding_window": 11,
             "norm_topk_prob": True,
+        },
+    ),
+    (
+        "lara_mini",
+        {
+            "layer_types": ["full_attention", "sliding_attention", "linear_attention"],
+            "num_hidden_layers": 3,
+            "sliding_window": 11,
+            "norm_topk_prob": False,
+            "linear_value_head_dim": 24,
         },
     ),
     ("flint", {"mlp_only_layers": [3], "num_hidden_layers": 6, "attention_bias": True}),
@@ -499,6 +511,9 @@ def test_all_faults_are_listed_at_once() -> None:
         ("lfm2_moe", {}, "no layer has full attention"),
         ("kimi_linear", {"layer_types": ["linear_attention"] * 27}, "no layer has full attention"),
         ("kimi_linear", {"hidden_act": "gelu"}, "hidden_act: expected silu or swish, got 'gelu'"),
+        ("lara_mini", {"layer_types": ["linear_attention"] * 34}, "no layer has full attention"),
+        ("lara_mini", {"layer_types": ["full_attention"] * 34}, "no layer has rotary positions"),
+        ("lara_mini", {"hidden_act": "gelu"}, "hidden_act: expected silu or swish, got 'gelu'"),
         ("kolibri1", {"sliding_window": None}, "sliding_window: expected a whole number"),
         ("kolibri1", {"attention_bias": True}, "attention_bias: expected false, got true"),
         *(
@@ -774,6 +789,7 @@ def assert_attention_agrees(shape: ModelShape, config: Any) -> None:
         "lfm2_moe",
         "kolibri1",
         "flint",
+        "lara_mini",
     )
     qk_norms = dict.fromkeys(per_head, "head")
     qk_norms |= {"olmoe": "full", "flex_olmo": "full", "minimax_m2": "full"}

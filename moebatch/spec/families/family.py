@@ -255,11 +255,16 @@ def by_layer_types(keys: ConfigKeys, num_layers: int, otherwise: Callable[[int],
 
 
 def rotated_by_windows(
-    keys: ConfigKeys, attention: GroupedAttention, windows: Windows
+    keys: ConfigKeys,
+    attention: GroupedAttention,
+    windows: Windows,
+    recurrent: Container[int] = (),
 ) -> dict[str, Any]:
-    """What `Layers` says of attention where layers without a window have no rotary positions."""
-    see_all = tuple(layer for layer, window in enumerate(windows) if window is None)
-    if len(see_all) == len(windows):
+    """What `Layers` says of attention where layers without a window have no rotary positions; those
+    that are `recurrent` do not attend."""
+    others = [layer for layer, window in enumerate(windows) if window is None]
+    see_all = tuple(layer for layer in others if layer not in recurrent)
+    if len(others) == len(windows):
         keys.wrong("layer_types", "no layer has rotary positions; models without are not run")
     return {
         "attention": attention,

@@ -41,7 +41,7 @@ def _layers(keys: ConfigKeys, num_layers: int, *, is_grouped: bool) -> Layers:
             keys, biases="attention_bias", rotates_part=True, qk_norm="head", gate="with queries"
         ),
         norm=Norm(counts_from_one=True),
-        recurrence=_gated_delta(keys, is_grouped=is_grouped) if recurrent else None,
+        recurrence=gated_delta(keys, is_grouped=is_grouped) if recurrent else None,
         recurrent_layers=recurrent,
         moe_layers=tuple(range(num_layers)),
         expert=Mlp(width=keys.count("moe_intermediate_size")),
@@ -58,7 +58,8 @@ def _recurrent_layers(keys: ConfigKeys, num_layers: int) -> tuple[int, ...]:
     return recurrent_layers(keys, usual, recur=(_LINEAR,), attend=(_FULL,))
 
 
-def _gated_delta(keys: ConfigKeys, *, is_grouped: bool) -> GatedDelta:
+def gated_delta(keys: ConfigKeys, *, is_grouped: bool) -> GatedDelta:
+    """Gated DeltaNet of the sizes that keys with ``linear_`` say."""
     require_silu(keys)
     key_heads, value_heads = (keys.count(f"linear_num_{kind}_heads") for kind in ("key", "value"))
     if value_heads % key_heads:
@@ -78,7 +79,7 @@ def _gated_delta(keys: ConfigKeys, *, is_grouped: bool) -> GatedDelta:
 
 
 _DELTA = "linear_attn."
-_ROLES = usual_roles() | {
+DELTA_ROLES = usual_roles() | {
     "gated_q": (LAYER + "self_attn.q_proj.weight",),
     "gated_q_bias": (LAYER + "self_attn.q_proj.bias",),
     **{
@@ -91,6 +92,7 @@ _ROLES = usual_roles() | {
     "recurrent_norm": (f"{LAYER}{_DELTA}norm.weight",),
     "recurrent_out": (f"{LAYER}{_DELTA}out_proj.weight",),
 }
+"""Names of a model whose layers attend, or recur by Gated DeltaNet."""
 _DEFAULTS = usual_defaults(
     hidden_size=2048,
     num_attention_heads=16,
@@ -124,7 +126,7 @@ QWEN3_NEXT = FamilySpec(
         "norm_topk_prob": True,
     },
     layers=_next,
-    names=TensorNames(roles=_ROLES, experts=USUAL_EXPERTS),
+    names=TensorNames(roles=DELTA_ROLES, experts=USUAL_EXPERTS),
 )
 QWEN3_5_MOE_TEXT = FamilySpec(
     architecture="Qwen3_5MoeForCausalLM",
@@ -137,7 +139,7 @@ QWEN3_5_MOE_TEXT = FamilySpec(
         "num_experts": 256,
     },
     layers=_qwen3_5,
-    names=TensorNames(roles=_ROLES, experts=USUAL_EXPERTS).also_under(
+    names=TensorNames(roles=DELTA_ROLES, experts=USUAL_EXPERTS).also_under(
         {"model": "model.language_model"}
     ),
 )

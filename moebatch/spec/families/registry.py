@@ -26,6 +26,7 @@ from moebatch.spec.families.granite import (
 from moebatch.spec.families.hunyuan import HUNYUAN_V1_MOE, HY_V3
 from moebatch.spec.families.kimi import KIMI_LINEAR
 from moebatch.spec.families.kolibri import KOLIBRI
+from moebatch.spec.families.lara import LARA_MINI
 from moebatch.spec.families.lfm2 import LFM2_MOE
 from moebatch.spec.families.ling import BAILING_HYBRID, BAILING_MOE_V3
 from moebatch.spec.families.llama import LLAMA4, LLAMA4_TEXT
@@ -60,6 +61,7 @@ _OTHERS = (
     BAILING_MOE_V3,
     KOLIBRI,
     FLINT,
+    LARA_MINI,
     LONGCAT_FLASH,
     GLM4_MOE,
     GLM4V_MOE,

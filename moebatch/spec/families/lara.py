@@ -1,0 +1,79 @@
+"""Lara 4 Mini (Translated): two of five layers recur by Gated DeltaNet, two slide and rotate, and
+one does neither."""
+
+from moebatch.spec.families.family import (
+    FamilySpec,
+    grouped_attention,
+    layer_types,
+    recurrent_layers,
+    rotated_by_windows,
+    usual_defaults,
+)
+from moebatch.spec.families.qwen_delta import DELTA_ROLES, gated_delta
+from moebatch.spec.model.blocks import Mlp, Norm, Router
+from moebatch.spec.model.config_keys import ConfigKeys
+from moebatch.spec.model.shape import Layers
+from moebatch.spec.model.tensor_names import LAYER, STACKED_EXPERTS, TensorNames
+
+_KINDS = _LINEAR, _SLIDING, _FULL = ("linear_attention", "sliding_attention", "full_attention")
+_PERIOD = (_LINEAR, _SLIDING, _LINEAR, _FULL, _SLIDING)
+_RELEASED = {"recurrent_in": "in_proj.weight", "recurrent_norm": "out_norm.weight"}
+
+
+def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
+    usual = [_PERIOD[layer % len(_PERIOD)] for layer in range(num_layers)]
+    recurrent = recurrent_layers(keys, usual, recur=(_LINEAR,), attend=(_FULL, _SLIDING))
+    window = keys.count("sliding_window")
+    types = layer_types(keys, usual, known=_KINDS)
+    windows = tuple(window if kind == _SLIDING else None for kind in types)
+    attention = grouped_attention(keys, biases="attention_bias", qk_norm="head")
+    return Layers(
+        **rotated_by_windows(keys, attention, windows, recurrent),
+        recurrence=gated_delta(keys, is_grouped=False) if recurrent else None,
+        recurrent_layers=recurrent,
+        moe_layers=tuple(range(num_layers)),
+        expert=Mlp(width=keys.count("moe_intermediate_size")),
+        shared_expert=Mlp(width=keys.count("shared_expert_intermediate_size")),
+        router=Router(
+            norm_order=1.0 if keys.flag("norm_topk_prob") else None, has_exact_logits=True
+        ),
+        norm=Norm(rounds_once=True),
+    )
+
+
+LARA_MINI = FamilySpec(
+    architecture="LaraMiniForCausalLM",
+    model_type="lara_mini",
+    defaults=usual_defaults(
+        vocab_size=151936,
+        hidden_size=1024,
+        num_hidden_layers=34,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        head_dim=128,
+        max_position_embeddings=131072,
+        rms_norm_eps=1e-6,
+        sliding_window=512,
+        linear_conv_kernel_dim=4,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+        linear_num_key_heads=8,
+        linear_num_value_heads=16,
+        moe_intermediate_size=512,
+        shared_expert_intermediate_size=512,
+        num_experts_per_tok=4,
+        num_experts=128,
+        norm_topk_prob=True,
+    )
+    | {"tie_word_embeddings": True},
+    layers=_layers,
+    names=TensorNames(
+        roles=DELTA_ROLES
+        | {
+            role: (f"{LAYER}linear_attn.{name}", *DELTA_ROLES.get(role, ()))
+            for role, name in _RELEASED.items()
+        },
+        joined={"recurrent_in": ("delta_qkv", "delta_z", "delta_b", "delta_a")},
+        experts=(STACKED_EXPERTS,),
+    ),
+)
