@@ -197,6 +197,7 @@ def decoded(
         ("kolibri1", False),
         ("flint", False),
         ("step3p7", False),
+        ("phimoe", False),
         ("deepseek_v3", False),
         ("axk1", False),
         ("qwen3_next", False),

@@ -74,7 +74,8 @@ _BY_TORCH = _RowLaunches(
 in float32 already, and is multiplied by silu of its gate there. A rotation: six for queries, and
 for keys."""
 _FUSED = _RowLaunches(norm=1, norm_gated=1, rotation=2, gate=1, clamping=0, place=1, add=1, sum=2)
-_LAYER_NORM = 9
+_LAYER_NORM = 11
+"""Without a bias."""
 _DECODE_GROUP = 3
 """Queries are gathered, attend to what is gathered of the cache, and results are put back."""
 _PROMPT_SLICE = 2
@@ -101,6 +102,10 @@ _LOGITS = 1
 """The product of a gate."""
 _CHOICE = 4
 """Of experts: softmax, the best, and two copies of what was chosen."""
+_NEXT_CHOICE = 10
+"""Of one after the other: the best that is left, those near it, and their softmax."""
+_ALL_CHOICES = 6
+"""These put together and sorted, and the copies."""
 _CORRECTION = 4
 """Added; scores of what is chosen taken, and sorted."""
 _GROUPS = 8
@@ -277,7 +282,8 @@ class Launches:
 
     @property
     def _norm(self) -> int:
-        return _LAYER_NORM if self.shape.norm.kind == "layer" else self._rows.norm
+        norm = self.shape.norm
+        return _LAYER_NORM + norm.has_bias if norm.kind == "layer" else self._rows.norm
 
     def _before(self, role: str) -> int:
         """A norm of hidden states, or without that norm a copy."""
@@ -298,7 +304,7 @@ class Launches:
     @property
     def _choice(self) -> int:
         """What follows the logits of a gate."""
-        return 1 if self._chooses else _choice(self.shape.router)
+        return 1 if self._chooses else _choice(self.shape.router, self.shape.experts_per_token)
 
     @property
     def _grouping(self) -> int:
@@ -440,10 +446,11 @@ def of_transfer(expert_bytes: int, num_runs: int) -> int:
     return num_chunks(expert_bytes) + num_runs - 1
 
 
-def _choice(router: Router) -> int:
+def _choice(router: Router, num_chosen: int) -> int:
     """What follows the logits of a gate, by torch."""
+    one_by_one = router.scores == "sparsemixer"
     return (
-        _CHOICE
+        (_NEXT_CHOICE * num_chosen + _ALL_CHOICES if one_by_one else _CHOICE)
         + _CORRECTION * router.has_correction
         + _GROUPS * (router.groups is not None)
         + 2 * (router.norm_order is not None)
