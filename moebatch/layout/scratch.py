@@ -195,6 +195,10 @@ def decoder_buffers(
             limits.pass_tokens * shape.hidden_size * shape.adds_experts_late,
             dtype_bytes,
         ),
+        "outputs of attention": (
+            limits.pass_tokens * shape.hidden_size * shape.adds_attention_late,
+            dtype_bytes,
+        ),
         "chosen experts": (choices, _WEIGHT_BYTES + _INDEX_BYTES),
         "weights of outputs": (choices * shape.router.weighs_inputs, _WEIGHT_BYTES),
         "experts without room": (choices if shape.router.capacity else 0, _INDEX_BYTES),
@@ -281,7 +285,7 @@ def _attention_elements(
         rows * D,  # normed input, once more
         rows * D * 2,  # the norm's input in float32
         rows * attention.query_width,  # gates of the attention output
-    ) * attention.gates_output
+    ) * (attention.output_gate is not None)
     return (
         rows * D,  # normed input
         rows * D * 2,  # the norm's input in float32

@@ -119,6 +119,10 @@ class Decoder:
         self._outputs_TKD = room(num_tokens, shape.experts_per_token, shape.expert_size)
         self._late_TD = room(num_tokens, shape.hidden_size) if shape.adds_experts_late else None
         """What experts have made that is added at the end of the next layer."""
+        self._attended_TD = (
+            room(num_tokens, shape.hidden_size) if shape.adds_attention_late else None
+        )
+        """What attention has made that is added at the end of its own one."""
 
     @property
     def sink_scores(self) -> Mapping[int, Tensor]:
@@ -129,7 +133,8 @@ class Decoder:
     def scratch_bytes(self) -> int:
         """Bytes that are allocated up front."""
         parts = self._core.scratch_bytes, self._products.scratch_bytes
-        own = self.scratch.buffer, self._normed_TD, self._latents_TL, self._late_TD
+        late = self._late_TD, self._attended_TD
+        own = self.scratch.buffer, self._normed_TD, self._latents_TL, *late
         beside = self._choices.num_bytes + self._routed.num_bytes + self._outputs_TKD.nbytes
         return sum(parts) + beside + sum(tensor.nbytes for tensor in own if tensor is not None)
 
@@ -186,7 +191,7 @@ class Decoder:
             out_ND = self._attention[layer].attend(
                 frame, layer, normed_ND, micro_batch, weights, self._core, parts
             )
-        self._add_mixed(frame, layer, x, normed_ND, out_ND)
+        self._add_mixed(frame, layer, micro_batch, x, normed_ND, out_ND)
 
     def project(
         self, layer: int, x_TD: Tensor, micro_batch: MicroBatch, into: Qkv | None = None
@@ -218,27 +223,37 @@ class Decoder:
         weights, out_NHV = self._weights.layers[layer], out_THV[:num_rows]
         x = x_TD[micro_batch.start : micro_batch.stop]
         normed_ND = x
-        if "output_gate" in weights or self.shape.attention_residual.keeps_normed:
+        attention = self.shape.attention_of(layer)
+        if attention.output_gate is not None or self.shape.attention_residual.keeps_normed:
             # The input is normed once more: other micro-batches may have had the scratch.
             normed_ND = self._normed(frame, x, weights, "input_norm")
-        if "output_gate" in weights:
-            gate_output(frame.branch(), normed_ND, out_NHV, weights, self._products)
+        gate_output(frame.branch(), attention, normed_ND, out_NHV, weights, self._products)
         out_ND = self._attention[layer].output(frame, out_NHV, weights)
-        self._add_mixed(frame, layer, x, normed_ND, out_ND)
+        self._add_mixed(frame, layer, micro_batch, x, normed_ND, out_ND)
 
     def _add_mixed(
-        self, frame: Frame, layer: int, x_TD: Tensor, normed_ND: Tensor, out_ND: Tensor
+        self,
+        frame: Frame,
+        layer: int,
+        micro_batch: MicroBatch,
+        x_TD: Tensor,
+        normed_ND: Tensor,
+        out_ND: Tensor,
     ) -> None:
-        """What attention or recurrence has made."""
-        self._add(
-            frame,
-            x_TD,
-            normed_ND[: len(x_TD)],
-            self.shape.mixer_residual(layer),
-            self._made(
-                frame, self._weights.layers[layer], "attention_out_norm", out_ND[: len(x_TD)]
-            ),
-        )
+        """What attention or recurrence has made; or keeps it for the end of the layer."""
+        weights, out_TD = self._weights.layers[layer], out_ND[: len(x_TD)]
+        made = self._made(frame, weights, "attention_out_norm", out_TD)
+        if self._attended_TD is not None:
+            self._attended_TD[micro_batch.start : micro_batch.stop] = made[0]
+            return
+        residual = self.shape.mixer_residual(layer)
+        self._add(frame, x_TD, normed_ND[: len(x_TD)], residual, made)
+
+    def _add_attended(self, frame: Frame, layer: int, rows: slice, x_MD: Tensor) -> None:
+        """What has been kept of attention, where that is added late."""
+        if self._attended_TD is not None:
+            kept = (self._attended_TD[rows],)
+            self._add(frame, x_MD, x_MD, self.shape.mixer_residual(layer), kept)
 
     def route(self, layer: int, x_TD: Tensor, rows: slice | None = None) -> Routing:
         """Norms rows of a MoE layer's input and lets each token choose its experts; all if None.
@@ -252,7 +267,8 @@ class Decoder:
             latents_TL = self._latents_TL[:num_tokens]
         for chunk in self._chunks(rows):
             frame = self.scratch.frame()
-            self._norm(frame, x_TD[chunk], weights, "mlp_norm", normed_TD[chunk])
+            role = self.shape.norm_of_mlps
+            self._norm(frame, x_TD[chunk], weights, role, normed_TD[chunk])
             normed = self._bucketed(frame, normed_TD[chunk])
             if latents_TL is not None:
                 latents_NL = self._products.of_role(frame, normed, weights, "latent_in")
@@ -303,6 +319,7 @@ class Decoder:
             if self.shape.shared_expert:
                 y_MD = self._shared_expert(frame, layer, x_MD, routing.normed_TD[rows])
                 parts += self._made(frame, weights, "shared_out_norm", y_MD)
+            self._add_attended(frame, layer, rows, x_MD)
             if parts:
                 made = self._made(frame, weights, "mlp_out_norm", *parts)
                 self._add(frame, x_MD, routing.normed_TD[rows], self.shape.mlp_residual, made)
@@ -317,6 +334,8 @@ class Decoder:
         room_N1 = frame.take(len(normed_ND), 1)
         matrices = _mlp_weights(weights, "shared", self.shape.shared_expert)
         y_MD = self._mlp(frame, layer, normed_ND, num_rows, matrices)
+        if self.shape.shared_scale != 1:
+            y_MD.mul_(self.shape.shared_scale)
         if not self.shape.shared_expert_gate:
             return y_MD
         mix_N1 = self._products.linear(normed_ND, weights["shared_mix"], None, room_N1)
@@ -335,11 +354,12 @@ class Decoder:
         for chunk in self._chunks(slice(0, len(x_TD)) if rows is None else rows):
             frame, x = self.scratch.frame(), x_TD[chunk]
             if self.shape.has_mlp(layer):
-                normed = self._normed(frame, x, weights, "mlp_norm")
+                normed = self._normed(frame, x, weights, self.shape.norm_of_mlps)
                 matrices = _mlp_weights(weights, "mlp", self.shape.dense)
                 made = self._mlp(frame, layer, normed, len(x), matrices)
                 late = () if self._late_TD is None else (self._late_TD[chunk],)
                 parts = self._made(frame, weights, "mlp_out_norm", made, *late)
+                self._add_attended(frame, layer, chunk, x)
                 self._add(frame, x, normed[: len(x)], self.shape.mlp_residual, parts)
             self._end(x, weights)
 

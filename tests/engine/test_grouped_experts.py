@@ -38,6 +38,8 @@ IN_TRITON = [
     ("klotski", "mimo_v2_flash", _ON_GPU),
     ("klotski", "longcat_flash", _ON_GPU),
     ("klotski", "step3p7", _ON_GPU),
+    ("klotski", "laguna", _ON_GPU),
+    ("klotski", "cohere2_moe", _ON_GPU),
     ("cgopipe", "deepseek_v3", _ON_CPU),
 ]
 """Interpreted, where there is no GPU: a millisecond for each row of each kernel."""
@@ -50,6 +52,8 @@ KERNELS = {
     "mimo_v2_flash": {*_ALWAYS, "attend_single", *_TOGETHER_AND_SHARED},
     "longcat_flash": {*_ALWAYS, *_TOGETHER_AND_SHARED},
     "step3p7": {*_ALWAYS, "attend_single", *_TOGETHER_AND_SHARED},
+    "laguna": {*_ALWAYS, "attend_single", *_TOGETHER_AND_SHARED} - {"choose", "group"},
+    "cohere2_moe": {*_ALWAYS, "attend_single", *_TOGETHER_AND_SHARED} - {"norm"},
     "deepseek_v3": {*_ALWAYS, *_TOGETHER_AND_SHARED},
 }
 """That are launched: experts of gpt-oss whose matrices lie across are computed one by one, latents

@@ -197,6 +197,8 @@ def decoded(
         ("kolibri1", False),
         ("flint", False),
         ("step3p7", False),
+        ("laguna", False),
+        ("cohere2_moe", False),
         ("phimoe", False),
         ("deepseek_v3", False),
         ("axk1", False),

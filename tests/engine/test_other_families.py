@@ -18,7 +18,7 @@ OTHERS = (
     *("granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "exaone_moe"),
     *("gemma4_text", "llama4_text", "dbrx", "phimoe", "afmoe", "mellum", "mistral3"),
     *("flex_olmo", "sarvam_moe", "sarvam_mla", "axk1", "mimo_v2_flash", "longcat_flash"),
-    *("step3p7", "glm4v_moe", "granitemoe_swa", "kolibri1", "flint"),
+    *("step3p7", "glm4v_moe", "granitemoe_swa", "kolibri1", "flint", "laguna", "cohere2_moe"),
 )
 
 

@@ -28,6 +28,7 @@ CASES = [
     ("deepseek_v3", 3, LAYERS),
     ("qwen3_moe", 2, SOME_DENSE),
     ("gpt_oss", 1, LAYERS | {"layer_types": None}),
+    ("cohere2_moe", 1, LAYERS | {"layer_types": None}),
     ("kimi_linear", 1, LAYERS | {"layer_types": None}),
     ("bailing_hybrid", 1, LAYERS | {"layer_types": None, "layer_group_size": 5}),
     ("minimax", 1, LAYERS | {"layer_types": None}),

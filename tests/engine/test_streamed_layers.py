@@ -49,8 +49,9 @@ def deep(tiny_checkpoint: Callable[..., Path]) -> Deep:
             kinds = {"layer_types": (["linear_attention", "full_attention"] * LAYERS)[:LAYERS]}
         elif family == "axk1":
             kinds = {"mlp_layer_types": None}
-        elif family in ("gpt_oss", "mimo_v2_flash"):
+        elif family in ("gpt_oss", "mimo_v2_flash", "laguna", "cohere2_moe"):
             kinds = {"layer_types": (["sliding_attention", "full_attention"] * LAYERS)[:LAYERS]}
+            kinds |= {"num_attention_heads_per_layer": None} if family == "laguna" else {}
         elif family == "step3p7":
             lists: dict[str, list[Any]] = {
                 "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
@@ -119,7 +120,7 @@ def test_every_schedule_equals_transformers_however_many_layers_come_up(
     [
         *FAMILIES,
         *("nemotron_h", "minimax", "dbrx", "sarvam_moe", "axk1", "mimo_v2_flash", "longcat_flash"),
-        "step3p7",
+        *("step3p7", "laguna", "cohere2_moe"),
     ],
 )
 def test_all_families_compute_with_what_has_come_up(

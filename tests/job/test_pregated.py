@@ -125,7 +125,7 @@ def test_gates_learn_what_is_wanted_of_them(tiny_checkpoint: Checkpoint) -> None
     "family",
     [
         *("qwen2_moe", "deepseek_v3", "qwen3_next", "granitemoehybrid", "nemotron_h"),
-        *("kimi_linear", "minimax", "bailing_hybrid"),
+        *("kimi_linear", "minimax", "bailing_hybrid", "laguna", "cohere2_moe"),
     ],
 )
 def test_calibration_teaches_and_keeps_pregates(
@@ -137,6 +137,8 @@ def test_calibration_teaches_and_keeps_pregates(
         layers["layer_types"] = ["mamba", "mamba", "attention", "mamba"]
     elif family in ("kimi_linear", "bailing_hybrid"):
         layers["layer_types"] = ["linear_attention", "full_attention"] * 2
+    elif family in ("laguna", "cohere2_moe"):
+        layers = {}
     elif family == "nemotron_h":
         mixers = ("linear_attention", "full_attention") * 2
         layers = {"layers_block_type": ["mamba", *chain(*((each, "moe") for each in mixers))]}

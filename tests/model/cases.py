@@ -566,6 +566,73 @@ CASES: dict[str, Case] = {
             "rope_theta": [300.0, 20.0] * 2,
         },
     ),
+    "laguna": ("laguna", {}),
+    "laguna-fused": ("laguna", {"fused": True, "moe_router_logit_softcapping": 0.0}),
+    "laguna-elements": ("laguna", {"gating": "per-element", "attention_bias": True}),
+    "laguna-slides": (
+        "laguna",
+        {
+            "layer_types": ["sliding_attention"] * 4,
+            "num_attention_heads_per_layer": [6] * 4,
+            "gating": "per-head",
+            "num_key_value_heads": 1,
+        },
+    ),
+    "laguna-full": (
+        "laguna",
+        {
+            "layer_types": None,
+            "num_attention_heads_per_layer": None,
+            "mlp_layer_types": ["sparse", "dense"] * 2,
+            "rope_parameters": {
+                "full_attention": {
+                    **ROPES["yarn"],
+                    "rope_theta": 300.0,
+                    "partial_rotary_factor": 0.6,
+                    "attention_factor": 1.2,
+                }
+            },
+        },
+    ),
+    "cohere": ("cohere2_moe", {}),
+    "cohere-fused": (
+        "cohere2_moe",
+        {"fused": True, "rms_norm_eps": 1e-3, "shared_expert_combination_strategy": "sum"},
+    ),
+    "cohere-sigmoid": (
+        "cohere2_moe",
+        {
+            "expert_selection_fn": "sigmoid",
+            "num_shared_experts": 0,
+            "attention_bias": True,
+            "num_key_value_heads": None,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "cohere-not-normed": (
+        "cohere2_moe",
+        {
+            "expert_selection_fn": "sigmoid",
+            "norm_topk_prob": False,
+            "num_experts_per_tok": 3,
+            "prefix_dense_intermediate_size": None,
+        },
+    ),
+    "cohere-usual": (
+        "cohere2_moe",
+        {
+            "layer_types": None,
+            "num_hidden_layers": 7,
+            "first_k_dense_replace": 3,
+            "prefix_dense_sliding_window_pattern": 2,
+            "sliding_window_pattern": 3,
+            "rope_parameters": {"rope_theta": 300.0, **ROPES["linear"]},
+        },
+    ),
+    "cohere-slides": (
+        "cohere2_moe",
+        {"layer_types": ["sliding_attention"] * 4, "first_k_dense_replace": 0},
+    ),
     "mistral4": ("mistral3", {}),
     "mistral4-fused": ("mistral3", {"fused": True, "rope_interleave": False, "q_lora_rank": None}),
     "mistral4-groups": (

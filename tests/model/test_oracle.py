@@ -26,6 +26,7 @@ ALL = (
     *("lfm2_moe", "granitemoehybrid", "nemotron_h", "kimi_linear", "minimax"),
     *("bailing_hybrid", "granitemoe_swa", "kolibri1", "flint", "lara_mini"),
     *("flex_olmo", "mimo_v2_flash", "longcat_flash", "step3p7", "glm4v_moe"),
+    *("laguna", "cohere2_moe"),
 )
 MOST_OFF = {"minimax": 0.2}
 """Where layers keep what norms have made of hidden states, rounding adds up more."""

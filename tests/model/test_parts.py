@@ -161,7 +161,12 @@ def test_frames_hand_out_separate_views_of_one_buffer() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"family": "nemotron_h", "moe_latent_size": 44}, {"family": "longcat_flash"}],
+    [
+        {},
+        {"family": "nemotron_h", "moe_latent_size": 44},
+        {"family": "longcat_flash"},
+        {"family": "cohere2_moe"},
+    ],
 )
 def test_scratch_bytes_is_what_a_decoder_holds(
     dtype: torch.dtype,

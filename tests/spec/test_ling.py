@@ -51,7 +51,7 @@ def test_layers_recur_as_transformers_takes_them_to(
 
 def test_heads_that_attend_are_gated() -> None:
     attention = shape_of().attention
-    assert isinstance(attention, LatentAttention) and attention.gates_output
+    assert isinstance(attention, LatentAttention) and attention.output_gate == "sigmoid"
     assert attention.tensors(2560)["output_gate"] == (32, 2560)
 
 

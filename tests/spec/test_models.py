@@ -42,6 +42,7 @@ BILLIONS = {
     "kimi-k2": 1026,
     "mimo-v2-flash": 309,
     "step-3.5-flash": 197,
+    "laguna-xs.2": 33.2,
     "kimi-linear-48b-a3b": 49.1,
     "ling-3.0-flash": 124,
     "kolibri-1": 78.1,

@@ -36,6 +36,8 @@ ARCHITECTURES = {
     "glm4v_moe": "Glm4vMoeForConditionalGeneration",
     "minimax_m2": "MiniMaxM2ForCausalLM",
     "mimo_v2_flash": "MiMoV2FlashForCausalLM",
+    "laguna": "LagunaForCausalLM",
+    "cohere2_moe": "Cohere2MoeForCausalLM",
     "step3p5": "Step3p5ForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
     "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",

@@ -71,8 +71,7 @@ class GroupedAttentionBlock:
         qkv = self.project(frame, normed_ND, micro_batch, weights)
         out_NHV = frame.take(*qkv.q_THC.shape[:2], self._attention.cached_value_dim)
         core.attend(layer, qkv, micro_batch, parts, out_NHV)
-        if "output_gate" in weights:
-            gate_output(frame.branch(), normed_ND, out_NHV, weights, self._products)
+        gate_output(frame.branch(), self._attention, normed_ND, out_NHV, weights, self._products)
         return self.output(frame, out_NHV, weights)
 
     def _unrotated(
@@ -109,13 +108,20 @@ class GroupedAttentionBlock:
 
 def gate_output(
     frame: Frame,
+    attention: Attention,
     normed_ND: Tensor,
     out_NHC: Tensor,
     weights: Mapping[str, Tensor],
     products: Products,
 ) -> None:
-    """Weighs what attention puts out by sigmoids of its input, in place: each number by its own
-    (Qwen3-Next), or all of a head by one (Step-3.5; sums of latents are weighed as well as what
-    becomes of them)."""
+    """Weighs what attention puts out by gates that its input opens, in place, where it has such:
+    each number by its own (Qwen3-Next), or all of a head by one (Step-3.5; sums of latents are
+    weighed as well as what becomes of them)."""
+    if attention.output_gate is None:
+        return
     gate_NX = products.of_role(frame, normed_ND, weights, "output_gate")
-    out_NHC.mul_(gate_NX.sigmoid_().view(*out_NHC.shape[:2], -1))
+    if attention.output_gate == "softplus":
+        torch.logaddexp(gate_NX, gate_NX.new_zeros(()), out=gate_NX)
+    else:
+        gate_NX.sigmoid_()
+    out_NHC.mul_(gate_NX.view(*out_NHC.shape[:2], -1))

@@ -83,8 +83,9 @@ class LatentAttentionBlock:
 
         core.attend_expanded(layer, q_NHC, micro_batch, parts, expand, results_NHV)
         results_NHV = results_NHV[: len(latents)]
-        if "output_gate" in weights:
-            gate_output(frame.branch(), normed_ND, results_NHV, weights, self._products)
+        gate_output(
+            frame.branch(), self._attention, normed_ND, results_NHV, weights, self._products
+        )
         return self._products.of_role(frame, results_NHV.flatten(1), weights, "o")
 
     def _projected(

@@ -175,6 +175,8 @@ def preferences(logits_TE: Tensor, router: Router, correction_E: Tensor | None) 
 
 def scores_of(logits_TE: Tensor, router: Router) -> Tensor:
     """What experts are chosen and weighed by, float32."""
+    if router.logit_cap is not None:
+        logits_TE = (logits_TE.float() / router.logit_cap).tanh_().mul_(router.logit_cap)
     if router.scores == "sigmoid":
         return logits_TE.float().sigmoid()
     return F.softmax(logits_TE, dim=-1, dtype=torch.float32)

@@ -33,7 +33,7 @@ from moebatch.layout.scratch import (
 )
 from moebatch.layout.setup import CHUNK_BYTES
 from moebatch.schedule.task import Kind
-from moebatch.spec.model.attention import Attention
+from moebatch.spec.model.attention import Attention, GateOpening
 from moebatch.spec.model.blocks import ClampedGate, Residual, Router
 from moebatch.spec.model.grouped_attention import GroupedAttention
 from moebatch.spec.model.latent_attention import LatentAttention
@@ -87,7 +87,8 @@ _BROUGHT_BACK = 1
 """Of sums of latents to values."""
 _EXPANDED = 2
 """Latents of a slice are gathered, and the rotated key goes to all heads."""
-_OUTPUT_GATE = 3
+_OUTPUT_GATE: Mapping[GateOpening, int] = MappingProxyType({"sigmoid": 3, "softplus": 4})
+"""Its product, what it goes through, and what it weighs."""
 _WIDENED = 2
 """Gates and fading of a recurrence, each of a few numbers."""
 _OUT = 2
@@ -106,6 +107,8 @@ _NEXT_CHOICE = 10
 """Of one after the other: the best that is left, those near it, and their softmax."""
 _ALL_CHOICES = 6
 """These put together and sorted, and the copies."""
+_CAP = 3
+"""Of logits."""
 _CORRECTION = 4
 """Added; scores of what is chosen taken, and sorted."""
 _GROUPS = 8
@@ -195,11 +198,12 @@ class Launches:
         own_norm = self._norm * shape.router.has_own_norm
         chosen = _LOGITS + shape.router.has_exact_logits + self._choice
         latents = _LATENTS * (shape.latent_width is not None)
-        gate = self._before("mlp_norm") + own_norm + chosen + latents
+        before = self._before(shape.norm_of_mlps)
+        gate = before + own_norm + chosen + latents
         gate += self._grouping + _READING_BACK + _LEFT_OUT * bool(shape.router.num_identities)
         behind = self._norm * ("mlp_out_norm" in shape.norms)
         added = self._rows.add if shape.adds_experts_late else 1
-        dense = self._before("mlp_norm") + self._mlp + behind + added
+        dense = before + self._mlp + behind + added + self._attended
         dense += self._residual(shape.mlp_residual)
 
         def of_mlp(layer: int) -> int:
@@ -267,14 +271,20 @@ class Launches:
         shared = 0.0
         if shape.shared_expert:
             beside = not self.is_fused and not late
-            shared = self._mlp + beside + self._clamping(shape.mlp_clamp)
+            scaled = shape.shared_scale != 1
+            shared = self._mlp + beside + scaled + self._clamping(shape.mlp_clamp)
         given_back = (_GIVEN_BACK + self._rows.sum) * bool(shape.router.num_identities)
         mixed = 3 * bool(shared and shape.shared_expert_gate)
         norms = (self._norm + self._rows.sum) * len(MLP_NORMS & {*shape.norms, *shape.moe_norms})
         latents = (self._rows.sum + 1) * (shape.latent_width is not None)
         others = self._residual(shape.mlp_residual) + shape.scales_layers + latents + given_back
         added = (self._rows.sum + 2 if late else self._rows.add) + _LOOKING
-        return added + shared + mixed + norms + others
+        return added + shared + mixed + norms + others + self._attended
+
+    @property
+    def _attended(self) -> int:
+        """What attention has made is added, where that comes late."""
+        return int(self.shape.adds_attention_late)
 
     @property
     def _rows(self) -> _RowLaunches:
@@ -361,7 +371,7 @@ class Launches:
             groups, group = int(load.decode_positions > 0), 1
         slices = ceil(load.prompt_tokens / PROMPT_ROWS)
         core = parts + groups * group + slices * one_slice
-        gating = _OUTPUT_GATE * attention.gates_output
+        gating = 0 if attention.output_gate is None else _OUTPUT_GATE[attention.output_gate]
         added = self._added(self.shape.attention_residual)
         return self._projection(attention) + core + gating + added
 
@@ -451,6 +461,7 @@ def _choice(router: Router, num_chosen: int) -> int:
     one_by_one = router.scores == "sparsemixer"
     return (
         (_NEXT_CHOICE * num_chosen + _ALL_CHOICES if one_by_one else _CHOICE)
+        + _CAP * (router.logit_cap is not None)
         + _CORRECTION * router.has_correction
         + _GROUPS * (router.groups is not None)
         + 2 * (router.norm_order is not None)

@@ -258,18 +258,20 @@ def rotated_by_windows(
     keys: ConfigKeys,
     attention: GroupedAttention,
     windows: Windows,
+    *,
+    rotated: Container[int] = (),
     recurrent: Container[int] = (),
 ) -> dict[str, Any]:
-    """What `Layers` says of attention where layers without a window have no rotary positions; those
-    that are `recurrent` do not attend."""
+    """What `Layers` says of attention where layers without a window have no rotary positions, but
+    for those in `rotated`; those that are `recurrent` do not attend."""
     others = [layer for layer, window in enumerate(windows) if window is None]
-    see_all = tuple(layer for layer in others if layer not in recurrent)
-    if len(others) == len(windows):
+    unrotated = tuple(each for each in others if each not in rotated and each not in recurrent)
+    if len(others) == len(windows) and not any(layer in rotated for layer in others):
         keys.wrong("layer_types", "no layer has rotary positions; models without are not run")
     return {
         "attention": attention,
-        "global_attention": replace(attention, num_rotated=0) if see_all else None,
-        "global_layers": see_all,
+        "global_attention": replace(attention, num_rotated=0) if unrotated else None,
+        "global_layers": unrotated,
         "sliding_windows": windows,
     }
 

@@ -28,7 +28,7 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     windows = tuple(window if kind == _SLIDING else None for kind in types)
     attention = grouped_attention(keys, biases="attention_bias", qk_norm="head")
     return Layers(
-        **rotated_by_windows(keys, attention, windows, recurrent),
+        **rotated_by_windows(keys, attention, windows, recurrent=recurrent),
         recurrence=gated_delta(keys, is_grouped=False) if recurrent else None,
         recurrent_layers=recurrent,
         moe_layers=tuple(range(num_layers)),

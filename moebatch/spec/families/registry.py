@@ -2,6 +2,7 @@
 
 from moebatch.registry import Registry
 from moebatch.spec.families.afmoe import AFMOE
+from moebatch.spec.families.cohere import COHERE2_MOE
 from moebatch.spec.families.dbrx import DBRX
 from moebatch.spec.families.deepseek import (
     AXK1,
@@ -26,6 +27,7 @@ from moebatch.spec.families.granite import (
 from moebatch.spec.families.hunyuan import HUNYUAN_V1_MOE, HY_V3
 from moebatch.spec.families.kimi import KIMI_LINEAR
 from moebatch.spec.families.kolibri import KOLIBRI
+from moebatch.spec.families.laguna import LAGUNA
 from moebatch.spec.families.lara import LARA_MINI
 from moebatch.spec.families.lfm2 import LFM2_MOE
 from moebatch.spec.families.ling import BAILING_HYBRID, BAILING_MOE_V3
@@ -72,6 +74,8 @@ _OTHERS = (
     MIMO_V2_FLASH,
     STEP3P5,
     STEP3P7,
+    LAGUNA,
+    COHERE2_MOE,
     DBRX,
     GPT_OSS,
     *_GRANITE,

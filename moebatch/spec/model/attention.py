@@ -6,10 +6,12 @@ Shape letters: D hidden.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from moebatch.spec.model.cache_layout import CacheDtype, CacheLayout, SinkWindow
 
 Sizes = dict[str, tuple[int, ...]]
+GateOpening = Literal["sigmoid", "softplus"]
 
 
 def halves_of_neighbours(rotary_dim: int, head_dim: int) -> list[int]:
@@ -182,6 +184,6 @@ class Attention(ABC):
         return 0
 
     @property
-    def gates_output(self) -> bool:
-        """Whether what attention puts out is weighed by gates that its input opens."""
-        return False
+    def output_gate(self) -> GateOpening | None:
+        """How its input opens gates that weigh what attention puts out, where there are such."""
+        return None

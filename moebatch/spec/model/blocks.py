@@ -66,6 +66,8 @@ class Router:
     """Over all experts, or each by itself; or one expert after the other, weighed by a softmax over
     those that are left and `near` (SparseMixer-v2 of GRIN MoE, Liu et al. 2024, at inference). In
     float32."""
+    logit_cap: float | None = None
+    """Logits are brought between minus and plus this by its tanh before they become scores."""
     near: float = 0.0
     """Of the last: by how much a logit may be below the best one that is left, as a share of the
     larger of that and its own size."""

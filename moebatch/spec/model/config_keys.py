@@ -76,7 +76,14 @@ class ConfigKeys:
         """A whole number of at least that."""
         if key in _LAYERS:
             most = MAX_LAYERS
-        return self._checked_count(key, self.value(key), most, least)
+        return self.whole_number(key, self.value(key), most, least)
+
+    def whole_number(self, key: str, value: Any, most: int = MAX_COUNT, least: int = 1) -> int:
+        """The same of a value of a key that holds several."""
+        if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
+            return value
+        self.fault(key, f"a whole number from {least} to {most}", value)
+        return least
 
     def count_or_none(self, key: str) -> int | None:
         """A whole number of at least 1, or null."""
@@ -203,7 +210,7 @@ class ConfigKeys:
                 f"({shown(given['num_local_experts'])}) contradict each other",
             )
         for key, value in given.items():
-            return self._checked_count(key, value)
+            return self.whole_number(key, value)
         return int(self._defaults["num_experts"])
 
     def require_countable(self, num_layers: int, num_experts: int) -> None:
@@ -266,12 +273,6 @@ class ConfigKeys:
 
     def _spelled(self, key: str) -> str:
         return self._spelling.get(key, key)
-
-    def _checked_count(self, key: str, value: Any, most: int = MAX_COUNT, least: int = 1) -> int:
-        if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
-            return value
-        self.fault(key, f"a whole number from {least} to {most}", value)
-        return least
 
     def worded(self, key: str, value: int) -> str:
         """A figure as messages name it."""

@@ -4,7 +4,13 @@ behind them included."""
 from dataclasses import dataclass
 from typing import Literal
 
-from moebatch.spec.model.attention import Attention, Sizes, halves_of_neighbours, rows_by_part
+from moebatch.spec.model.attention import (
+    Attention,
+    GateOpening,
+    Sizes,
+    halves_of_neighbours,
+    rows_by_part,
+)
 from moebatch.spec.model.cache_layout import LARGEST_SLICE, CacheLayout
 
 BIASED_PAIRS = 64 * LARGEST_SLICE
@@ -30,9 +36,11 @@ class GroupedAttention(Attention):
     values_are_keys: bool = False
     """Values are projected as keys are: they are keys before their norm and rotation."""
     gate: OutputGate = "none"
-    """Each number that attention puts out is weighed by a sigmoid gate, whose projection lies with
-    the queries' head by head, the query's rows before the gate's, or apart; or all numbers of a
-    head are weighed by one gate. Those that lie apart have no biases."""
+    """Each number that attention puts out is weighed by a gate, whose projection lies with the
+    queries' head by head, the query's rows before the gate's, or apart; or all numbers of a head
+    are weighed by one gate. Those that lie apart have no biases."""
+    gate_opening: GateOpening = "sigmoid"
+    """What its projection goes through."""
     clip_qkv: float | None = None
     """Queries, keys and values are clamped to plus and minus this."""
     has_sink_scores: bool = False
@@ -126,9 +134,9 @@ class GroupedAttention(Attention):
         return 2 * (self.qk_norm != "none") + self.norms_values
 
     @property
-    def gates_output(self) -> bool:
-        """As `gate` says."""
-        return self.gate != "none"
+    def output_gate(self) -> GateOpening | None:
+        """As `gate` and `gate_opening` say."""
+        return None if self.gate == "none" else self.gate_opening
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from moebatch.spec.model.attention import Attention, Sizes, halves_of_neighbours
+from moebatch.spec.model.attention import Attention, GateOpening, Sizes, halves_of_neighbours
 from moebatch.spec.model.cache_layout import CacheLayout, CachePart
 
 _EXPANDED_NUMBERS = 2**24
@@ -155,9 +155,9 @@ class LatentAttention(Attention):
         return sizes
 
     @property
-    def gates_output(self) -> bool:
+    def output_gate(self) -> GateOpening | None:
         """As `gates_heads` says."""
-        return self.gates_heads
+        return "sigmoid" if self.gates_heads else None
 
     @property
     def flops_per_pair(self) -> int:

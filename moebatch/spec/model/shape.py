@@ -65,8 +65,13 @@ class Layers:
     """What the experts of a layer make is added at the end of the next one, which has an MLP
     ("shortcut-connected", Cai et al. 2024); what the shared expert makes, at once. All the same
     experts are computed before the next layer begins."""
+    adds_attention_late: bool = False
+    """What attention makes is added with what experts or an MLP make, which see the same as it does
+    ("parallel": Wang & Komatsuzaki 2021, GPT-J-6B)."""
     shared_expert: Mlp | None = None
     """The expert that every token of a MoE layer passes."""
+    shared_scale: float = 1.0
+    """By what that is multiplied which the shared expert makes."""
     shared_expert_gate: bool = False
     """A sigmoid gate weighs the shared expert, where there is one."""
     dense: Mlp | None = None
@@ -182,6 +187,11 @@ class ModelShape(Layers):
         if not self.has_mlp(layer):
             return tuple(role for role in self.norms if role in _NORMS_OF_MIXERS)
         return self.norms + self.moe_norms * self.is_moe(layer)
+
+    @property
+    def norm_of_mlps(self) -> str:
+        """Role of the norm before experts and MLPs."""
+        return "input_norm" if self.adds_attention_late else "mlp_norm"
 
     def is_recurrent(self, layer: int) -> bool:
         """Whether a layer has a recurrence in the place of attention."""

@@ -1,0 +1,139 @@
+"""Cohere's Command A+ (``cohere2_moe``): experts see what attention sees, and what both make is
+added together."""
+
+from collections.abc import Container
+from typing import Any
+
+from moebatch.spec.families.family import (
+    FamilySpec,
+    Windows,
+    by_mlp_types,
+    grouped_attention,
+    layer_types,
+    rotated_by_windows,
+    usual_defaults,
+)
+from moebatch.spec.model.blocks import Mlp, Norm, Router
+from moebatch.spec.model.config_keys import ConfigKeys
+from moebatch.spec.model.shape import Layers
+from moebatch.spec.model.tensor_names import USUAL_EXPERTS, TensorNames, usual_roles
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_PATTERN_OF_DENSE = "prefix_dense_sliding_window_pattern"
+_SHARES = {"average": 0.5, "sum": 1.0}
+"""By what both experts of the gate and the shared one are multiplied."""
+
+
+def _reworded(keys: ConfigKeys) -> dict[str, Any]:
+    """One of two norms, each with a key of its own."""
+    is_rms = keys.value("rms_norm_eps") is not None
+    eps = keys.positive("rms_norm_eps" if is_rms else "layer_norm_eps")
+    return {"rms_norm_eps": eps, "norm_kind": "rms" if is_rms else "layer"}
+
+
+def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
+    if keys.value("rope_scaling") is not None:
+        expected = "null, as which transformers takes it, with what scales in rope_parameters"
+        keys.fault("rope_scaling", expected, keys.value("rope_scaling"))
+    num_dense = min(num_layers, keys.count_or_zero("first_k_dense_replace"))
+    sparse = by_mlp_types(keys, num_layers, range(num_dense, num_layers))
+    attention = grouped_attention(keys, biases="attention_bias", rotates_neighbours=True)
+    width, num_shared = keys.count("intermediate_size"), keys.count_or_zero("num_shared_experts")
+    share = _share(keys) if num_shared else 1.0
+    dense = Mlp(width=keys.count_or_none("prefix_dense_intermediate_size") or width)
+    return Layers(
+        **rotated_by_windows(
+            keys,
+            attention,
+            _windows(keys, num_layers, num_dense),
+            rotated=_rotated_dense(keys, num_layers, sparse),
+        ),
+        moe_layers=sparse,
+        expert=Mlp(width=width),
+        shared_expert=Mlp(width=num_shared * width) if num_shared else None,
+        shared_scale=share,
+        dense=dense if len(sparse) < num_layers else None,
+        router=_router(keys, share),
+        norm=Norm(kind="rms" if keys.value("norm_kind") == "rms" else "layer"),
+        norms=("input_norm",),
+        adds_attention_late=True,
+        logit_scale=keys.positive("logit_scale"),
+    )
+
+
+def _windows(keys: ConfigKeys, num_layers: int, num_dense: int) -> Windows:
+    """Every n-th layer sees everything, of dense ones before the others and of these alike, where
+    ``layer_types`` says nothing."""
+    numbers = ((_PATTERN_OF_DENSE, num_dense), ("sliding_window_pattern", num_layers - num_dense))
+    usual = [
+        _FULL if (layer + 1) % keys.count(key) == 0 else _SLIDING
+        for key, count in numbers
+        for layer in range(count)
+    ]
+    types = layer_types(keys, usual, known=(_FULL, _SLIDING))
+    window = keys.count("sliding_window") if _SLIDING in types else None
+    return tuple(window if kind == _SLIDING else None for kind in types)
+
+
+def _rotated_dense(keys: ConfigKeys, num_layers: int, sparse: Container[int]) -> Container[int]:
+    """Layers without experts have rotary positions, where all of them are taken to see
+    everything."""
+    if keys.count(_PATTERN_OF_DENSE) != 1:
+        return ()
+    return [layer for layer in range(num_layers) if layer not in sparse]
+
+
+def _share(keys: ConfigKeys) -> float:
+    key = "shared_expert_combination_strategy"
+    said = keys.value(key)
+    if not isinstance(said, str) or said not in _SHARES:
+        keys.fault(key, " or ".join(_SHARES), said)
+        return 1.0
+    return _SHARES[said]
+
+
+def _router(keys: ConfigKeys, share: float) -> Router:
+    """Softmax or sigmoids of the logits of those experts that are chosen."""
+    said = keys.value("expert_selection_fn")
+    if said == "softmax":
+        return Router(norm_order=1.0, scale=share)
+    if said != "sigmoid":
+        keys.fault("expert_selection_fn", "softmax or sigmoid", said)
+    norm_order = 1.0 if keys.flag("norm_topk_prob") else None
+    return Router(scores="sigmoid", norm_order=norm_order, scale=share)
+
+
+COHERE2_MOE = FamilySpec(
+    architecture="Cohere2MoeForCausalLM",
+    model_type="cohere2_moe",
+    defaults=usual_defaults(
+        vocab_size=256000,
+        hidden_size=8192,
+        intermediate_size=22528,
+        num_hidden_layers=40,
+        num_attention_heads=64,
+        num_key_value_heads=None,
+        head_dim=128,
+        max_position_embeddings=8192,
+        layer_norm_eps=1e-5,
+        rms_norm_eps=None,
+        rope_theta=10000.0,
+        tie_word_embeddings=True,
+        sliding_window=4096,
+        sliding_window_pattern=4,
+        prefix_dense_sliding_window_pattern=1,
+        prefix_dense_intermediate_size=None,
+        first_k_dense_replace=0,
+        num_experts=8,
+        num_experts_per_tok=2,
+        num_shared_experts=0,
+        shared_expert_combination_strategy="average",
+        expert_selection_fn="softmax",
+        norm_topk_prob=True,
+        logit_scale=0.0625,
+    ),
+    reworded=_reworded,
+    layers=_layers,
+    rotary_type="llama",
+    names=TensorNames(roles=usual_roles(shared="mlp.shared_experts"), experts=USUAL_EXPERTS),
+)

@@ -1,0 +1,152 @@
+"""Laguna (Poolside): layers that slide may have more heads; gates of attention open by softplus."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from moebatch.spec.families.family import (
+    FamilySpec,
+    by_mlp_types,
+    grouped_attention,
+    in_two_ways,
+    layer_types,
+    usual_defaults,
+)
+from moebatch.spec.model.attention import GateOpening
+from moebatch.spec.model.blocks import Mlp, Router
+from moebatch.spec.model.config_keys import ConfigKeys
+from moebatch.spec.model.grouped_attention import GroupedAttention, OutputGate
+from moebatch.spec.model.shape import Layers
+from moebatch.spec.model.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, usual_roles
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_OPENING: GateOpening = "softplus"
+
+
+def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
+    if keys.value("moe_apply_router_weight_on_input"):
+        keys.fault("moe_apply_router_weight_on_input", "false", True)
+    types = layer_types(keys, (_FULL,) * num_layers, known=(_FULL, _SLIDING))
+    window = keys.count("sliding_window") if _SLIDING in types else None
+    windows = tuple(window if kind == _SLIDING else None for kind in types)
+    sparse = by_mlp_types(keys, num_layers, range(1, num_layers))
+    dense = Mlp(width=keys.count("intermediate_size"))
+    return Layers(
+        **in_two_ways(windows, *(_attention(keys, types, kind) for kind in (_SLIDING, _FULL))),
+        moe_layers=sparse,
+        expert=Mlp(width=keys.count("moe_intermediate_size")),
+        shared_expert=Mlp(width=keys.count("shared_expert_intermediate_size")),
+        dense=dense if len(sparse) < num_layers else None,
+        router=Router(
+            scores="sigmoid",
+            logit_cap=_cap(keys),
+            has_correction=True,
+            norm_order=1.0,
+            scale=keys.positive("moe_routed_scaling_factor"),
+        ),
+    )
+
+
+def _attention(keys: ConfigKeys, types: Sequence[str], kind: str) -> GroupedAttention:
+    """That of layers of a kind."""
+    found = grouped_attention(
+        keys,
+        biases="attention_bias",
+        qk_norm="head",
+        gate=_gate(keys),
+        gate_opening=_OPENING,
+        rotary=kind,
+    )
+    return replace(
+        found,
+        num_heads=_num_heads(keys, found, types, kind),
+        num_rotated=keys.rotary_dim(found.head_dim, kind),
+    )
+
+
+def _num_heads(keys: ConfigKeys, usual: GroupedAttention, types: Sequence[str], kind: str) -> int:
+    """``num_attention_heads_per_layer`` of layers of a kind, which have to have as many."""
+    key = "num_attention_heads_per_layer"
+    said = keys.value(key)
+    if said is None:
+        return usual.num_heads
+    if not isinstance(said, list) or len(said) != len(types):
+        keys.fault(key, f"a list with a number for each of {len(types)} layers", said)
+        return usual.num_heads
+    found: list[Any] = [
+        count for of_layer, count in zip(types, said, strict=True) if of_layer == kind
+    ]
+    if not found:
+        return usual.num_heads
+    count = keys.whole_number(key, found[0])
+    if any(other != count for other in found):
+        keys.fault(key, f"the same number for all of {kind}", said)
+    elif count % usual.num_kv_heads:
+        kv_text = keys.worded("num_key_value_heads", usual.num_kv_heads)
+        keys.wrong(key, f"{key} ({count}) must be multiples of {kv_text}")
+    return count
+
+
+def _gate(keys: ConfigKeys) -> OutputGate:
+    """``gating``: a gate for each head, or for each of its numbers."""
+    said = keys.value("gating")
+    if said is True or said == "per-head":
+        return "of heads"
+    if said != "per-element":
+        keys.fault("gating", "true, per-head or per-element", said)
+    return "apart"
+
+
+def _cap(keys: ConfigKeys) -> float | None:
+    key = "moe_router_logit_softcapping"
+    return None if keys.value(key) in (None, 0) else keys.positive(key)
+
+
+_ROLES = usual_roles(shared="mlp.shared_expert")
+LAGUNA = FamilySpec(
+    architecture="LagunaForCausalLM",
+    model_type="laguna",
+    defaults=usual_defaults(
+        vocab_size=100352,
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=40,
+        num_attention_heads=48,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=131072,
+        rms_norm_eps=1e-6,
+        num_experts=256,
+        num_experts_per_tok=8,
+        moe_intermediate_size=512,
+        shared_expert_intermediate_size=512,
+        sliding_window=512,
+        gating=True,
+        num_attention_heads_per_layer=None,
+        moe_routed_scaling_factor=1.0,
+        moe_apply_router_weight_on_input=False,
+        moe_router_logit_softcapping=0.0,
+        rope_parameters={
+            _FULL: {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5},
+            _SLIDING: {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
+        },
+    ),
+    layers=_layers,
+    rotary_type="mixtral",
+    names=TensorNames(
+        roles=_ROLES
+        | {
+            "output_gate": (LAYER + "self_attn.g_proj.weight",),
+            "router_correction": (
+                LAYER + "mlp.experts.e_score_correction_bias",
+                LAYER + "mlp.gate.e_score_correction_bias",
+            ),
+        }
+        | {
+            role: (*names, names[0].replace("shared_expert", "shared_experts"))
+            for role, names in _ROLES.items()
+            if "shared_expert." in names[0]
+        },
+        experts=USUAL_EXPERTS,
+    ),
+)
