@@ -86,6 +86,7 @@ class InputSummary:
     _max_total_tokens: int = 0
     _max_new_tokens: int = 0
     _takes_likeliest: bool = True
+    _num_held: int = 0
     _lengths: LengthSample = field(default_factory=LengthSample)
     _beginnings: Beginnings = field(default_factory=Beginnings)
     _repeats: RepeatCounter = field(default_factory=RepeatCounter)
@@ -144,6 +145,7 @@ class InputSummary:
             max_total_tokens=self._max_total_tokens,
             max_new_tokens=self._max_new_tokens,
             takes_likeliest=self._takes_likeliest,
+            share_held=self._num_held / lengths.num_sequences,
             lengths=tuple(lengths.kept),
         )
 
@@ -195,6 +197,7 @@ class InputSummary:
         self._max_total_tokens = max(self._max_total_tokens, longest)
         self._max_new_tokens = max(self._max_new_tokens, sampling.max_tokens)
         self._takes_likeliest &= sampling.takes_likeliest
+        self._num_held += sampling.n * (sampling.grammar is not None)
         for choice in range(sampling.n):
             shared = self._beginnings.add(request.prompt_tokens) if self.shares else 0
             known = num_prompt + request.num_begun(choice)

@@ -72,6 +72,11 @@ _SAMPLING_BYTES = 88 * 2**20
 draw, 82 MB with penalties, log-probabilities and top-p (measured at 32,000 and 152,000 tokens)."""
 _LIKELIEST_BYTES = 8 * 2**20
 """The same where only the likeliest tokens are wanted."""
+_GRAMMARS_BYTES = 112 * 2**20
+"""What tokens are sorted into where answers are held to grammars (104 MB of 152,000 tokens)."""
+_HELD_BYTES = 16 * 2**10
+_HELD_TOKEN_BYTES = 128
+"""Of such an answer, and of each of its tokens (116 KB of 1,004 tokens of JSON)."""
 _WORKSPACES_BYTES = 64 * 2**20
 """Of a GPU's libraries for matrix products."""
 _PAGES_GAP_BYTES = 2**20
@@ -266,8 +271,17 @@ class MemoryUse:
         likeliest = self.workload.takes_likeliest
         sampling = _LIKELIEST_BYTES if likeliest else _SAMPLING_BYTES
         yield Buffer("sampling", "dram", ACTIVATIONS_TERM, sampling)
+        yield from self._held(policy)
         if self._with_vram:
             yield Buffer("workspaces", "vram", ACTIVATIONS_TERM, _WORKSPACES_BYTES)
+
+    def _held(self, policy: Policy) -> Iterator[Buffer]:
+        """Half of their tokens have come, at the mean."""
+        num_held = policy.batch_size * self.workload.share_held
+        if num_held:
+            of_answer = _HELD_BYTES + _HELD_TOKEN_BYTES * self.workload.mean_new_tokens / 2
+            yield Buffer("tokens of grammars", "dram", ACTIVATIONS_TERM, _GRAMMARS_BYTES)
+            yield Buffer("answers by grammars", "dram", ACTIVATIONS_TERM, of_answer, 1, num_held)
 
     def _experts(self, policy: Policy, division: Division) -> Iterator[Buffer]:
         sizes = self.expert_sizes

@@ -74,6 +74,8 @@ class Workload:
     which the answer begins."""
     takes_likeliest: bool = False
     """Whether no row wants more than the likeliest tokens: none is drawn or reported."""
+    share_held: float = 0.0
+    """Of the sequences, whose answers are held to a grammar."""
     lengths: tuple[Length, ...] = ()
     """A sample in the order of the file: every k-th sequence. Empty: all are as the means say."""
 

@@ -225,3 +225,27 @@ def test_a_thought_is_free_and_the_answer_behind_it_is_held_to_the_grammar(
     assert bool(answer["usage"]["completion_tokens_details"]["reasoning_tokens"]) == thinks
     assert holds(ASKED[3], answer["text"]) == says
     assert answer["finish_reason"] == ("stop" if says else "length")
+
+
+def test_plans_count_what_grammars_take_of_memory(tmp_path: Path, model: Path) -> None:
+    """So many answers as are held to one, and what tokens are sorted into."""
+
+    def planned(name: str, rows: list[dict[str, object]]) -> dict[str, float]:
+        attempt = run(write(tmp_path / name, model, rows, **GREEDY))._attempt
+        assert attempt is not None and attempt.plan is not None
+        plan = attempt.plan
+        assert plan.policy.batch_size == len(rows)
+        buffers = plan.problem.memory.buffers(plan.policy)
+        return {each.name: each.num_bytes for each in buffers if "grammars" in each.name}
+
+    bare: list[dict[str, object]] = [
+        {"custom_id": str(i), "prompt": [9] * (i + 1)} for i in range(16)
+    ]
+    assert planned("free", bare) == {}
+    quarter = planned(
+        "quarter", [{**row, **(ASKED[3] if i < 4 else {})} for i, row in enumerate(bare)]
+    )
+    half = planned("half", [{**row, **(ASKED[3] if i < 8 else {})} for i, row in enumerate(bare)])
+    assert quarter.keys() == half.keys() == {"tokens of grammars", "answers by grammars"}
+    assert half["answers by grammars"] == 2 * quarter["answers by grammars"]
+    assert quarter["tokens of grammars"] == half["tokens of grammars"] > 100e6
