@@ -1,6 +1,5 @@
 """What a whole model takes of main memory with gradients, term by term."""
 
-from collections.abc import Mapping
 from math import ceil
 
 import torch
@@ -9,12 +8,7 @@ from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.layout.buffers import LIBRARY_BYTES
 from moebatch.layout.footprint import FLOAT_BYTES, Footprint
 from moebatch.spec.families.registry import FAMILIES
-from moebatch.spec.model.recurrence import (
-    CHUNK_TOKENS,
-    LightningAttention,
-    MatrixRecurrence,
-    StateSpace,
-)
+from moebatch.spec.model.recurrence import CHUNK_TOKENS
 from moebatch.spec.model.shape import ModelShape
 from moebatch.training.reading import BATCH_TOKENS
 
@@ -24,12 +18,6 @@ _MODULE_BYTES = 96 * 2**20
 """What transformers' models bring into the process."""
 _STATES = 4
 """A gate, its gradient, and two of the optimiser."""
-_CHUNK_KEYS: Mapping[object, str] = {
-    StateSpace: "mamba_chunk_size",
-    LightningAttention: "block_size",
-}
-_AMONG = 4
-"""Decays of channels, and products of keys that they are multiplied with."""
 
 
 def whole_footprint(
@@ -52,7 +40,9 @@ def whole_footprint(
     activations = num_tokens * (_activations(shape) * dtype.itemsize + logits)
     chunk = _chunk_tokens(files, longest)
     padded = max(1, num_tokens // longest) * ceil(longest / chunk) * chunk
-    activations += padded * _matrices(shape, chunk) * FLOAT_BYTES
+    if shape.recurrence is not None:
+        of_token = len(shape.recurrent_layers) * shape.recurrence.trained_numbers(chunk)
+        activations += padded * of_token * FLOAT_BYTES
     passing = {
         "files while they are loaded": sum(entry.num_bytes for entry in entries),
         "activations and their gradients": activations,
@@ -81,32 +71,11 @@ def _activations(shape: ModelShape) -> int:
     return of_all + of_mixers
 
 
-def _matrices(shape: ModelShape, chunk_tokens: int) -> int:
-    """The same of what changes matrices of recurrent layers, in float32: counted by what autograd
-    keeps of transformers' modules, of 5 sizes of Mamba-2, 4 of Gated DeltaNet, 3 of Kimi Delta
-    Attention, which has what is left of each token when each other one comes for each channel, and
-    3 of lightning attention."""
-    recurrence = shape.recurrence
-    if not isinstance(recurrence, MatrixRecurrence):
-        return 0
-    keys, values = recurrence.key_head_dim, recurrence.value_head_dim
-    if recurrence.corrects:
-        of_head = 3 * chunk_tokens + 12 * keys + 9 * values
-        if recurrence.fading_dim > 1:
-            of_head += _AMONG * chunk_tokens * keys
-    elif isinstance(recurrence, LightningAttention):
-        of_head = chunk_tokens + 4 * keys + 3 * values
-    else:
-        of_head = 3 * chunk_tokens + 6 * keys + 8 * values
-    return len(shape.recurrent_layers) * recurrence.num_value_heads * of_head
-
-
 def _chunk_tokens(files: ModelFiles, longest: int) -> int:
-    """Tokens that transformers takes through recurrent layers together; sequences are filled up to
-    whole chunks, but for those of lightning attention. Of some kinds files say how many."""
-    key = _CHUNK_KEYS.get(type(files.shape.recurrence))
-    if key is None:
+    """Tokens that transformers takes through recurrent layers together."""
+    recurrence = files.shape.recurrence
+    if recurrence is None or recurrence.chunk_key is None:
         return CHUNK_TOKENS
     family = FAMILIES[files.shape.architecture]
-    chunk = family.keys(files.config, family.defaults).count(key)
-    return min(chunk, longest) if isinstance(files.shape.recurrence, LightningAttention) else chunk
+    chunk = family.keys(files.config, family.defaults).count(recurrence.chunk_key)
+    return chunk if recurrence.fills_chunks else min(chunk, longest)

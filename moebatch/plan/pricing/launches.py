@@ -39,12 +39,7 @@ from moebatch.spec.model.grouped_attention import GroupedAttention
 from moebatch.spec.model.latent_attention import LatentAttention
 from moebatch.spec.model.recurrence import (
     CHUNK_TOKENS,
-    ChannelDelta,
-    GatedDelta,
-    LightningAttention,
     Recurrence,
-    ShortConvolution,
-    StateSpace,
 )
 from moebatch.spec.model.shape import ModelShape
 
@@ -136,29 +131,6 @@ _TOGETHER = 2
 """Products of such, up to the gate and behind it."""
 _LOOKING = 2
 """Whether numbers of rows are such."""
-
-
-class _Recurring(NamedTuple):
-    """Launches of a kind of recurrence."""
-
-    once: int
-    """Beside its norms, its two projections and the sum: states that begin are filled, taps laid
-    out, and what the rule takes is made."""
-    step: int
-    """Sequences that decode, behind the convolution."""
-    chunk: int
-    """Some tokens of a prompt, behind the convolution."""
-
-
-_RECURRING: Mapping[type[Recurrence], _Recurring] = MappingProxyType(
-    {
-        GatedDelta: _Recurring(once=23, step=15, chunk=31),
-        ChannelDelta: _Recurring(once=25, step=15, chunk=30),
-        StateSpace: _Recurring(once=24, step=12, chunk=24),
-        LightningAttention: _Recurring(once=9, step=12, chunk=24),
-        ShortConvolution: _Recurring(once=3, step=0, chunk=0),
-    }
-)
 
 
 @dataclass(frozen=True)  # no slots: what follows from them is worked out once
@@ -377,7 +349,7 @@ class Launches:
 
     def _of_recurrence(self, recurrence: Recurrence, load: PassLoad) -> float:
         """Rows of states are taken for neighbours, as they are until sequences end."""
-        own, sequences = _RECURRING[type(recurrence)], load.decode_sequences
+        own, sequences = recurrence.launches, load.decode_sequences
         taps = _TAP * recurrence.conv_width + recurrence.conv_bias
         rounding = _ROUNDING * (recurrence.state_dtype == "float16")
         chunks = ceil(load.prompt_tokens / recurrence.chunk_tokens) * (own.chunk + rounding)
@@ -387,10 +359,9 @@ class Launches:
             steps = ceil(sequences / recurrence.states_at_once) * (own.step + rounding)
         parts = ceil(sequences / CHUNK_TOKENS) + ceil(load.prompt_tokens / CHUNK_TOKENS)
         convolved = parts * (_CONVOLVED + taps) * (recurrence.conv_width > 0)
-        gated = self._rows.norm_gated if isinstance(recurrence, GatedDelta) else 0
-        gated += self._norm if isinstance(recurrence, ChannelDelta | LightningAttention) else 0
+        normed = own.norms * self._norm + own.gated_norms * self._rows.norm_gated
         once = own.once + recurrence.conv_bias + _WIDENED * bool(recurrence.widened_width)
-        return self._norm + gated + 1 + once + convolved + steps + chunks
+        return self._norm + normed + 1 + once + convolved + steps + chunks
 
     def _of_pre(self, load: PassLoad) -> float:
         """Queries, and what is cached, are laid out for another device."""

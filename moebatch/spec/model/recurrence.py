@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from moebatch.spec.model.attention import Sizes, rows_by_part
 from moebatch.spec.model.cache_layout import CacheLayout, CachePart, StateDtype
@@ -18,10 +18,28 @@ _COPIED_STATES = 8
 _TORCH_BYTES: Mapping[StateDtype, int] = {"float32": 24, "float16": 68}
 """Of each number of a matrix, read and written: they fade, are looked up, corrected and read again
 in float32; and before are widened, and behind it get their noise and are rounded."""
+_AMONG = 4
+"""Decays of channels, and products of keys that they are multiplied with."""
 _SLOPE_STEP = 1e-5
 """What keeps the slope of a last layer above nothing, and that of an only one defined."""
 MOST_SEEN = 16
 """Most tokens that a convolution may see: compiled kernels hold them in registers."""
+
+
+class StepLaunches(NamedTuple):
+    """Kernels that torch launches on a GPU for a layer of one kind, its convolution left out."""
+
+    once: int
+    """Beside its norms, its two projections and the sum: states that begin are filled, taps laid
+    out, and what the rule takes is made."""
+    step: int = 0
+    """For sequences that decode."""
+    chunk: int = 0
+    """For some tokens of a prompt."""
+    norms: int = 0
+    """Norms of what comes out that are counted as such, not in `once`."""
+    gated_norms: int = 0
+    """The same of norms that are gated."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,8 +56,15 @@ class Recurrence(ABC):
     """Both projections do."""
     state_dtype: StateDtype | None = None
     """What numbers of matrices are kept as; None where there are none."""
+    launches: ClassVar[StepLaunches]
+    """What plans count on a GPU; `tests/engine/test_launches.py` counts what is launched."""
     exact_roles: ClassVar[frozenset[str]] = frozenset()
     """Tensors that are held in float32."""
+    chunk_key: ClassVar[str | None] = None
+    """What config.json calls the tokens that transformers takes through it together, where it says
+    how many."""
+    fills_chunks: ClassVar[bool] = True
+    """transformers fills sequences up to whole chunks."""
     chunk_tokens: ClassVar[int] = CHUNK_TOKENS
     """Tokens of a prompt that change a matrix together, where torch has them do so."""
 
@@ -127,6 +152,12 @@ class Recurrence(ABC):
         """The same behind it."""
         return ()
 
+    def trained_numbers(self, chunk_tokens: int) -> int:
+        """Numbers in float32 of a token in one layer that gradients of transformers' modules need
+        beside what is convolved, where so many tokens are taken together: counted by what autograd
+        keeps."""
+        return 0
+
     def step_bytes(self, compute_bytes: int, *, by_torch: bool) -> int:
         """Bytes that go through memory as one sequence takes a step in one layer: kernels read its
         state and write it."""
@@ -152,6 +183,8 @@ class Recurrence(ABC):
 class ShortConvolution(Recurrence):
     """A convolution and no more (LFM2, Liquid AI 2025): of a token's three projections the first
     multiplies the last before it is convolved, and the second what comes out."""
+
+    launches: ClassVar[StepLaunches] = StepLaunches(once=3)
 
     width: int
     """Of hidden states."""
@@ -284,6 +317,16 @@ class MatrixRecurrence(Recurrence):
             with_matrix += 2 * keys * values
         return self.conv_flops + self.num_value_heads * (among + with_matrix)
 
+    def trained_numbers(self, chunk_tokens: int) -> int:
+        """4 sizes of Gated DeltaNet, 3 of Kimi Delta Attention, which has what is left of each
+        token when each other one comes for each channel, and 5 of Mamba-2."""
+        keys, values = self.key_head_dim, self.value_head_dim
+        of_head = 3 * chunk_tokens
+        of_head += 12 * keys + 9 * values if self.corrects else 6 * keys + 8 * values
+        if self.fading_dim > 1:
+            of_head += _AMONG * chunk_tokens * keys
+        return self.num_value_heads * of_head
+
     @property
     def matrix_elements(self) -> int:
         """Numbers of a sequence in one layer, all heads."""
@@ -295,6 +338,7 @@ class GatedDelta(MatrixRecurrence):
     """Gated DeltaNet (Yang et al. 2024, Gated Delta Networks, equation 10): a token looks up what
     its key gives, and corrects that towards its value. Keys and queries are unit vectors."""
 
+    launches: ClassVar[StepLaunches] = StepLaunches(once=23, step=15, chunk=31, gated_norms=1)
     corrects: ClassVar[bool] = True
 
     is_grouped: bool = False
@@ -338,6 +382,7 @@ class ChannelDelta(MatrixRecurrence):
     """Kimi Delta Attention (Kimi Team 2025, Kimi Linear): Gated DeltaNet in which each channel of
     a key fades by itself. Fading and gates of the output may be projected through a few numbers."""
 
+    launches: ClassVar[StepLaunches] = StepLaunches(once=25, step=15, chunk=30, norms=1)
     corrects: ClassVar[bool] = True
     exact_roles: ClassVar[frozenset[str]] = frozenset(("recurrent_step", "recurrent_norm"))
     chunk_tokens: ClassVar[int] = 16
@@ -414,6 +459,8 @@ class StateSpace(MatrixRecurrence):
     length of its time step, where its key points; a part of the value goes past the matrix. Keys
     are B of the paper, queries are C, and key heads its groups."""
 
+    launches: ClassVar[StepLaunches] = StepLaunches(once=24, step=12, chunk=24)
+    chunk_key: ClassVar[str | None] = "mamba_chunk_size"
     corrects: ClassVar[bool] = False
     head_roles: ClassVar[Sequence[str]] = (*MatrixRecurrence.head_roles, "recurrent_skip")
 
@@ -435,6 +482,9 @@ class LightningAttention(MatrixRecurrence):
     Attention-2; MiniMax 2025, MiniMax-01): those of later heads and of later layers more slowly.
     Queries, keys and values have been activated."""
 
+    launches: ClassVar[StepLaunches] = StepLaunches(once=9, step=12, chunk=24, norms=1)
+    chunk_key: ClassVar[str | None] = "block_size"
+    fills_chunks: ClassVar[bool] = False
     corrects: ClassVar[bool] = False
     head_roles: ClassVar[Sequence[str]] = ()
 
@@ -446,6 +496,11 @@ class LightningAttention(MatrixRecurrence):
         slope = 1 - layer / (self.num_layers - 1 + _SLOPE_STEP) + _SLOPE_STEP
         heads = self.num_value_heads
         return tuple(-slope * 2 ** (-8 * (head + 1) / heads) for head in range(heads))
+
+    def trained_numbers(self, chunk_tokens: int) -> int:
+        """3 sizes."""
+        of_head = chunk_tokens + 4 * self.key_head_dim + 3 * self.value_head_dim
+        return self.num_value_heads * of_head
 
     @property
     def projected_width(self) -> int:
