@@ -32,6 +32,10 @@ class Answering:
         """`counted` says which rows are to be answered."""
         self.num_ended = 0
         """Rows that ended in this run."""
+        self.num_cut_off = 0
+        """Those with an answer that was cut off by its limit of tokens."""
+        self.num_cut_thinking = 0
+        """Those of them in which an answer had not begun: the model still thought."""
         self.errors: Counter[str] = Counter()
         """Those that failed, by the code of their error."""
         self.has_gained = False
@@ -68,6 +72,10 @@ class Answering:
     def ended(self, outcome: Outcome) -> None:
         """Keeps what has become of a request. Raises StorageError."""
         self._end(self._in_work.pop(outcome.request.index), outcome.error or outcome)
+        cut_off = [each for each in outcome.choices if each.finish_reason == "length"]
+        thoughts = (outcome.request.thought(each.tokens) for each in cut_off)
+        self.num_cut_off += bool(cut_off)
+        self.num_cut_thinking += any(thought and thought.end is None for thought in thoughts)
 
     def keep_unfinished(self, unfinished: Iterable[tuple[Request, tuple[Begun, ...]]]) -> int:
         """Keeps what there is of requests that are cut off; returns how many tokens that are.

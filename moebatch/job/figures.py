@@ -36,6 +36,8 @@ def status_of(attempt: Attempt) -> RunStatus:
         num_done=attempt.num_done,
         num_ended=answering.num_ended if answering else 0,
         errors=dict(answering.errors) if answering else {},
+        num_cut_off=answering.num_cut_off if answering else 0,
+        num_cut_thinking=answering.num_cut_thinking if answering else 0,
         engine=replace(built.engine.statistics) if built else EngineStatistics(),
         expected_tokens=round(expected),
         elapsed_s=elapsed_s,

@@ -51,6 +51,10 @@ class RunStatus:
     """Rows that ended in this run."""
     errors: Mapping[str, int] = field(default_factory=dict)
     """Failed rows by the code of their error."""
+    num_cut_off: int = 0
+    """Rows that ended in this run with an answer cut off by its limit of tokens."""
+    num_cut_thinking: int = 0
+    """Those of them in which the model still thought, so that the answer is empty."""
     engine: EngineStatistics = field(default_factory=EngineStatistics)
     """As it was at that moment."""
     expected_tokens: int = 0
@@ -158,6 +162,8 @@ class RunSummary(RunStatus):
             "errors": dict(self.errors),
             "products": self.products,
             "ended_now": self.num_ended,
+            "cut_off": self.num_cut_off,
+            "cut_off_thinking": self.num_cut_thinking,
             "begun_again": self.num_begun_again,
             "prompt_tokens": self.engine.prompt_tokens,
             "generated_tokens": self.engine.generated_tokens,

@@ -44,6 +44,8 @@ def _outcome(summary: RunSummary, job_file: Path) -> Iterator[tuple[str, str]]:
 
 def _caveats(summary: RunSummary) -> Iterator[tuple[str, str]]:
     """What a reader of the answers, or of their speed, has to know."""
+    if summary.num_cut_off:
+        yield "cut off", _cut_off(summary)
     if summary.gating is not None:
         yield "gating", _gating(summary.gating)
     if summary.num_begun_again:
@@ -120,6 +122,17 @@ def _rows(summary: RunSummary) -> str:
     if summary.num_failed:
         parts.append(f"[red]{plain(failed_rows(summary))}[/]")
     return ", ".join(parts)
+
+
+def _cut_off(summary: RunSummary) -> str:
+    """Of the rows of this run."""
+    share = f"{summary.num_cut_off} of {count_of(summary.num_ended, 'row')} reached max_tokens"
+    if not summary.num_cut_thinking:
+        return share
+    return (
+        f"[yellow]{share}[/], {summary.num_cut_thinking} of them while the model still thought: "
+        "these answers are empty"
+    )
 
 
 def _speed(summary: RunSummary) -> str:

@@ -23,7 +23,6 @@ from os.path import commonprefix
 from typing import Any, Literal, NamedTuple
 
 from moebatch.rows.row import Dialect, Row
-from moebatch.spec.reasoning import Reasoning
 from moebatch.spec.request import Choice, Outcome, Request, RowError
 
 Line = dict[str, Any]
@@ -147,11 +146,9 @@ class _Text(NamedTuple):
 def _text(choice: Choice, request: Request, decode: Decode) -> _Text:
     """What a choice says, and what was thought before. Line feeds between them belong to neither,
     and a stop text cuts off the end of either."""
-    if request.reasoning is None:
-        return _Text(choice.text)
     said = choice.said
-    thought = request.reasoning.thought(request.prompt_tokens, said)
-    if thought is None:
+    thought = request.thought(said)
+    if thought is None or request.reasoning is None:
         return _Text(choice.text)
     answer = "" if thought.end is None else decode(said[thought.end :])
     num_cut = len(decode(said)) - len(choice.text)
@@ -171,14 +168,14 @@ def _usage(outcome: Outcome) -> Line:
         "total_tokens": num_prompt + num_new,
     }
     if request.reasoning is not None:
-        num_thought = sum(_num_thought(choice, request, request.reasoning) for choice in choices)
+        num_thought = sum(_num_thought(choice, request) for choice in choices)
         usage["completion_tokens_details"] = {"reasoning_tokens": num_thought}
     return usage
 
 
-def _num_thought(choice: Choice, request: Request, reasoning: Reasoning) -> int:
+def _num_thought(choice: Choice, request: Request) -> int:
     """Tokens before the answer, markers included."""
-    thought = reasoning.thought(request.prompt_tokens, choice.tokens)
+    thought = request.thought(choice.tokens)
     if thought is None:
         return 0
     return len(choice.tokens) if thought.end is None else thought.end

@@ -1,11 +1,11 @@
 """What goes into the engine and what comes out: token ids, no files and no text formats."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from moebatch.quoting import presentable
-from moebatch.spec.reasoning import Reasoning
+from moebatch.spec.reasoning import Reasoning, Thought
 from moebatch.spec.sampling import Sampling
 
 FinishReason = Literal["stop", "length"]
@@ -48,6 +48,12 @@ class Request:
     """What tells thought from the answer; None where the answer is the whole text."""
     begun: tuple[Begun, ...] = ()
     """By choice, what an earlier run has left; empty where nothing has been generated."""
+
+    def thought(self, tokens: Sequence[int]) -> Thought | None:
+        """What of new tokens was thought before the answer; None if nothing was."""
+        if self.reasoning is None:
+            return None
+        return self.reasoning.thought(self.prompt_tokens, tokens)
 
     def num_begun(self, choice: int) -> int:
         """Tokens of a choice that an earlier run has left."""

@@ -220,7 +220,8 @@ def test_a_thought_is_free_and_the_answer_behind_it_is_held_to_the_grammar(
     token = load_tokenizer(model, vocab_size=320).encode(wanted)[-1]
     row = {"custom_id": "a", "messages": [{"role": "user", "content": "2 + 2"}], **ASKED[3]}
     rows: list[dict[str, object]] = [{**row, "logit_bias": {str(token): 100}}]
-    run(write(tmp_path / "job", model, rows, temperature=0, max_tokens=20))
+    status = run(write(tmp_path / "job", model, rows, temperature=0, max_tokens=20)).status()
+    assert (status.num_cut_off, status.num_cut_thinking) == (not says, thinks and not says)
     (answer,) = answers(tmp_path / "job")
     assert bool(answer["usage"]["completion_tokens_details"]["reasoning_tokens"]) == thinks
     assert holds(ASKED[3], answer["text"]) == says

@@ -140,6 +140,14 @@ def test_a_run_that_began_again_says_what_its_figures_are_of() -> None:
     )
 
 
+def test_answers_that_were_cut_off_are_counted_and_those_that_are_empty_said() -> None:
+    assert not any("cut off" in line for line in lines(SUMMARY))
+    cut = replace(SUMMARY, num_ended=40, num_cut_off=12)
+    assert "   cut off  12 of 40 rows reached max_tokens" in lines(cut)
+    said = " ".join(lines(replace(cut, num_cut_thinking=5)))
+    assert "12 of 40 rows reached max_tokens, 5 of them while the model still thought: " in said
+
+
 def test_what_was_done_before_is_said() -> None:
     assert lines(replace(SUMMARY, errors={}, num_ended=40))[1].endswith(
         "100 done in 56.0s, 60 of them by earlier runs"
