@@ -194,6 +194,13 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
         "tie_word_embeddings": False,
     },
     "dots1": _SHARED | {"n_routed_experts": 7, "n_shared_experts": 2, "norm_topk_prob": True},
+    "qwen3_omni_moe_text": {
+        "intermediate_size": 56,
+        "moe_intermediate_size": 24,
+        "num_experts": 7,
+        "mlp_only_layers": [0],
+        "rope_parameters": {"rope_theta": 5000.0, "mrope_section": [2, 1, 1]},
+    },
     "qwen3_vl_moe_text": _SHARED
     | {
         "num_experts": 7,
@@ -495,6 +502,7 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
 _TEXT_OF = {
     "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
+    "qwen3_omni_moe_thinker": "qwen3_omni_moe_text",
     "glm4v_moe": "glm4v_moe_text",
     "mistral3": "mistral4",
     "step3p7": "step3p5",
@@ -518,6 +526,14 @@ _VISION = {
     "out_hidden_size": _COMMON["hidden_size"],
     "num_position_embeddings": 16,
     "deepstack_visual_indexes": [0],
+}
+_HEARING = {
+    "encoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "encoder_ffn_dim": 24,
+    "d_model": 16,
+    "output_dim": _COMMON["hidden_size"],
+    "downsample_hidden_size": 8,
 }
 _VISIONS = {"mistral3": _PIXTRAL, "step3p7": _PERCEPTION}
 _STRONG = (
@@ -578,6 +594,8 @@ def random_model(family: str = "mixtral", *, seed: int = 0, **config: Any) -> An
             "text_config": {"model_type": _TEXT_OF[family], **settings},
             "vision_config": _VISIONS.get(family, _VISION),
         }
+    if family == "qwen3_omni_moe_thinker":
+        settings["audio_config"] = _HEARING
     usual = AutoModelForSeq2SeqLM if encodes else AutoModelForCausalLM
     with quiet():
         made = AutoConfig.for_model(family, **settings)

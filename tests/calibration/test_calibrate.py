@@ -338,6 +338,7 @@ def test_models_whose_gates_cannot_learn_are_refused_before_anything_is_read(
         ("minimax_m2", {"pregate": True}, "pre-gates cannot learn"),
         ("qwen3_vl_moe", {"pregate": True}, "transformers cannot load it"),
         ("qwen3_vl_moe", {"gating": "adaptive"}, "transformers cannot load it"),
+        ("qwen3_omni_moe_thinker", {"pregate": True}, "transformers cannot load it"),
         ("step3p7", {"gating": "adaptive"}, "transformers cannot load it"),
         ("glm4v_moe", {"pregate": True}, "transformers cannot load it"),
     ],

@@ -669,6 +669,9 @@ CASES: dict[str, Case] = {
         "lara_mini",
         {"layer_types": ["linear_attention", *["sliding_attention"] * 3]},
     ),
+    "omni": ("qwen3_omni_moe_thinker", {}),
+    "omni-fused": ("qwen3_omni_moe_thinker", {"fused": True, "attention_bias": True}),
+    "omni-not-normed": ("qwen3_omni_moe_thinker", {"norm_topk_prob": False, "head_dim": 10}),
     "granite-swash": ("granitemoe_swa", {}),
     "granite-swash-fused": ("granitemoe_swa", {"fused": True, "attention_bias": True}),
     "granite-swash-bases": (

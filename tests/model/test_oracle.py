@@ -25,6 +25,7 @@ ALL = (
     *("gemma4_text", "llama4_text", "dbrx", "phimoe", "afmoe", "mistral3"),
     *("lfm2_moe", "granitemoehybrid", "nemotron_h", "kimi_linear", "minimax"),
     *("bailing_hybrid", "granitemoe_swa", "kolibri1", "flint", "lara_mini"),
+    "qwen3_omni_moe_thinker",
     *("flex_olmo", "mimo_v2_flash", "longcat_flash", "step3p7", "glm4v_moe"),
     *("laguna", "cohere2_moe"),
 )
@@ -256,6 +257,30 @@ def test_text_models_in_checkpoints_that_hold_others_beside_them(
     (whole / "config.json").write_text(json.dumps(config))
     for seq in Driver(whole).generate(oracle.prompts(), 8, slice_tokens=7):
         assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
+
+
+def test_the_thinker_of_qwen3_omni_lies_beside_what_speaks(tmp_path: Path) -> None:
+    """As released: its configuration one deeper, and so its names."""
+    folder = tiny.write_checkpoint(tmp_path / "thinker", "qwen3_omni_moe_thinker", head_dim=10)
+    model = oracle.load(folder)
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    tensors = {f"thinker.{name}": tensor for name, tensor in read_tensors(folder).items()}
+    others = {"talker.model.layers.0.input_layernorm.weight": torch.full((7,), torch.nan)}
+    save_file(tensors | others, whole / "model.safetensors")
+    thinker = json.loads((folder / "config.json").read_text())
+    text = thinker["text_config"]
+    text |= {"rope_theta": text.pop("rope_parameters")["rope_theta"], "sliding_window": None}
+    text["rope_scaling"] = {"type": "default", "rope_type": "default", "mrope_section": [2, 2, 1]}
+    config = {
+        "architectures": ["Qwen3OmniMoeForConditionalGeneration"],
+        "model_type": "qwen3_omni_moe",
+        "thinker_config": thinker,
+        "talker_config": {"text_config": {"hidden_size": 7}},
+    }
+    (whole / "config.json").write_text(json.dumps(config))
+    for seq in Driver(whole).generate(oracle.prompts(), NUM_NEW, slice_tokens=7):
+        assert_same(seq, *oracle.greedy(model, seq.prompt, NUM_NEW))
 
 
 def test_rotary_parameters_of_gemma_that_are_null_are_the_usual_ones(tmp_path: Path) -> None:

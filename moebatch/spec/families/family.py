@@ -156,14 +156,17 @@ def usual_defaults(**values: Any) -> dict[str, Any]:
 
 
 def nested(
-    defaults: Mapping[str, Any], spelling: Mapping[str, str] = MappingProxyType({})
+    defaults: Mapping[str, Any],
+    spelling: Mapping[str, str] = MappingProxyType({}),
+    *,
+    under: str = _TEXT,
 ) -> dict[str, str]:
     """Where keys of a text model are in a configuration that has others beside it; all of them have
     defaults, be it None."""
     own = ("tie_word_embeddings",)
     keys = [*defaults, "dtype", "layer_types", "original_max_position_embeddings"]
     keys += ["rope_parameters", "rope_scaling", "rope_theta"]
-    return {key: f"{_TEXT}{spelling.get(key, key)}" for key in keys if key not in own}
+    return {key: f"{under}{spelling.get(key, key)}" for key in keys if key not in own}
 
 
 def grouped_attention(

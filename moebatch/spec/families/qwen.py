@@ -1,5 +1,5 @@
-"""Qwen2-MoE and Qwen3-MoE, and the text of Qwen3-VL-MoE (Alibaba); and Mellum 2 (JetBrains), whose
-layers are those of Qwen3-MoE."""
+"""Qwen2-MoE and Qwen3-MoE, and the text of Qwen3-VL-MoE and of Qwen3-Omni's thinker (Alibaba); and
+Mellum 2 (JetBrains), whose layers are those of Qwen3-MoE."""
 
 from dataclasses import replace
 
@@ -59,6 +59,10 @@ def _qwen3_vl(keys: ConfigKeys, num_layers: int) -> Layers:
         dense=Mlp(width=keys.count("intermediate_size")),
         router=Router(norm_order=1.0),
     )
+
+
+def _qwen3_omni(keys: ConfigKeys, num_layers: int) -> Layers:
+    return replace(_qwen3_vl(keys, num_layers), router=softmax_router(keys))
 
 
 def _mellum(keys: ConfigKeys, num_layers: int) -> Layers:
@@ -197,3 +201,33 @@ QWEN3_VL_MOE = FamilySpec(
 )
 """Images and videos are not read: its vision tensors are left alone. Experts are [E, D, 2F] and
 [E, F, D]."""
+_OF_QWEN3_OMNI = _OF_QWEN3_VL | {
+    "vocab_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32768,
+    "moe_intermediate_size": 768,
+    "num_experts_per_tok": 8,
+    "num_experts": 128,
+    "norm_topk_prob": True,
+}
+QWEN3_OMNI_THINKER = replace(
+    QWEN3_VL_MOE,
+    architecture="Qwen3OmniMoeThinkerForConditionalGeneration",
+    model_type="qwen3_omni_moe_thinker",
+    defaults=_OF_QWEN3_OMNI,
+    layers=_qwen3_omni,
+    spelling=nested(_OF_QWEN3_OMNI),
+    names=_NAMES.also_under({"model": "model.language_model"}),
+    rotary_type="qwen3_omni_moe_text",
+)
+QWEN3_OMNI_MOE = replace(
+    QWEN3_OMNI_THINKER,
+    architecture="Qwen3OmniMoeForConditionalGeneration",
+    model_type="qwen3_omni_moe",
+    spelling=nested(_OF_QWEN3_OMNI, under="thinker_config.text_config."),
+    names=_NAMES.also_under({"model": "thinker.model", "lm_head": "thinker.lm_head"}),
+)
+"""As released: what speaks beside it is left alone, as is what sees and what hears."""

@@ -40,7 +40,14 @@ from moebatch.spec.families.mixtral import MIXTRAL
 from moebatch.spec.families.nemotron import NEMOTRON_H
 from moebatch.spec.families.olmoe import FLEX_OLMO, OLMOE
 from moebatch.spec.families.phimoe import PHIMOE, RELEASED_PHIMOE
-from moebatch.spec.families.qwen import MELLUM, QWEN2_MOE, QWEN3_MOE, QWEN3_VL_MOE
+from moebatch.spec.families.qwen import (
+    MELLUM,
+    QWEN2_MOE,
+    QWEN3_MOE,
+    QWEN3_OMNI_MOE,
+    QWEN3_OMNI_THINKER,
+    QWEN3_VL_MOE,
+)
 from moebatch.spec.families.qwen_delta import QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_NEXT
 from moebatch.spec.families.sarvam import SARVAM_MLA, SARVAM_MOE
 from moebatch.spec.families.step import STEP3P5, STEP3P7
@@ -61,6 +68,8 @@ _OTHERS = (
     KIMI_LINEAR,
     BAILING_HYBRID,
     BAILING_MOE_V3,
+    QWEN3_OMNI_THINKER,
+    QWEN3_OMNI_MOE,
     KOLIBRI,
     FLINT,
     LARA_MINI,
