@@ -455,6 +455,12 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
             *("linear_attention", "sliding_attention", "full_attention", "linear_attention"),
         ],
     },
+    "aria_text": {
+        "intermediate_size": 20,
+        "moe_num_experts": 7,
+        "moe_topk": 3,
+        "moe_num_shared_experts": 2,
+    },
     "kolibri1": {
         "moe_intermediate_size": 20,
         "shared_expert_intermediate_size": 28,

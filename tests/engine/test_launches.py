@@ -209,6 +209,7 @@ def decoded(
         ("kimi_linear", False),
         ("bailing_hybrid", False),
         ("lara_mini", False),
+        ("aria_text", False),
         ("minimax", False),
         ("qwen2_moe", True),
         pytest.param("deepseek_v3", True, marks=pytest.mark.exhaustive),

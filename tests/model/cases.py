@@ -669,6 +669,8 @@ CASES: dict[str, Case] = {
         "lara_mini",
         {"layer_types": ["linear_attention", *["sliding_attention"] * 3]},
     ),
+    "aria": ("aria_text", {}),
+    "aria-fused": ("aria_text", {"fused": True, "attention_bias": True, "mlp_bias": True}),
     "omni": ("qwen3_omni_moe_thinker", {}),
     "omni-fused": ("qwen3_omni_moe_thinker", {"fused": True, "attention_bias": True}),
     "omni-not-normed": ("qwen3_omni_moe_thinker", {"norm_topk_prob": False, "head_dim": 10}),

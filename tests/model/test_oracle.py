@@ -25,7 +25,7 @@ ALL = (
     *("gemma4_text", "llama4_text", "dbrx", "phimoe", "afmoe", "mistral3"),
     *("lfm2_moe", "granitemoehybrid", "nemotron_h", "kimi_linear", "minimax"),
     *("bailing_hybrid", "granitemoe_swa", "kolibri1", "flint", "lara_mini"),
-    "qwen3_omni_moe_thinker",
+    *("qwen3_omni_moe_thinker", "aria_text"),
     *("flex_olmo", "mimo_v2_flash", "longcat_flash", "step3p7", "glm4v_moe"),
     *("laguna", "cohere2_moe"),
 )
@@ -237,6 +237,7 @@ def test_the_length_that_longrope_begins_at_may_stand_beside_its_parameters(tmp_
     [
         ("gemma4", "Gemma4ForConditionalGeneration", "model.language_model.", "model."),
         ("llama4", "Llama4ForConditionalGeneration", "language_model.", ""),
+        ("aria", "AriaForConditionalGeneration", "language_model.", ""),
     ],
 )
 def test_text_models_in_checkpoints_that_hold_others_beside_them(

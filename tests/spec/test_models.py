@@ -46,6 +46,7 @@ BILLIONS = {
     "kimi-linear-48b-a3b": 49.1,
     "ling-3.0-flash": 124,
     "kolibri-1": 78.1,
+    "aria": 24.9,
     "qwen3-omni-30b-a3b": 30.5,
     "longcat-flash-chat": 560,
     "glm-4.7-flash": 29.9,

@@ -2,6 +2,7 @@
 
 from moebatch.registry import Registry
 from moebatch.spec.families.afmoe import AFMOE
+from moebatch.spec.families.aria import ARIA, ARIA_TEXT
 from moebatch.spec.families.cohere import COHERE2_MOE
 from moebatch.spec.families.dbrx import DBRX
 from moebatch.spec.families.deepseek import (
@@ -70,6 +71,8 @@ _OTHERS = (
     BAILING_MOE_V3,
     QWEN3_OMNI_THINKER,
     QWEN3_OMNI_MOE,
+    ARIA_TEXT,
+    ARIA,
     KOLIBRI,
     FLINT,
     LARA_MINI,

@@ -1,0 +1,55 @@
+"""Shapes of Aria."""
+
+from typing import Any
+
+import pytest
+
+from moebatch.errors import CheckpointError
+from moebatch.spec.model.shape import ModelShape
+from moebatch.spec.model.shape_reader import read_shape
+from tests import tiny
+
+OTHERS = {
+    "hidden_size": 60,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "intermediate_size": 14,
+    "moe_num_experts": 5,
+    "moe_topk": 3,
+    "moe_num_shared_experts": 4,
+    "attention_bias": True,
+    "mlp_bias": True,
+}
+
+
+def shape_of(**entries: Any) -> ModelShape:
+    text = {"model_type": "aria_text", **entries}
+    config = {"architectures": ["AriaForConditionalGeneration"], "model_type": "aria"}
+    return read_shape(config | {"text_config": text}, "m/config.json")
+
+
+@pytest.mark.parametrize("entries", [{}, OTHERS])
+def test_configurations_mean_what_transformers_takes_them_for(entries: dict[str, Any]) -> None:
+    from transformers import AutoConfig
+
+    with tiny.quiet():
+        config = AutoConfig.for_model("aria_text", **entries)
+    shape = shape_of(**entries)
+    assert (shape.num_layers, shape.hidden_size) == (config.num_hidden_layers, config.hidden_size)
+    assert shape.moe_layers == tuple(range(shape.num_layers))
+    assert (shape.num_experts, shape.experts_per_token) == (config.moe_num_experts, config.moe_topk)
+    assert shape.expert_width == config.intermediate_size
+    assert shape.shared_expert is not None and shape.shared_expert.bias == config.mlp_bias
+    assert shape.shared_expert_width == config.moe_num_shared_experts * config.intermediate_size
+    attention = shape.attention
+    assert attention.num_heads == config.num_attention_heads
+    assert (attention.num_kv_heads, attention.head_dim) == (
+        config.num_key_value_heads,
+        config.head_dim,
+    )
+    assert attention.qkv_bias == attention.output_bias == config.attention_bias
+
+
+def test_activations_of_the_shared_expert_alone_are_refused() -> None:
+    with pytest.raises(CheckpointError, match="hidden_act: expected silu, got 'gelu'"):
+        shape_of(hidden_act="gelu")
