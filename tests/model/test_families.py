@@ -12,6 +12,7 @@ from moebatch.checkpoint.index import Checkpoint
 from moebatch.checkpoint.model_files import open_model, required_tensors
 from moebatch.formats.plain import FLOAT32
 from moebatch.formats.weight_format import Matrix
+from moebatch.model.dense_weights import DenseWeights
 from moebatch.spec.families.registry import FAMILIES
 from moebatch.spec.model.shape import ModelShape
 from moebatch.spec.model.shape_reader import load_shape, read_shape
@@ -71,6 +72,19 @@ def test_names_and_shapes_are_those_of_written_checkpoints(case: str, tiny_check
     assert {part.name: part.shape for part in parts} == found
     assert {files.checkpoint.look(part.name) for part in parts} == set(parts)
     assert {part.dtype for part in parts} == {"F32"}
+
+
+@pytest.mark.parametrize(
+    "family", ["qwen3_5_moe_text", "kimi_linear", "bailing_hybrid", "lara_mini", "minimax"]
+)
+def test_projections_of_recurrent_layers_are_joined_where_they_were_read(
+    family: str, tiny_checkpoint: Any
+) -> None:
+    """Copies would take memory that no plan knows of."""
+    files = open_model(tiny_checkpoint(family, vocab_size=320), "float32")
+    weights = DenseWeights.load(files).layers[files.shape.recurrent_layers[0]]
+    roles = ("recurrent_in", "recurrent_norm", "recurrent_out")
+    assert len({weights[role].untyped_storage().data_ptr() for role in roles}) == 1
 
 
 def test_mixtral_experts_in_both_layouts() -> None:

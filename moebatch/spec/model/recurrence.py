@@ -424,10 +424,11 @@ class ChannelDelta(MatrixRecurrence):
         return 0 if self.rank is None else self.value_width + self.fading_width
 
     def input_tensors(self, hidden_size: int) -> Sizes:
-        """All apart."""
+        """All apart, in the order in which they are computed together: what has been read so is
+        joined where it lies."""
         widths = {"q": self.key_width, "k": self.key_width, "v": self.value_width}
-        widths["z"], widths["a"] = self.made_of_widths
-        widths["b"] = self.num_value_heads
+        of_gates, of_fading = self.made_of_widths
+        widths |= {"z": of_gates, "b": self.num_value_heads, "a": of_fading}
         return {f"delta_{role}": (width, hidden_size) for role, width in widths.items()}
 
     @property
