@@ -45,11 +45,13 @@ def deep(tiny_checkpoint: Callable[..., Path]) -> Deep:
 
     def of(family: str) -> Path:
         kinds: dict[str, Any] = {}
-        if family in (*RECURRENT, "minimax"):
+        if family in (*RECURRENT, "minimax", "bailing_hybrid"):
             kinds = {"layer_types": (["linear_attention", "full_attention"] * LAYERS)[:LAYERS]}
         elif family == "axk1":
             kinds = {"mlp_layer_types": None}
-        elif family in ("gpt_oss", "mimo_v2_flash", "laguna", "cohere2_moe"):
+        elif family == "lara_mini":
+            kinds = {"layer_types": None}
+        elif family in ("gpt_oss", "mimo_v2_flash", "kolibri1", "laguna", "cohere2_moe"):
             kinds = {"layer_types": (["sliding_attention", "full_attention"] * LAYERS)[:LAYERS]}
             kinds |= {"num_attention_heads_per_layer": None} if family == "laguna" else {}
         elif family == "step3p7":
@@ -120,7 +122,7 @@ def test_every_schedule_equals_transformers_however_many_layers_come_up(
     [
         *FAMILIES,
         *("nemotron_h", "minimax", "dbrx", "sarvam_moe", "axk1", "mimo_v2_flash", "longcat_flash"),
-        *("step3p7", "laguna", "cohere2_moe"),
+        *("bailing_hybrid", "lara_mini", "kolibri1", "step3p7", "laguna", "cohere2_moe"),
     ],
 )
 def test_all_families_compute_with_what_has_come_up(
