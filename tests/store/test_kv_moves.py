@@ -82,12 +82,16 @@ class Recorded(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []
+        self.sources = set[int]()
+        """Units of what was gathered from."""
 
     def __torch_dispatch__(
         self, func: Any, types: object, args: Any = (), kwargs: Any = None
     ) -> object:
         name = func._schema.name.removeprefix("aten::")
         self.names.append(name)
+        if name == "index_select":
+            self.sources.add(len(args[0]))
         if name == "copy_" and args[1].device.type == "meta":
             return args[0]  # nothing is there to be copied
         return func(*args, **(kwargs or {}))
@@ -113,14 +117,17 @@ def test_between_memories_one_kernel_takes_what_lies_scattered(
 
     monkeypatch.setattr(kv_moves, "seen_from", reach)
     units = list(range(0, 2 * NUM_UNITS, 2))
-    here, there = (torch.zeros(2 * NUM_UNITS, 8, device=where) for where in ("cpu", "meta"))
+    here = torch.zeros(2 * NUM_UNITS, 8)
+    there = torch.zeros(3 * NUM_UNITS, 8, device="meta")
+    source, target = (here, there) if is_up else (there, here)
     placed = list(range(NUM_UNITS)) if is_up else units
     moves = Moves.of(units, placed)
     with Recorded() as recorded:
         for _ in range(2):
-            moves.copy(*((here, there) if is_up else (there, here)))
+            moves.copy(source, target)
     once = (UP if is_up else DOWN) if is_pinned else ["copy_"] * NUM_UNITS
     assert recorded.launched == 2 * once
+    assert recorded.sources == ({len(source)} if is_pinned else set())
 
 
 def test_between_memories_long_runs_are_left_to_the_copy_engine(
