@@ -2,12 +2,16 @@
 
 from dataclasses import replace
 
+import pytest
+
 from moebatch.schedule.drivers.simulate import Room, simulate
 from moebatch.schedule.lanes import LANES
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.slots.expert_load import ExpertKey
+from moebatch.schedule.slots.transfer import ChunkStream, ThroughMemory
 from moebatch.schedule.task import Kind
+from tests.schedule.test_slots import KEYS, bring, queue
 from tests.schedule.worlds import RandomWorld
 
 SETUP = Setup(
@@ -46,3 +50,27 @@ def test_what_lives_on_the_gpu_is_not_read_into_main_memory() -> None:
             if span.task.kind is Kind.FETCH and span.task.expert is not None
         }
         assert fetched and not fetched & ON_GPU, name
+
+
+@pytest.mark.parametrize("given_up", ["between its chunks", "with one on its way", "for its loss"])
+def test_what_is_given_up_on_its_way_up_leaves_main_memory(given_up: str) -> None:
+    below, above = queue(1), queue(1)
+    path = ThroughMemory(below, above)
+    stream = ChunkStream(slots=above, path=lambda: path)
+    above.prefetch(KEYS[:1])
+    path.prefetch(KEYS[:1])
+    bring(below, KEYS[0])
+    chunk = stream.next_chunk()
+    assert chunk is not None
+    below.withdraw(0)
+    assert below.is_ready(KEYS[0]), "the other chunk is still to go up"
+    if given_up == "between its chunks":
+        stream.moved(chunk)
+    above.withdraw(0)
+    if given_up == "with one on its way":
+        stream.moved(chunk)
+    elif given_up == "for its loss":
+        stream.lost(chunk)
+    assert not above.holds(KEYS[0])
+    path.require(KEYS[1])
+    bring(below, KEYS[1])

@@ -6,7 +6,8 @@ import torch
 
 from moebatch.checkpoint.record import Record
 from moebatch.engine.lanes.read_ahead import ReadAhead
-from moebatch.schedule.slots.expert_load import Chunk, ExpertKey, Load
+from moebatch.schedule.slots.expert_load import Chunk, ExpertKey
+from moebatch.schedule.slots.transfer import ChunkStream, ThroughMemory
 from moebatch.store.device_memory import DeviceMemory
 from moebatch.store.experts.dram import ExpertStore
 from moebatch.store.experts.vram import VramExperts
@@ -42,17 +43,17 @@ class TwoLevels:
         self.vram.load_residents()
         self.monitor = self.dram.monitor
         self.num_moved_bytes = 0
-        self._going_up: set[ExpertKey] = set()
+        path = self._path = ThroughMemory(self.dram.slots, self.vram.slots)
+        self._stream = ChunkStream(slots=self.vram.slots, path=lambda: path)
         self._is_closing = False
         self._is_cuda = device.type == "cuda"
-        self.vram.slots.tell_evictions(self._not_needed_below)
         self._mover = threading.Thread(target=self._move)
         self._mover.start()
 
     def prefetch(self, keys: list[ExpertKey]) -> None:
         with self.monitor:
             self.vram.slots.prefetch(keys)
-            self.dram.slots.prefetch(key for key in keys if self.vram.slots.holds(key))
+            self._path.prefetch(keys)
             self.monitor.changed()
 
     def compute(self, layer: int, experts: list[int]) -> list[int]:
@@ -61,7 +62,8 @@ class TwoLevels:
         with self.monitor:
             self.vram.slots.withdraw(layer, keep=experts)
             for key in waiting:
-                self._require(key)
+                self.vram.slots.require(key)
+                self._path.require(key)
             self.monitor.changed()
         order = []
         while waiting:
@@ -84,26 +86,14 @@ class TwoLevels:
         self.reading.close()
         self.dram.close()
 
-    def _require(self, key: ExpertKey) -> None:
-        self.vram.slots.require(key)
-        if not self.vram.slots.is_ready(key):
-            self.dram.slots.require(key)
-
     def _use_first(self, waiting: list[ExpertKey]) -> ExpertKey:
         with self.monitor:
-            self._hurry_below(waiting)
+            self._path.hurry(waiting)
+            self.monitor.changed()
             self.reading.sleep(lambda: any(map(self.vram.slots.is_ready, waiting)))
             key = self.vram.slots.ready(waiting)[0]
             self.vram.slots.use(key)
             return key
-
-    def _hurry_below(self, waiting: list[ExpertKey]) -> None:
-        missing = [key for key in waiting if self.vram.slots.is_missing(key)]
-        here = [key for key in missing if self.dram.slots.is_ready(key)]
-        for key in (here or missing)[:1]:
-            self.dram.slots.require(key)
-            self.dram.slots.hurry(key)
-            self.monitor.changed()
 
     def _move(self) -> None:
         while (chunk := self._next_chunk()) is not None:
@@ -112,9 +102,7 @@ class TwoLevels:
                 torch.cuda.synchronize()
             self.num_moved_bytes += self.vram.chunk_bytes(chunk.load.key, chunk.number)
             with self.monitor:
-                self.vram.slots.finish_chunk(chunk)
-                if chunk.load.is_ready:
-                    self._not_needed_below(chunk.load.key)
+                self._stream.moved(chunk)
                 self.monitor.changed()
 
     def _next_chunk(self) -> Chunk | None:
@@ -125,16 +113,4 @@ class TwoLevels:
     def _find_chunk(self) -> Chunk | End | None:
         if self._is_closing:
             return End()
-        chunk = self.vram.slots.next_chunk(self._is_below)
-        if chunk is not None and chunk.load.key not in self._going_up:
-            self._going_up.add(chunk.load.key)
-            self.dram.slots.use(chunk.load.key)
-        return chunk
-
-    def _is_below(self, load: Load) -> bool:
-        return self.dram.slots.is_ready(load.key)
-
-    def _not_needed_below(self, key: ExpertKey) -> None:
-        if key in self._going_up:
-            self._going_up.remove(key)
-            self.dram.slots.finish(key, keep=False)
+        return self._stream.next_chunk()
