@@ -1,6 +1,7 @@
 """What a queue of slots promises, beside what the properties of timelines show."""
 
 from collections.abc import Collection, Iterator
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.schedule.slots.slots import SlotQueue
 
 KEYS = [ExpertKey(layer, expert) for layer in range(2) for expert in range(4)]
+RULES: tuple[Rule, ...] = get_args(Rule)
 
 
 def queue(num_slots: int, **options: object) -> SlotQueue:
@@ -467,6 +469,18 @@ def test_a_layer_that_is_not_chosen_any_more_does_not_keep_a_slot_waiting() -> N
     assert len(residents(slots)) == 2
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_the_cache_has_room_again_for_what_has_become_resident(rule: Rule) -> None:
+    slots = queue(2, cache=make_cache({0: 1}, rule))
+    compute(slots, KEYS[0])
+    slots.grow()
+    compute(slots, KEYS[0])
+    assert residents(slots) == [KEYS[0]]
+    compute(slots, KEYS[1])
+    slots.check_integrity()
+    assert slots.holds(KEYS[1])
+
+
 def test_an_expert_that_several_use_stays_for_all_of_them() -> None:
     slots = queue(2)
     slots.require(KEYS[0])
@@ -523,7 +537,7 @@ DEEDS = ["compute", "keep", "grow", "release", "prefetch", "withdraw", "arrive",
 
 @given(
     st.sets(st.sampled_from(KEYS), max_size=len(KEYS) - 1),
-    st.sampled_from(["lru", "lfu", "lifo", "foreseen"]),
+    st.sampled_from(RULES),
     st.integers(0, 2),
     st.lists(st.tuples(st.sampled_from(DEEDS), st.sampled_from(KEYS)), max_size=30),
 )

@@ -118,7 +118,7 @@ class SlotTable:
         self.num_streaming_slots -= 1
         if load.is_cached:
             self.cache.leave(load)
-        load.is_resident, load.is_kept, load.is_wanted_again = True, False, False
+        load.is_resident = True
         del self.passing[load.key]
 
     def _is_due(self, layer: int) -> bool:
