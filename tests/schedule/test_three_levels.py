@@ -74,3 +74,38 @@ def test_what_is_given_up_on_its_way_up_leaves_main_memory(given_up: str) -> Non
     assert not above.holds(KEYS[0])
     path.require(KEYS[1])
     bring(below, KEYS[1])
+
+
+def test_what_has_gone_up_leaves_main_memory() -> None:
+    below, above = queue(1), queue(1)
+    path = ThroughMemory(below, above)
+    stream = ChunkStream(slots=above, path=lambda: path)
+    above.require(KEYS[0])
+    path.require(KEYS[0])
+    bring(below, KEYS[0])
+    while chunk := stream.next_chunk():
+        assert below.is_ready(KEYS[0])
+        stream.moved(chunk)
+    assert above.is_ready(KEYS[0]) and not below.holds(KEYS[0])
+
+
+def test_of_experts_that_are_waited_for_one_that_can_go_up_stays_in_main_memory() -> None:
+    below, above = queue(1), queue(2)
+    path = ThroughMemory(below, above)
+    above.require(KEYS[0])
+    above.require(KEYS[1])
+    below.prefetch(KEYS[1:2])
+    bring(below, KEYS[1])
+    path.hurry(KEYS[:2])
+    below.require(KEYS[2])
+    assert below.next_chunk() is None and below.is_ready(KEYS[1])
+
+
+def test_an_expert_that_is_waited_for_comes_before_others_below() -> None:
+    below, above = queue(2), queue(2)
+    path = ThroughMemory(below, above)
+    below.require(KEYS[2])
+    above.require(KEYS[0])
+    path.hurry(KEYS[:1])
+    chunk = below.next_chunk()
+    assert chunk is not None and chunk.load.key == KEYS[0]
