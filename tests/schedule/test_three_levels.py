@@ -109,3 +109,11 @@ def test_an_expert_that_is_waited_for_comes_before_others_below() -> None:
     path.hurry(KEYS[:1])
     chunk = below.next_chunk()
     assert chunk is not None and chunk.load.key == KEYS[0]
+
+
+def test_what_is_fetched_comes_as_far_as_main_memory_unless_it_is_above() -> None:
+    below, above = queue(2), queue(1, resident=[KEYS[0]])
+    above.fill_residents()
+    ThroughMemory(below, above).fetch(KEYS[:2])
+    assert not below.holds(KEYS[0]) and below.holds(KEYS[1])
+    assert not above.holds(KEYS[1])
