@@ -13,7 +13,7 @@ from moebatch.checkpoint.model_files import ModelFiles
 EXPERTS = "experts"
 _KINDS = (
     *(EXPERTS, "shared experts", "layers without experts", "attention"),
-    *("router", "norms", "embeddings", "head"),
+    *("router", "latents of experts", "norms", "embeddings", "head"),
 )
 
 
