@@ -411,6 +411,38 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
         },
     },
+    "deepseek_v4": {
+        "num_hidden_layers": 5,
+        "num_key_value_heads": 1,
+        "moe_intermediate_size": 20,
+        "n_routed_experts": 7,
+        "head_dim": 20,
+        "partial_rotary_factor": 0.4,
+        "q_lora_rank": 18,
+        "o_groups": 2,
+        "o_lora_rank": 14,
+        "index_n_heads": 3,
+        "index_head_dim": 12,
+        "index_topk": 40,
+        "sliding_window": 9,
+        "compress_rates": {
+            "compressed_sparse_attention": 3,
+            "heavily_compressed_attention": 7,
+        },
+        "layer_types": [
+            "sliding_attention",
+            "heavily_compressed_attention",
+            "compressed_sparse_attention",
+            "heavily_compressed_attention",
+            "compressed_sparse_attention",
+        ],
+        "mlp_layer_types": ["hash_moe", "moe", "hash_moe", "moe", "moe"],
+        "hc_mult": 3,
+        "hc_sinkhorn_iters": 4,
+        "swiglu_limit": 0.8,
+        "rope_theta": 20.0,
+        "compress_rope_theta": 300.0,
+    },
     "laguna": {
         "num_hidden_layers": 4,
         "num_attention_heads_per_layer": [4, 6, 4, 6],
@@ -615,6 +647,11 @@ def random_model(family: str = "mixtral", *, seed: int = 0, **config: Any) -> An
             noise = torch.randn(weight.shape, generator=generator)
             usual = weight.mean() if _is_norm(name) else 0.0  # zero where norms count from one
             weight.copy_(noise * _std(name, weight) + usual)
+        for name, table in model.named_buffers():
+            if name.endswith("tid2eid"):
+                num_experts = model.config.n_routed_experts
+                order = torch.rand(len(table), num_experts, generator=generator).argsort(dim=1)
+                table.copy_(order[:, : table.shape[1]])
     return model
 
 

@@ -13,7 +13,7 @@ from moebatch.checkpoint.model_files import ModelFiles
 EXPERTS = "experts"
 _KINDS = (
     *(EXPERTS, "shared experts", "layers without experts", "attention"),
-    *("router", "latents of experts", "norms", "embeddings", "head"),
+    *("router", "latents of experts", "streams", "norms", "embeddings", "head"),
 )
 
 
@@ -105,6 +105,8 @@ def _weights(files: ModelFiles) -> Iterator[tuple[str, Weight]]:
 def _kind_of(role: str) -> str:
     if role.removesuffix("_bias").endswith("norm"):
         return "norms"
+    if "_streams" in role:
+        return "streams"
     by_beginning = {
         "shared": "shared experts",
         "mlp": "layers without experts",

@@ -15,7 +15,7 @@ from moebatch.checkpoint.gguf.model import find_gguf, open_gguf
 from moebatch.checkpoint.index import Checkpoint, Extent, Weight, file_inside, require_model_folder
 from moebatch.checkpoint.record import TORCH_DTYPES, Record, runs_of
 from moebatch.errors import CheckpointError
-from moebatch.formats.plain import BFLOAT16, PlainFormat
+from moebatch.formats.plain import BFLOAT16, TABLES, PlainFormat
 from moebatch.formats.registry import FORMATS
 from moebatch.formats.weight_format import StoredPart, WeightFormat
 from moebatch.layout.footprint import Dtypes
@@ -155,8 +155,11 @@ class ModelFiles:
         return _names_of(self.shape)
 
     def _weights(self, named: Named) -> dict[str, Weight]:
-        likely = self.shape.expert_format
-        found = {role: self.checkpoint.weight(*weight, likely) for role, weight in named.items()}
+        shape, checkpoint = self.shape, self.checkpoint
+        found = {
+            role: checkpoint.weight(*weight, _likely(shape, checkpoint, role, *weight))
+            for role, weight in named.items()
+        }
         for role in found.keys() & self._names.ones.keys():
             found[role] = replace(found[role], shape=(prod(found[role].shape),))
         return found
@@ -210,15 +213,26 @@ def required_tensors(
     ``vocab_size`` counts the padding and the tokenizer knows fewer tokens.
     """
     names, found = _names_of(shape), checkpoint.tensors
-    weights = list(names.global_weights(shape, found).values())
+    weights = list(names.global_weights(shape, found).items())
     for layer in range(shape.num_layers):
-        weights += names.layer_weights(shape, layer, found).values()
-    for name, size in weights:
-        stored = checkpoint.find_format(name, size, shape.expert_format)
+        weights += names.layer_weights(shape, layer, found).items()
+    for role, (name, size) in weights:
+        likely = _likely(shape, checkpoint, role, name, size)
+        stored = checkpoint.find_format(name, size, likely)
         yield from (stored or BFLOAT16).parts(name, size)
     for layer in shape.moe_layers:
         for expert in range(1 if experts.is_stacked else shape.num_experts):
             yield from experts.parts(layer, expert)
+
+
+def _likely(
+    shape: ModelShape, checkpoint: Checkpoint, role: str, name: str, size: tuple[int, ...]
+) -> WeightFormat:
+    """The format in which a weight may lie, should its tensors leave that open: that of experts, or
+    of tables whole numbers."""
+    if role != "router_table":
+        return shape.expert_format
+    return next((one for one in TABLES if one.fits(name, size, checkpoint.look)), TABLES[0])
 
 
 def _require_biases_read(shape: ModelShape, checkpoint: Checkpoint, experts: StoredExperts) -> None:

@@ -51,3 +51,5 @@ class TransposedFormat(PlainFormat):
 FLOAT32 = PlainFormat("float32", "F32")
 BFLOAT16 = PlainFormat("bfloat16", "BF16")
 FLOAT16 = PlainFormat("float16", "F16")
+TABLES = PlainFormat("int64", "I64"), PlainFormat("int32", "I32")
+"""Of what is looked up, which nothing is multiplied with."""

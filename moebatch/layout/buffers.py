@@ -240,7 +240,7 @@ class MemoryUse:
         instruction_set = self.instruction_set if level == "dram" else ""
         converts = needs_matrix(self.dtypes.stored, self.dtypes.compute, instruction_set)
         yield from decoder_buffers(self.shape, limits, num_bytes, level, converts=converts)
-        hidden = policy.tokens_per_pass * self.shape.hidden_size
+        hidden = policy.tokens_per_pass * self.shape.hidden_width
         # A pass begins before the one before is forgotten.
         yield Buffer("hidden states", level, ACTIVATIONS_TERM, hidden, num_bytes, 2)
         yield self._seen(policy, level)

@@ -76,7 +76,8 @@ def steps_at_once(recurrence: Recurrence) -> bool:
 
 def chooses_at_once(shape: ModelShape) -> bool:
     """Whether a kernel chooses among the experts."""
-    return shape.num_choices <= _MOST_EXPERTS and shape.router.logit_cap is None
+    is_known = shape.router.logit_cap is None and shape.router.scores != "sqrtsoftplus"
+    return shape.num_choices <= _MOST_EXPERTS and is_known
 
 
 def is_grouped(rows: float) -> bool:

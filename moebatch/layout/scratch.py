@@ -241,6 +241,9 @@ def step_elements(shape: ModelShape, limits: Limits) -> int:
     rows = bucket_rows(limits.micro_batch_tokens)
     attentions = [_attention_elements(shape, each, rows, limits) for each in shape.attentions]
     recurrence = _recurrence_elements(shape, rows)
+    # What is merged, in float32 and as it is, and all streams in float32.
+    of_streams = (3 * D + 2 * shape.hidden_width) * (shape.streams is not None)
+    attentions = [(*each, rows * of_streams, _ALIGNMENT) for each in attentions]
     rows = bucket_rows(limits.expert_rows)
     width = max(shape.expert_width, shape.shared_expert_width, shape.dense_width)
     mlps = (shape.expert, shape.shared_expert, shape.dense)
@@ -261,6 +264,7 @@ def step_elements(shape: ModelShape, limits: Limits) -> int:
         *(shape.adds_experts_late * [rows * D, rows * D * 2]),  # that for the next layer
         *(num_biased * [width, width, D]),  # biases of experts that are computed together
     )
+    mlp += (rows * of_streams, *(bool(of_streams) * [_ALIGNMENT, rows * D, rows * D * 2]))
     more_norms = MLP_NORMS & {*shape.norms, *shape.moe_norms}
     mlp += len(more_norms) * (rows * D, rows * D * 2)  # a sum or normed input, and in float32
     words = 2 if shape.router.has_exact_logits else 1
@@ -272,6 +276,8 @@ def step_elements(shape: ModelShape, limits: Limits) -> int:
         rows * L,  # latents
         rows * D * shape.router.has_own_norm,  # input normed for the gate
         rows * D * 2 * shape.router.has_own_norm,  # the norm's input in float32
+        rows * of_streams,  # what is merged of them
+        _ALIGNMENT * bool(of_streams),
     )
     return max(sum(map(aligned, step)) for step in (*attentions, recurrence, mlp, router))
 

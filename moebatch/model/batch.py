@@ -22,6 +22,7 @@ from moebatch.model.gpu.loader import single_attention
 from moebatch.model.recurrence.plan import RecurrentPlan, StateSpan
 from moebatch.model.rope import Angles, Rope
 from moebatch.spec.model.attention import Attention
+from moebatch.spec.model.compressed_attention import CompressedAttention
 from moebatch.spec.model.shape import ModelShape
 
 _WIDE = 48
@@ -46,6 +47,8 @@ class WindowPlan:
 
     new_rows_T: Tensor
     """Cache row into which each token's keys and values go."""
+    spans: Sequence[Span]
+    """Of the micro-batch, with the rows that layers have there."""
     plans: tuple[AttentionPlan, ...]
     """Each token is in one of them."""
     as_cached: slice
@@ -70,6 +73,8 @@ class MicroBatch:
     stop: int
     angles: Mapping[Attention, Angles] = field(default_factory=dict)
     """Rotary angles, [T, R], in layers that attend so."""
+    entry_angles: Mapping[Attention, Angles] = field(default_factory=dict)
+    """The same of an entry whose last token is there, in layers that make such."""
     by_window: Mapping[int | None, WindowPlan] = field(default_factory=dict)
     """By the sliding window of layers; None is that of layers without one."""
     turns: SinkTurns | None = None
@@ -144,6 +149,7 @@ class BatchPlanner:
             ]
             by_window[window] = WindowPlan(
                 new_rows_T=new_rows(seen, device),
+                spans=tuple(seen),
                 plans=tuple(sight_planner(sight=sight).plan(*some) for sight, *some in parts),
                 as_cached=_around([span for _, some, _ in parts for span in some], start),
             )
@@ -156,10 +162,20 @@ class BatchPlanner:
                 attention: rope.angles(positions_T, lengths_T, self._dtype)
                 for attention, rope in self._ropes.items()
             },
+            entry_angles=self._entry_angles(positions_T, lengths_T),
             by_window=by_window,
             turns=self._turns(positions_T, lengths_T, device) if meets_sinks else None,
             recurrent=self._recurrent(spans, device) if self._shape.recurrence else None,
         )
+
+    def _entry_angles(self, positions_T: Tensor, lengths_T: Tensor) -> dict[Attention, Angles]:
+        """An entry is rotated as its first token."""
+        found: dict[Attention, Angles] = {}
+        for attention, rope in self._ropes.items():
+            if isinstance(attention, CompressedAttention) and attention.entries is not None:
+                first_T = (positions_T + 1 - attention.entries.num_tokens).clamp(min=0)
+                found[attention] = rope.angles(first_T, lengths_T, self._dtype)
+        return found
 
     def _by_sight(self, spans: Sequence[Span], window: int | None) -> dict[Sight, list[Span]]:
         """Those of a layer that has the window: where sinks are kept, those that still see all of

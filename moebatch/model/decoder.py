@@ -33,6 +33,7 @@ from moebatch.model.routing.choices import Choices
 from moebatch.model.routing.gating import AdaptiveGating, GatingCount
 from moebatch.model.routing.router import Routing
 from moebatch.model.scratch import Frame, Scratch, chunks
+from moebatch.model.streams import StreamMixer
 from moebatch.spec.model.blocks import Mlp, Residual
 from moebatch.spec.model.shape import ModelShape
 from moebatch.spec.model.stored_experts import StoredExperts
@@ -73,6 +74,7 @@ class Decoder:
         self._core = AttentionCore(
             shape, limits, dtype=self.dtype, device=self.device, sink_scores=weights.sink_scores
         )
+        self._streams = StreamMixer(shape) if shape.streams else None
         self._elementwise = elementwise = Elementwise(shape.activation, self.device)
         self._products = products = Products(
             self.device,
@@ -156,12 +158,13 @@ class Decoder:
     def embed(self, tokens_T: Tensor, prompts: Sequence[slice] = ()) -> Tensor:
         """Begins a pass, in which `prompts` are rows of whole ones; its first hidden states
         [T, D]."""
-        self._choices.begin(len(tokens_T), prompts)
+        self._choices.begin(tokens_T, prompts)
         x_TD = F.embedding(tokens_T.to(self.device), self._weights.globals["embedding"])
         scale = self.shape.embedding_scale
         if self.shape.rounds_embedding_scale:
             scale = torch.tensor(scale, dtype=self.dtype).item()
-        return x_TD if scale == 1 else x_TD.mul_(scale)
+        x_TD = x_TD if scale == 1 else x_TD.mul_(scale)
+        return x_TD if self.shape.streams is None else x_TD.repeat(1, self.shape.streams.count)
 
     def attend(
         self,
@@ -246,6 +249,9 @@ class Decoder:
         if self._attended_TD is not None:
             self._attended_TD[micro_batch.start : micro_batch.stop] = made[0]
             return
+        if self._streams is not None:
+            self._streams.spread(frame, x_TD, weights, "input_norm", made[0])
+            return
         residual = self.shape.mixer_residual(layer)
         self._add(frame, x_TD, normed_ND[: len(x_TD)], residual, made)
 
@@ -320,7 +326,10 @@ class Decoder:
                 y_MD = self._shared_expert(frame, layer, x_MD, routing.normed_TD[rows])
                 parts += self._made(frame, weights, "shared_out_norm", y_MD)
             self._add_attended(frame, layer, rows, x_MD)
-            if parts:
+            if self._streams is not None:
+                made_MD = self._elementwise.sum(frame, *parts)
+                self._streams.spread(frame, x_MD, weights, self.shape.norm_of_mlps, made_MD)
+            elif parts:
                 made = self._made(frame, weights, "mlp_out_norm", *parts)
                 self._add(frame, x_MD, routing.normed_TD[rows], self.shape.mlp_residual, made)
             self._end(x_MD, weights)
@@ -422,6 +431,9 @@ class Decoder:
     def _norm(
         self, frame: Frame, x_TD: Tensor, weights: Mapping[str, Tensor], role: str, out_TD: Tensor
     ) -> None:
+        if self._streams is not None:
+            merged_TD = self._streams.merged(frame, x_TD, weights, role)
+            x_TD = frame.take(*merged_TD.shape).copy_(merged_TD)
         if role not in weights:
             out_TD.copy_(x_TD)
             return

@@ -190,6 +190,15 @@ def rotate(x_THC: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> None:
     second.mul_(cos).add_(first_sin)
 
 
+def rotate_neighbours(x_THC: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> None:
+    """The same of each pair (2 i, 2 i + 1) of all numbers of every head."""
+    cos, sin = cos_TR[:, None], sin_TR[:, None]
+    first, second = x_THC[..., 0::2], x_THC[..., 1::2]
+    first_sin, second_sin = first * sin, second * sin
+    first.mul_(cos).sub_(second_sin)
+    second.mul_(cos).add_(first_sin)
+
+
 def _rope_config(attention: Attention, shape: ModelShape, config: Mapping[str, Any]) -> Any:
     """A transformers config with what matters for rotary positions and no more."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING

@@ -124,8 +124,11 @@ def only_planned(problem: Problem, policy: Policy) -> Iterator[str]:
 
 
 def _on_gpu_alone(problem: Problem) -> str:
-    is_encoded = problem.shape.encoder is not None
-    which = "layers of an encoder and behind it" if is_encoded else "recurrent layers"
+    which = "layers that keep entries of several tokens"
+    if problem.shape.encoder is not None:
+        which = "layers of an encoder and behind it"
+    elif problem.shape.recurrence is not None:
+        which = "recurrent layers"
     return f"{which} are computed on the GPU"
 
 

@@ -190,7 +190,8 @@ def require_learnable(files: ModelFiles) -> WholeModel:
 
     folder, shape = files.checkpoint.folder, files.shape
     router = shape.router
-    if router.weighs_inputs or router.has_own_norm or router.num_identities:
+    is_other = router.weighs_inputs or router.has_own_norm or router.num_identities
+    if is_other or shape.hashed_layers:
         raise CheckpointError(
             f"{folder}: gates of {shape.architecture} cannot be changed in transformers; "
             "experts.gating has to be exact"

@@ -198,6 +198,7 @@ def decoded(
         ("flint", False),
         ("step3p7", False),
         ("laguna", False),
+        ("deepseek_v4", False),
         ("cohere2_moe", False),
         ("phimoe", False),
         ("deepseek_v3", False),

@@ -566,6 +566,51 @@ CASES: dict[str, Case] = {
             "rope_theta": [300.0, 20.0] * 2,
         },
     ),
+    "v4": ("deepseek_v4", {}),
+    "v4-usual": (
+        "deepseek_v4",
+        {
+            "layer_types": None,
+            "mlp_layer_types": None,
+            "num_hidden_layers": 6,
+            "compress_rates": None,
+            "hc_sinkhorn_iters": 1,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "v4-slides": (
+        "deepseek_v4",
+        {
+            "layer_types": ["sliding_attention"] * 5,
+            "mlp_layer_types": ["moe"] * 5,
+            "hc_mult": 1,
+            "o_groups": 4,
+            "num_experts_per_tok": 3,
+        },
+    ),
+    "v4-limit": (
+        "deepseek_v4",
+        {
+            "index_topk": 21,
+            "compress_rates": {
+                "compressed_sparse_attention": 5,
+                "heavily_compressed_attention": 16,
+            },
+            "sliding_window": 4,
+            "hidden_size": 30,
+        },
+    ),
+    "v4-heavy": (
+        "deepseek_v4",
+        {
+            "layer_types": ["heavily_compressed_attention"] * 5,
+            "rope_parameters": {
+                **ROPES["yarn"],
+                "rope_theta": 300.0,
+            },
+            "mlp_layer_types": ["hash_moe"] * 4 + ["moe"],
+        },
+    ),
     "laguna": ("laguna", {}),
     "laguna-fused": ("laguna", {"fused": True, "moe_router_logit_softcapping": 0.0}),
     "laguna-elements": ("laguna", {"gating": "per-element", "attention_bias": True}),

@@ -175,20 +175,15 @@ class Driver:
 
 def _cached(shape: ModelShape, layer: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     """Of a layer, with nothing in them that may be read."""
-    layout, num_rows = shape.attention_of(layer).cache, NUM_ROWS
-    if shape.is_recurrent(layer):
-        assert shape.recurrence is not None
-        layout, num_rows = shape.recurrence.state, NUM_STATES
-    cached = KvShape(cache=layout, dtype=dtype)
-    stored = [(part.num_heads, *cached.stored_as(part)) for part in layout.parts]
-    return tuple(
-        torch.full(
-            (num_rows, num_heads, width),
-            torch.nan if of_part.is_floating_point else 255,
-            dtype=of_part,
-        )
-        for num_heads, of_part, width in stored
-    )
+    parts: list[torch.Tensor] = []
+    layouts = [(shape.attention_of(layer).cache, NUM_ROWS), (shape.state_of(layer), NUM_STATES)]
+    for layout, num_rows in layouts[shape.is_recurrent(layer) :]:
+        cached = KvShape(cache=layout, dtype=dtype) if layout else None
+        for part in layout.parts if cached else ():
+            of_part, width = cached.stored_as(part)
+            nothing = torch.nan if of_part.is_floating_point else 255
+            parts.append(torch.full((num_rows, part.num_heads, width), nothing, dtype=of_part))
+    return tuple(parts)
 
 
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:

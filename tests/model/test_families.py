@@ -24,7 +24,7 @@ from tests.model.driver import read_tensors
 from tests.spec.test_shape import ARCHITECTURES, minimal
 
 PASSED_OVER = (
-    *("vision", "visual", "audio_tower", "multi_modal", "vit_", "self_attn.indexer"),
+    *("vision", "visual", "audio_tower", "multi_modal", "vit_", "attn.indexer"),
     *("self_attn.slope_rate", "_decay"),
 )
 """What nothing is computed with; how fast heads of lightning attention fade is worked out."""
@@ -71,7 +71,8 @@ def test_names_and_shapes_are_those_of_written_checkpoints(case: str, tiny_check
     parts = list(required_tensors(shape, files.checkpoint, files.experts))
     assert {part.name: part.shape for part in parts} == found
     assert {files.checkpoint.look(part.name) for part in parts} == set(parts)
-    assert {part.dtype for part in parts} == {"F32"}
+    tables = {part.name for part in parts if part.name.endswith("tid2eid")}
+    assert {part.dtype for part in parts if part.name not in tables} == {"F32"}
 
 
 @pytest.mark.parametrize(

@@ -27,11 +27,11 @@ ALL = (
     *("bailing_hybrid", "granitemoe_swa", "kolibri1", "flint", "lara_mini"),
     *("qwen3_omni_moe_thinker", "aria_text"),
     *("flex_olmo", "mimo_v2_flash", "longcat_flash", "step3p7", "glm4v_moe"),
-    *("laguna", "cohere2_moe"),
+    *("laguna", "cohere2_moe", "deepseek_v4"),
 )
 MOST_OFF = {"minimax": 0.2}
 """Where layers keep what norms have made of hidden states, rounding adds up more."""
-NOT_STACKED = ("kimi_linear", "bailing_hybrid", "longcat_flash")
+NOT_STACKED = ("kimi_linear", "bailing_hybrid", "longcat_flash", "deepseek_v4")
 """What transformers holds of these in memory is read under the names of files alone."""
 
 

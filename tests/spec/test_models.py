@@ -32,6 +32,7 @@ BILLIONS = {
     "deepseek-v2-lite": 15.7,
     "deepseek-v3": 671,
     "deepseek-v3.2": 671,
+    "deepseek-v4-flash": 284,
     "glm-5": 744,
     "a.x-k1": 519,
     "glm-4.5-air": 106,

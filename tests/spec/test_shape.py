@@ -36,6 +36,7 @@ ARCHITECTURES = {
     "glm4v_moe": "Glm4vMoeForConditionalGeneration",
     "minimax_m2": "MiniMaxM2ForCausalLM",
     "mimo_v2_flash": "MiMoV2FlashForCausalLM",
+    "deepseek_v4": "DeepseekV4ForCausalLM",
     "laguna": "LagunaForCausalLM",
     "cohere2_moe": "Cohere2MoeForCausalLM",
     "step3p5": "Step3p5ForCausalLM",
@@ -316,6 +317,8 @@ def test_names_that_transformers_takes_for_others_are_read(architecture: str) ->
     named = {family.spelling.get(key, key): size for key, size in sizes.items()}
     config: dict[str, Any] = {"architectures": [architecture]}
     config |= {"num_key_value_heads": 4, "n_shared_experts": 2}
+    if architecture == "DeepseekV4ForCausalLM":  # others are refused
+        config |= {"num_key_value_heads": 1, "n_shared_experts": 1}
     config |= {name: size for name, size in named.items() if "." not in name}
     if "layer_types" in CONFIG_MAPPING[family.model_type].attribute_map.values():
         config["layer_types"] = ["full_attention"] * sizes["num_hidden_layers"]

@@ -102,7 +102,12 @@ class Passes(ABC):
         with self.computing():
             x_TD = self._decoder.embed(torch.from_numpy(tokens.tokens_T), layout.prompts)
             inputs = attention_inputs(layout, self._cache, self._micro_batch)
-        given = PassInput(x_TD, layout, inputs, replace(tokens, embedded_TD=x_TD))
+        given = PassInput(
+            x_TD,
+            layout,
+            inputs,
+            replace(tokens, embedded_TD=x_TD[:, : self._decoder.shape.hidden_size]),
+        )
         broken = self._run_layers(given, layer_begins)
         if self.losses is not None:
             with self.computing():

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from moebatch.formats.weight_format import Matrix
+from moebatch.model.attention.compressed import CompressedAttentionBlock
 from moebatch.model.attention.grouped import GroupedAttentionBlock
 from moebatch.model.attention.latent import LatentAttentionBlock
 from moebatch.model.elementwise import Elementwise
@@ -15,6 +16,7 @@ from moebatch.model.families.family import AttentionBlock, Family
 from moebatch.model.products import Products
 from moebatch.model.scratch import Frame
 from moebatch.spec.model.attention import Attention
+from moebatch.spec.model.compressed_attention import CompressedAttention
 from moebatch.spec.model.latent_attention import LatentAttention
 from moebatch.spec.model.shape import ModelShape
 
@@ -60,8 +62,13 @@ def attention_block(
     shape: ModelShape, attention: Attention, products: Products, elementwise: Elementwise
 ) -> AttentionBlock:
     """As the kind of attention asks for."""
-    kind = LatentAttentionBlock if isinstance(attention, LatentAttention) else GroupedAttentionBlock
-    return kind(shape, attention, products, elementwise)
+    match attention:
+        case LatentAttention():
+            return LatentAttentionBlock(shape, attention, products, elementwise)
+        case CompressedAttention():
+            return CompressedAttentionBlock(shape, attention, products, elementwise)
+        case _:
+            return GroupedAttentionBlock(shape, attention, products, elementwise)
 
 
 USUAL = Family(attention=attention_block, expert=mlp)

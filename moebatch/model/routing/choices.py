@@ -15,7 +15,7 @@ from moebatch.model.gpu.loader import gates_on
 from moebatch.model.products import Products
 from moebatch.model.routing.gating import AdaptiveGating, GatingCount
 from moebatch.model.routing.pregates import ChoicesAhead
-from moebatch.model.routing.router import Routing
+from moebatch.model.routing.router import Routing, choose_experts
 from moebatch.model.routing.tokens import (
     TokensByExpert,
     group_by_expert,
@@ -57,6 +57,7 @@ class Choices:
         self._weights_TK = torch.empty(size, device=device, dtype=torch.float32)
         self._experts_TK = torch.empty(size, device=device, dtype=torch.int64)
         self._asked_TK = self._experts_TK.new_empty(0 if shape.router.capacity is None else size)
+        self._tokens_T = self._experts_TK.new_empty(0)
         self._prompts_T = self._experts_TK.new_empty(0)
         """The prompt of every row of the pass, by number; -1 for tokens of answers."""
         self._ahead = ChoicesAhead(
@@ -69,8 +70,10 @@ class Choices:
         kept = (self._weights_TK, self._experts_TK, self._asked_TK)
         return self._ahead.num_bytes + sum(tensor.nbytes for tensor in kept)
 
-    def begin(self, num_tokens: int, prompts: Sequence[slice]) -> None:
-        """A pass of so many tokens, in which `prompts` are rows of whole ones."""
+    def begin(self, tokens_T: Tensor, prompts: Sequence[slice]) -> None:
+        """A pass of these tokens, in which `prompts` are rows of whole ones."""
+        self._tokens_T = tokens_T.to(self._experts_TK.device)
+        num_tokens = len(tokens_T)
         if self._shape.router.capacity is None:
             return
         prompts_T = torch.full((num_tokens,), -1)
@@ -90,21 +93,30 @@ class Choices:
         if self._ahead.is_chosen_earlier(layer):
             _copy(self._ahead.kept(layer, rows), here)
         else:
-            self._ask(layer, input_ND, room_NE, here)
+            self._ask(layer, rows, input_ND, room_NE, here)
         later = self._ahead.later(layer)
         if later is not None:
-            self._ask(later, input_ND, room_NE, self._ahead.kept(later, rows))
+            self._ask(later, rows, input_ND, room_NE, self._ahead.kept(later, rows))
         if self._gating is not None and self.gating_count is not None:
             self._gating.drop(layer, weights_RK, experts_RK, num_experts)
             self.gating_count.add(experts_RK == num_experts)
 
-    def _ask(self, layer: int, input_ND: Tensor, room_NE: Tensor, into: _Chosen) -> None:
+    def _ask(
+        self, layer: int, rows: slice, input_ND: Tensor, room_NE: Tensor, into: _Chosen
+    ) -> None:
         """What the gate of a layer chooses for the first rows."""
         weights = self._layers[layer]
         bias_E = weights.get("router_bias")
         logits_NE = self._products.linear(input_ND, weights["router"], bias_E, room_NE)
         logits_RE = logits_NE[: len(into[0])]
-        if self._chooser is None:
+        if "router_table" in weights:
+            known_RK = weights["router_table"][self._tokens_T[rows]].long()
+            number = self._shape.experts_per_token
+            found = choose_experts(
+                logits_RE, self._shape.router, number, None, self._dtype, known_TK=known_RK
+            )
+            _copy(found, into)
+        elif self._chooser is None:
             _copy(self._router(logits_RE, self._shape, weights, self._dtype), into)
         else:
             correction_E = weights.get("router_correction")

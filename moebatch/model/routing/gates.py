@@ -4,7 +4,7 @@ Shape letters: R rows, D hidden, E experts.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -47,7 +47,11 @@ class Gate:
         ]
         return [
             cls(
-                router=shape.router,
+                # Where experts are looked up by tokens, a gate only weighs them.
+                router=replace(
+                    shape.router,
+                    has_correction="router_correction" in gate,
+                ),
                 num_experts=shape.num_experts,
                 weight_ED=_on_input_of_experts(gate),
                 bias_E=gate.get("router_bias"),

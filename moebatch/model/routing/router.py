@@ -102,13 +102,18 @@ def choose_experts(
     correction_E: Tensor | None,
     dtype: torch.dtype,
     expert_weights_E: Tensor | None = None,
+    known_TK: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Weights [T, K], in descending order for each token, and experts [T, K] of each token.
 
     They are computed in float32; `dtype` is what weights are rounded to, unless they are exact.
     `expert_weights_E` are what the router `weighs_experts` by.
     """
-    if router.scores == "sparsemixer":
+    if known_TK is not None:
+        weights_TK, experts_TK = _by_weight(
+            scores_of(logits_TE, router).gather(1, known_TK), known_TK
+        )
+    elif router.scores == "sparsemixer":
         weights_TK, experts_TK = _one_after_the_other(logits_TE.float(), router.near, num_chosen)
     else:
         weights_TK, experts_TK = _best(logits_TE, router, num_chosen, correction_E)
@@ -135,7 +140,7 @@ def _best(
     if wanted_TE is scores_TE and router.scores == "sigmoid":
         wanted_TE = logits_TE.float()  # tells those from each other whose scores are 1
     weights_TK, experts_TK = torch.topk(wanted_TE, num_chosen, dim=-1)
-    if router.scores == "sigmoid" or router.has_correction:
+    if router.scores != "softmax" or router.has_correction:
         return _by_weight(scores_TE.gather(1, experts_TK), experts_TK)
     return weights_TK, experts_TK
 
@@ -170,7 +175,7 @@ def preferences(logits_TE: Tensor, router: Router, correction_E: Tensor | None) 
     if router.corrects_logits:
         return wanted_TE
     # Around usual logits, scores rise by so much less than these do.
-    return wanted_TE * (4 if router.scores == "sigmoid" else wanted_TE.shape[1])
+    return wanted_TE * (wanted_TE.shape[1] if router.scores == "softmax" else 4)
 
 
 def scores_of(logits_TE: Tensor, router: Router) -> Tensor:
@@ -179,6 +184,8 @@ def scores_of(logits_TE: Tensor, router: Router) -> Tensor:
         logits_TE = (logits_TE.float() / router.logit_cap).tanh_().mul_(router.logit_cap)
     if router.scores == "sigmoid":
         return logits_TE.float().sigmoid()
+    if router.scores == "sqrtsoftplus":
+        return F.softplus(logits_TE.float()).sqrt_()
     return F.softmax(logits_TE, dim=-1, dtype=torch.float32)
 
 

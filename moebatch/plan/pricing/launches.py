@@ -35,6 +35,8 @@ from moebatch.layout.setup import CHUNK_BYTES
 from moebatch.schedule.task import Kind
 from moebatch.spec.model.attention import Attention, GateOpening
 from moebatch.spec.model.blocks import ClampedGate, Residual, Router
+from moebatch.spec.model.cache_layout import UNLIMITED
+from moebatch.spec.model.compressed_attention import CompressedAttention
 from moebatch.spec.model.grouped_attention import GroupedAttention
 from moebatch.spec.model.latent_attention import LatentAttention
 from moebatch.spec.model.recurrence import (
@@ -86,6 +88,26 @@ _OUTPUT_GATE: Mapping[GateOpening, int] = MappingProxyType({"sigmoid": 3, "softp
 """Its product, what it goes through, and what it weighs."""
 _WIDENED = 2
 """Gates and fading of a recurrence, each of a few numbers."""
+_MERGED = 15
+"""Streams of hidden states, before a part of a layer."""
+_SPREAD = 22
+"""What it makes, over them: with how they are mixed as it is at first."""
+_BALANCING = 6
+"""Of its rows and columns, once more."""
+_COMPRESSED = 26
+"""Attention to a window and entries, but for its norms: products, rotations there and back, what is
+cached, and the groups of its output."""
+_OF_ENTRIES = 4
+"""What they are made of, projected."""
+_SEEN = 5
+"""By tokens of a sequence: rows, gathered."""
+_ENTRIES_SEEN = 6
+"""Entries beside these, and what they are made of kept."""
+_QUERY_BLOCK = 11
+"""Of a sequence: scores, masked, softmax, and what is summed."""
+_ENTRIES_MASKED = 5
+_ENTRY_MADE = 20
+_BLOCK_QUERIES = 16
 _OUT = 2
 """Projection, and the sum with what it is added to."""
 _CONVOLVED = 4
@@ -222,7 +244,9 @@ class Launches:
         """Logits after so many tokens, block by block: rows gathered, normed, multiplied, copied,
         and scaled perhaps."""
         end = (self.shape.logit_scale != 1) + 3 * (self.shape.logit_cap is not None)
-        return (self._norm + 3 + end) * ceil(rows / logits_rows(self.shape, dtype_bytes))
+        return (self._merged + self._norm + 3 + end) * ceil(
+            rows / logits_rows(self.shape, dtype_bytes)
+        )
 
     # --- pieces ---------------------------------------------------------------------------------
 
@@ -251,7 +275,7 @@ class Launches:
         latents = (self._rows.sum + 1) * (shape.latent_width is not None)
         others = self._residual(shape.mlp_residual) + shape.scales_layers + latents + given_back
         added = (self._rows.sum + 2 if late else self._rows.add) + _LOOKING
-        return added + shared + mixed + norms + others + self._attended
+        return added + shared + mixed + norms + others + self._attended + self._spread
 
     @property
     def _attended(self) -> int:
@@ -268,8 +292,17 @@ class Launches:
         return _LAYER_NORM + norm.has_bias if norm.kind == "layer" else self._rows.norm
 
     def _before(self, role: str) -> int:
-        """A norm of hidden states, or without that norm a copy."""
-        return self._norm if role in self.shape.norms else 1
+        """A norm of hidden states, or without it a copy; of streams, when they are merged."""
+        return self._merged + (self._norm if role in self.shape.norms else 1)
+
+    @property
+    def _merged(self) -> int:
+        return _MERGED * (self.shape.streams is not None)
+
+    @property
+    def _spread(self) -> int:
+        streams = self.shape.streams
+        return 0 if streams is None else _SPREAD + _BALANCING * (streams.num_balancings - 1)
 
     @property
     def _mlp(self) -> int:
@@ -330,6 +363,8 @@ class Launches:
         return tuple(Counter(map(shape.attention_of, attending)).items())
 
     def _of_attention(self, attention: Attention, load: PassLoad) -> float:
+        if isinstance(attention, CompressedAttention):
+            return self._of_compressed(attention, load)
         parts = self._num_parts
         group, one_slice = _DECODE_GROUP + parts, _PROMPT_SLICE
         if isinstance(attention, LatentAttention):
@@ -346,6 +381,18 @@ class Launches:
         gating = 0 if attention.output_gate is None else _OUTPUT_GATE[attention.output_gate]
         added = self._added(self.shape.attention_residual)
         return self._projection(attention) + core + gating + added
+
+    def _of_compressed(self, attention: CompressedAttention, load: PassLoad) -> float:
+        """Sequences are attended one after the other, some of their tokens at a time."""
+        slices = ceil(load.prompt_tokens / PROMPT_ROWS)
+        blocks = load.decode_sequences + ceil(load.prompt_tokens / _BLOCK_QUERIES)
+        own, seen, block = _COMPRESSED + 3 * self._rows.norm, float(_SEEN), _QUERY_BLOCK
+        if attention.entries is not None:
+            own, block = own + _OF_ENTRIES, block + _ENTRIES_MASKED
+            made = min(1.0, 1 / attention.entries.num_tokens)
+            seen += _ENTRIES_SEEN + _ENTRY_MADE * made
+        core = own + (load.decode_sequences + slices) * seen + blocks * block
+        return self._before("input_norm") + core + self._added(self.shape.attention_residual)
 
     def _of_recurrence(self, recurrence: Recurrence, load: PassLoad) -> float:
         """Rows of states are taken for neighbours, as they are until sequences end."""
@@ -378,6 +425,8 @@ class Launches:
 
     def _added(self, residual: Residual) -> int:
         """What is projected at last, and added to the hidden states."""
+        if self.shape.streams is not None:
+            return 1 + self._spread
         normed = self._norm * ("attention_out_norm" in self.shape.norms)
         return _OUT + self._residual(residual) + normed
 
@@ -405,11 +454,9 @@ class Launches:
     def _num_moved_parts(self) -> float:
         """Of what a mean layer caches of a token, or keeps as a state, which is moved part by
         part."""
-        recurrence, num_parts = self.shape.recurrence, self._num_parts
-        if recurrence is None:
-            return num_parts
-        recurring = len(self.shape.recurrent_layers) / self.shape.num_layers
-        return recurring * len(recurrence.state.parts) + (1 - recurring) * num_parts
+        groups = self.shape.cache_groups(UNLIMITED)
+        num_parts = sum(len(group.layers) * len(group.layout.parts) for group in groups)
+        return num_parts / self.shape.num_keeping_layers
 
     @property
     def _num_parts(self) -> int:
@@ -433,6 +480,7 @@ def _choice(router: Router, num_chosen: int) -> int:
     return (
         (_NEXT_CHOICE * num_chosen + _ALL_CHOICES if one_by_one else _CHOICE)
         + _CAP * (router.logit_cap is not None)
+        + (router.scores == "sqrtsoftplus")
         + _CORRECTION * router.has_correction
         + _GROUPS * (router.groups is not None)
         + 2 * (router.norm_order is not None)

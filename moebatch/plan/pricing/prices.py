@@ -250,6 +250,7 @@ class Prices:
         num_bytes = flops = 0.0
         for kind in self._attending:
             positions = self._in_window(load.decode_positions, load.decode_sequences, kind.window)
+            positions += load.decode_positions * kind.attention.entries_per_token
             positions *= kind.share
             num_bytes += positions * kind.token_bytes
             flops += positions * kind.attention.decode_flops_per_pair
@@ -263,6 +264,7 @@ class Prices:
         for kind in self._encoding:
             context = self._in_window(load.prompt_context, _num_slices(load), kind.window)
             pairs = self._pairs_in_window(load, kind.window)
+            pairs += load.prompt_pairs * kind.attention.entries_per_token
             flops += kind.share * kind.attention.prompt_flops(pairs, context)
             num_bytes += kind.share * context * kind.token_bytes
         rate = processor.attention_rate(self.shape.attention.cache_dtype)
@@ -389,7 +391,7 @@ class Prices:
 
     def hidden_bytes(self, tokens: float) -> float:
         """Hidden states of so many tokens."""
-        return tokens * self.shape.hidden_size * self.dtypes.compute_bytes
+        return tokens * self.shape.hidden_width * self.dtypes.compute_bytes
 
 
 def _cached_rows(load: PassLoad, group: CacheGroup) -> float:

@@ -14,6 +14,7 @@ from moebatch.spec.families.deepseek import (
     GLM4_MOE_LITE,
     GLM_MOE_DSA,
 )
+from moebatch.spec.families.deepseek_v4 import DEEPSEEK_V4
 from moebatch.spec.families.ernie import ERNIE_4_5_MOE
 from moebatch.spec.families.flint import FLINT
 from moebatch.spec.families.gemma import GEMMA4, GEMMA4_TEXT
@@ -86,6 +87,7 @@ _OTHERS = (
     MIMO_V2_FLASH,
     STEP3P5,
     STEP3P7,
+    DEEPSEEK_V4,
     LAGUNA,
     COHERE2_MOE,
     DBRX,

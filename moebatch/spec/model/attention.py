@@ -184,6 +184,21 @@ class Attention(ABC):
         return 0
 
     @property
+    def entries_per_token(self) -> float:
+        """What a token sees of each one before it that is not in its window."""
+        return 0.0
+
+    @property
+    def exact_roles(self) -> frozenset[str]:
+        """Tensors that are held in float32."""
+        return frozenset()
+
+    @property
+    def state(self) -> CacheLayout | None:
+        """What a layer keeps of a sequence beside what it caches of its tokens."""
+        return None
+
+    @property
     def output_gate(self) -> GateOpening | None:
         """How its input opens gates that weigh what attention puts out, where there are such."""
         return None

@@ -62,7 +62,7 @@ class ExpertGroups:
 class Router:
     """How tokens choose experts: each by scores made of the logits of a gate."""
 
-    scores: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
+    scores: Literal["softmax", "sigmoid", "sqrtsoftplus", "sparsemixer"] = "softmax"
     """Over all experts, or each by itself; or one expert after the other, weighed by a softmax over
     those that are left and `near` (SparseMixer-v2 of GRIN MoE, Liu et al. 2024, at inference). In
     float32."""
@@ -168,3 +168,25 @@ class ClampedGate:
     def most_activated(self) -> float:
         """What its activation makes of it is at most."""
         return self.limit if self.clamps_activated else inf
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Streams:
+    """Hidden states of a token are several; what a part of a layer sees is a mix of them, and what
+    it makes is added to each, beside a mix of all (Xie et al. 2026)."""
+
+    count: int
+    num_balancings: int
+    """Times that rows and columns of how they are mixed are made to sum to one."""
+    eps: float
+
+    def tensors(self, role: str, hidden_size: int, *, spreads: bool = True) -> Sizes:
+        """Sizes of what is learnt of the mixing before the norm of that role; of the last one of a
+        model nothing is spread."""
+        count, wide = self.count, self.count * hidden_size
+        num_mixed, num_scales = (count * (2 + count), 3) if spreads else (count, 1)
+        return {
+            f"{role}_streams": (num_mixed, wide),
+            f"{role}_streams_base": (num_mixed,),
+            f"{role}_streams_scale": (num_scales,),
+        }

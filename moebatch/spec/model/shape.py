@@ -13,7 +13,7 @@ from moebatch.errors import ConfigError, Fault
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.spec.machine.hardware import Dtype
 from moebatch.spec.model.attention import Attention, Sizes
-from moebatch.spec.model.blocks import ClampedGate, Mlp, Norm, Residual, Router
+from moebatch.spec.model.blocks import ClampedGate, Mlp, Norm, Residual, Router, Streams
 from moebatch.spec.model.cache import CacheGroup
 from moebatch.spec.model.cache_layout import UNLIMITED, CacheLayout, KvCache, SinkWindow, StateCache
 from moebatch.spec.model.grouped_attention import RelativeAttention
@@ -108,6 +108,13 @@ class Layers:
     global_attention: Attention | None = None
     """That of `global_layers`, where these attend in another way."""
     global_layers: tuple[int, ...] = ()
+    layer_attentions: tuple[Attention, ...] = ()
+    """That of each layer, where they attend in more ways; `attention` is that of the first."""
+    streams: Streams | None = None
+    """None where hidden states of a token are one."""
+    hashed_layers: tuple[int, ...] = ()
+    """Those with experts in which these are looked up by the token, and not chosen (Roller et al.
+    2021)."""
     norm: Norm = field(default_factory=Norm)
     encoder: Encoder | None = None
     """None where prompts go through the same layers as answers."""
@@ -203,11 +210,26 @@ class ModelShape(Layers):
 
     def attention_of(self, layer: int) -> Attention:
         """How a layer attends."""
+        if self.layer_attentions:
+            return self.layer_attentions[layer]
         return self.attentions[layer in self._global]
+
+    def state_of(self, layer: int) -> CacheLayout | None:
+        """What a layer keeps of a sequence beside what it caches of tokens."""
+        if self.is_recurrent(layer):
+            return self.recurrence.state if self.recurrence else None
+        return self.attention_of(layer).state
+
+    @property
+    def hidden_width(self) -> int:
+        """Numbers of a token between layers."""
+        return self.hidden_size * (self.streams.count if self.streams else 1)
 
     @cached_property
     def attentions(self) -> tuple[Attention, ...]:
         """All ways in which layers attend."""
+        if self.layer_attentions:
+            return tuple(dict.fromkeys(self.layer_attentions))
         return tuple(filter(None, (self.attention, self.global_attention)))
 
     @cached_property
@@ -321,6 +343,8 @@ class ModelShape(Layers):
         """Sizes of what no layer owns, by role; a tied head is none of its own."""
         sizes: Sizes = {"embedding": (self.vocab_size, self.hidden_size)}
         sizes |= self._norm_tensors("final_norm") | self._encoder_tensors
+        if self.streams:
+            sizes |= self.streams.tensors("final_norm", self.hidden_size, spreads=False)
         if self.head_bias:
             sizes["head_bias"] = (self.vocab_size,)
         return sizes if self.tie_word_embeddings else sizes | {"head": sizes["embedding"]}
@@ -329,7 +353,11 @@ class ModelShape(Layers):
         """Sizes of everything in a layer but its experts, by role."""
         scale: Sizes = {"layer_scale": (1,)} if self.scales_layers else {}
         norms = self._norm_tensors(*self.norms_of(layer))
-        return norms | self.mixer_tensors(layer) | self._mlp_tensors(layer) | scale
+        streams: Sizes = {}
+        for role in ("input_norm", "mlp_norm") if self.streams else ():
+            assert self.streams is not None, "there are several"
+            streams |= self.streams.tensors(role, self.hidden_size)
+        return norms | self.mixer_tensors(layer) | self._mlp_tensors(layer) | scale | streams
 
     def streamed_tensors(self, layer: int) -> Sizes:
         """Those that may come up from the level below for each pass: matrices, but for those of
@@ -343,7 +371,8 @@ class ModelShape(Layers):
     @staticmethod
     def is_streamed(role: str, size: tuple[int, ...]) -> bool:
         """Whether one of that size may."""
-        return len(size) == 2 and not role.startswith("router")
+        is_exact = role.endswith("_streams") or role == "entry_bias"
+        return len(size) == 2 and not role.startswith("router") and not is_exact
 
     def streamed(self, count: int) -> tuple[int, ...]:
         """Which layers do so where so many do: those that take least, as all need room for the
@@ -402,6 +431,10 @@ class ModelShape(Layers):
         return self.recurrence.tensors(self.hidden_size)
 
     def _mlp_tensors(self, layer: int) -> Sizes:
+        if layer in self.hashed_layers:
+            table = {"router_table": (self.vocab_size, self.experts_per_token)}
+            chosen = {k: v for k, v in self._moe_tensors.items() if k != "router_correction"}
+            return chosen | table
         if self.is_moe(layer):
             return self._moe_tensors
         return self._dense_tensors if self.has_mlp(layer) else {}
@@ -457,7 +490,14 @@ class ModelShape(Layers):
     def exact_roles(self) -> frozenset[str]:
         """Tensors that are held in float32, whatever is computed in."""
         of_recurrence = self.recurrence.exact_roles if self.recurrence else frozenset()
-        return self.router.exact_roles | self.norm.exact_roles | of_recurrence
+        of_attention = self.attention.exact_roles
+        of_streams = {
+            f"{norm}_streams{end}"
+            for norm in ("input_norm", "mlp_norm", "final_norm")
+            for end in ("", "_base", "_scale")
+        }
+        found = self.router.exact_roles | self.norm.exact_roles | of_recurrence | of_attention
+        return found | of_streams | {"router_table"}
 
     @cached_property
     def exact_params(self) -> int:
@@ -487,7 +527,7 @@ class ModelShape(Layers):
     @property
     def attends_beside_gpu(self) -> bool:
         """Whether a CPU beside a GPU may attend: all layers do, and to what they cache alone."""
-        return not self.recurrent_layers and self.encoder is None
+        return self.encoder is None and not any(map(self.state_of, range(self.num_layers)))
 
     @property
     def num_attention_layers(self) -> int:
@@ -505,9 +545,11 @@ class ModelShape(Layers):
 
     def state_bytes(self, compute_bytes: int) -> int:
         """Bytes of what recurrent layers keep of a sequence, all of them."""
-        if self.recurrence is None:
-            return 0
-        return len(self.recurrent_layers) * self.recurrence.state.token_bytes(compute_bytes)
+        return sum(
+            len(group.layers) * group.layout.token_bytes(compute_bytes)
+            for group in self.cache_groups(UNLIMITED)
+            if group.is_state
+        )
 
     def cache_groups(self, max_tokens: int) -> tuple[CacheGroup, ...]:
         """All layers by what the cache holds of sequences of at most so many tokens, those first
@@ -534,9 +576,14 @@ class ModelShape(Layers):
             for (seen, layout), layers in found.items()
         ]
         assert groups, "some layers attend"
-        if self.recurrence is not None:
-            state = self.recurrence.state
-            groups.append(CacheGroup(layers=self.recurrent_layers, layout=state, is_state=True))
+        states: dict[CacheLayout, list[int]] = {}
+        for layer in range(self.num_layers):
+            if (state := self.state_of(layer)) is not None:
+                states.setdefault(state, []).append(layer)
+        groups += [
+            CacheGroup(layers=tuple(layers), layout=layout, is_state=True)
+            for layout, layers in states.items()
+        ]
         return tuple(sorted(groups, key=lambda group: -group.most_rows))
 
     def _seen_through(self, window: int | None) -> SinkWindow | None:
@@ -576,6 +623,8 @@ class ModelShape(Layers):
         does, unturned = "", ", so that none can be turned to sinks"
         if self.encoder is not None:
             does = "encodes prompts whole, without windows"
+        elif any(map(self.state_of, range(self.num_layers))) and self.recurrence is None:
+            does = "sees what lies before its window in entries that stand for several tokens"
         elif self.global_attention is not None:
             does = f"attends in two ways{unturned}"
         elif not self.attention.rotary_dim:
@@ -594,7 +643,11 @@ class ModelShape(Layers):
 
     def _with_attention(self, **changes: Any) -> "ModelShape":
         """The same model with changes to all attention."""
-        attention, *others = (replace(each, **changes) for each in self.attentions)
+        attention = replace(self.attention, **changes)
+        if self.layer_attentions:
+            of_layers = tuple(replace(each, **changes) for each in self.layer_attentions)
+            return replace(self, attention=attention, layer_attentions=of_layers)
+        _, *others = (replace(each, **changes) for each in self.attentions)
         return replace(self, attention=attention, global_attention=next(iter(others), None))
 
 

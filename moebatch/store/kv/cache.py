@@ -48,7 +48,7 @@ class KVCache:
 
         Raises StorageError when layers live on a disk that has no room for them.
         """
-        self.layers = sorted(layer for group in groups for layer in group.layers)
+        self.layers = sorted({layer for group in groups for layer in group.layers})
         """Those that keep anything."""
         if layout is None:
             layout = KvLayout(levels=["dram"] * (self.layers[-1] + 1))
@@ -211,11 +211,11 @@ class KVCache:
         """Asserts that every page is free, kept, or held as often as owners say, and that owners
         hold pages of all groups."""
         owners = self._first.by_owner.keys()
-        for table, group in zip(self._tables, self.groups, strict=True):
+        for number, (table, group) in enumerate(zip(self._tables, self.groups, strict=True)):
             table.check_integrity()
             assert table.by_owner.keys() == owners, "an owner is not in all groups"
             rows = table.num_pages * group.page_rows
-            homes = [self._levels.homes.get(layer) for layer in group.layers]
+            homes = [self._levels.homes.get((layer, number)) for layer in group.layers]
             assert {len(part) for home in homes if home for part in home.parts} <= {rows}, (
                 "too large"
             )

@@ -61,11 +61,14 @@ class KvLevels:
             )
             for number, (group, count) in enumerate(zip(groups, num_pages, strict=True))
         ]
-        self._of_layer = {layer: one for one in self._groups for layer in one.group.layers}
+        self._of_layer: dict[int, list[_Stored]] = {}
+        for one in self._groups:
+            for layer in one.group.layers:
+                self._of_layer.setdefault(layer, []).append(one)
         self._rooms: list[list[KvRoom]] = [[] for _ in groups]
         self._num_bytes: dict[LevelName, int] = {}
-        self.homes: dict[int, KvTensors] = {}
-        """By layer, without those on disk."""
+        self.homes: dict[tuple[int, int], KvTensors] = {}
+        """By layer and group, without those on disk."""
         self._windows: dict[tuple[WindowName, CacheLayout], list[KvTensors]] = {}
         self._opened = ExitStack()
         """Gives back the scratch file, and memory that is pinned."""
@@ -94,7 +97,7 @@ class KvLevels:
     def copy_pages(self, group: int, moved: Mapping[int, int]) -> None:
         """Copies pages, in all layers of a group, to others that are not among them."""
         for layer in self._groups[group].group.layers:
-            for pages_XN in self.homes[layer].units(self._groups[group].group.page_rows):
+            for pages_XN in self.homes[layer, group].units(self._groups[group].group.page_rows):
                 for source, target in moved.items():
                     pages_XN[target] = pages_XN[source]
 
@@ -106,7 +109,8 @@ class KvLevels:
         for one, rooms, count in zip(self._groups, self._rooms, num_pages, strict=True):
             num_bytes += sum(room.give_back(count) for room in rooms)
             for layer in one.group.layers:
-                self.homes[layer] = self.homes[layer].first(count * one.group.page_rows)
+                home = self.homes[layer, one.number]
+                self.homes[layer, one.number] = home.first(count * one.group.page_rows)
         self._num_bytes["dram"] -= num_bytes
         return num_bytes
 
@@ -119,8 +123,9 @@ class KvLevels:
         return self.layout.levels[layer] == place
 
     def tensors(self, place: Place, layer: int, window: int) -> KvTensors:
-        """What attention of a layer reads and writes."""
-        return self._at(place, place, layer, window)
+        """What attention of a layer reads and writes, of all groups that the layer is in."""
+        found = (self._at(place, place, layer, one, window) for one in self._of_layer[layer])
+        return KvTensors(tuple(part for each in found for part in each.parts))
 
     def check_fits(self, view: KvView) -> None:
         """Asserts that the view's pages fit into a window, if it needs one."""
@@ -136,9 +141,11 @@ class KvLevels:
         if hop is None:
             return 0
         whole_pages = kind in TO_ATTENTION or hop.target == "disk"
-        shape = self._of_layer[layer].shape
-        unit_bytes = shape.page_bytes if whole_pages else shape.row_bytes
-        return unit_bytes * len(self._moves(kind, hop, view, layer))
+        return sum(
+            (one.shape.page_bytes if whole_pages else one.shape.row_bytes)
+            * len(self._moves(kind, hop, view, layer, one))
+            for one in self._of_layer[layer]
+        )
 
     def move(self, kind: Kind, view: KvView, layer: int) -> None:
         """Does a task for the view.
@@ -147,12 +154,17 @@ class KvLevels:
         """
         hop = self._hop(kind, view, layer)
         assert hop is not None, f"layer {layer} needs no {kind} to attend at {view.place}"
-        moves = self._moves(kind, hop, view, layer)
+        for one in self._of_layer[layer]:
+            self._move(kind, hop, view, layer, one)
+
+    def _move(self, kind: Kind, hop: Hop, view: KvView, layer: int, one: _Stored) -> None:
+        """That of one group."""
+        moves = self._moves(kind, hop, view, layer, one)
         if "disk" in hop:
-            self._move_disk(hop, moves, view, layer)
+            self._move_disk(hop, moves, view, layer, one)
             return
-        source, target = (self._at(level, view.place, layer, view.window) for level in hop)
-        unit_rows = self._of_layer[layer].group.page_rows if kind in TO_ATTENTION else 1
+        source, target = (self._at(level, view.place, layer, one, view.window) for level in hop)
+        unit_rows = one.group.page_rows if kind in TO_ATTENTION else 1
         for from_XN, to_XN in zip(source.units(unit_rows), target.units(unit_rows), strict=True):
             moves.copy(from_XN, to_XN)
 
@@ -160,21 +172,18 @@ class KvLevels:
         """Gives the scratch file back and unpins memory."""
         self._opened.close()
 
-    def _move_disk(self, hop: Hop, moves: Moves, view: KvView, layer: int) -> None:
+    def _move_disk(self, hop: Hop, moves: Moves, view: KvView, layer: int, one: _Stored) -> None:
         assert self._file is not None, "a layer on disk has a file"
-        number, page_rows = (
-            self.layout.disk_layers.index(layer),
-            self._of_layer[layer].group.page_rows,
-        )
+        number, page_rows = self._on_disk.index((layer, one)), one.group.page_rows
         from_disk = hop.source == "disk"
         level = hop.target if from_disk else hop.source
-        window = self._at(level, view.place, layer, view.window)
+        window = self._at(level, view.place, layer, one, view.window)
         transfer = self._file.read if from_disk else self._file.write
         for run in moves.file_runs(from_file=from_disk):
             transfer(number, run.first, list(window.buffers(run.places, page_rows=page_rows)))
 
-    def _moves(self, kind: Kind, hop: Hop, view: KvView, layer: int) -> Moves:
-        moves = view.groups[self._of_layer[layer].number].moves
+    def _moves(self, kind: Kind, hop: Hop, view: KvView, layer: int, one: _Stored) -> Moves:
+        moves = view.groups[one.number].moves
         staged = self.layout.levels[layer] not in hop
         if kind in TO_ATTENTION:
             return moves.staged_context if staged else moves.context
@@ -186,11 +195,13 @@ class KvLevels:
         home = self.layout.levels[layer]
         return route(home, view.place, self.layout.top).get(kind)
 
-    def _at(self, level: LevelName, place: Place, layer: int, window: int) -> KvTensors:
+    def _at(
+        self, level: LevelName, place: Place, layer: int, one: _Stored, window: int
+    ) -> KvTensors:
         """The layer's home if that is the level, or else a window."""
         if self.layout.levels[layer] == level:
-            return self.homes[layer]
-        return self._windows[WindowName(place, level), self._of_layer[layer].group.layout][window]
+            return self.homes[layer, one.number]
+        return self._windows[WindowName(place, level), one.group.layout][window]
 
     def _window_pages(self, one: _Stored) -> int:
         """Most pages of a group that a micro-batch has."""
@@ -202,7 +213,8 @@ class KvLevels:
             if layers:
                 room = self._allocate(level, one, len(layers), one.num_pages)
                 self._rooms[one.number].append(room)
-                self.homes |= dict(zip(layers, room.tensors, strict=True))
+                keys = [(layer, one.number) for layer in layers]
+                self.homes |= dict(zip(keys, room.tensors, strict=True))
 
     def _open_windows(self, name: WindowName) -> None:
         """As large as the group needs that needs most of those whose rows are alike."""
@@ -221,11 +233,17 @@ class KvLevels:
         self._opened.callback(room.close)
         return room
 
+    @property
+    def _on_disk(self) -> list[tuple[int, _Stored]]:
+        """What the scratch file holds, in its order."""
+        layers = self.layout.disk_layers
+        return [(layer, one) for layer in layers for one in self._of_layer[layer]]
+
     def _open_file(self) -> ScratchFile | None:
-        layers, folder = self.layout.disk_layers, self.layout.folder
-        if not layers:
+        there, folder = self._on_disk, self.layout.folder
+        if not there:
             return None
         assert folder is not None, "keys and values on disk need a folder"
-        file = ScratchFile(folder, [self._of_layer[layer].on_disk for layer in layers])
+        file = ScratchFile(folder, [one.on_disk for _, one in there])
         self._opened.callback(file.close)
         return file
