@@ -261,6 +261,22 @@ def test_phases_know_that_short_answers_keep_their_places_for_whole_passes(
     assert passes == pytest.approx(sum(n for n, _ in job_loads(workload, one)), rel=0.05)
 
 
+@pytest.mark.parametrize("tokens", [6144, 24_576])
+@pytest.mark.parametrize("batch", [667, 768, 1200, 1500, 1715])
+def test_phases_know_how_few_sequences_the_last_round_has(batch: int, tokens: int) -> None:
+    """Places that no other sequence takes are not waited for, and passes of the last sequences
+    alone have as few as they have."""
+    workload = Workload.uniform(prompt_tokens=512, new_tokens=256, num_sequences=2000)
+    one = policy(batch, tokens, num_kv_pages=batch * 48)
+    phases = [(2000 * phase.num_passes, phase.load) for phase in phases_of(workload, one)]
+    exact = job_loads(workload, one)
+    assert sum(n for n, _ in phases) == pytest.approx(sum(n for n, _ in exact), rel=0.02)
+    unlike, unlike_exact = (
+        sum(n * load.decode_sequences**2 for n, load in loads) for loads in (phases, exact)
+    )
+    assert unlike == pytest.approx(unlike_exact, rel=0.17)
+
+
 def test_a_lane_is_faster_with_a_faster_link_and_nothing_else_changes() -> None:
     slow, fast = small(disk=1 * GB), small(disk=4 * GB)
     one = policy()

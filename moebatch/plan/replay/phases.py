@@ -9,7 +9,7 @@ while places are being filled, passes are full; then they decode; as sequences e
 filled by full passes again. The chosen policy is replayed pass by pass (`plan/replay/passes.py`).
 """
 
-from math import ceil
+from math import ceil, inf
 from statistics import mean
 from typing import NamedTuple
 
@@ -18,6 +18,9 @@ from moebatch.layout.load import PassLoad
 from moebatch.layout.scratch import PROMPT_ROWS
 from moebatch.spec.policy.policy import PAGE_TOKENS, Policy, pages_of
 from moebatch.spec.workload import Workload
+
+_FEW_WAVES = 4
+"""After more of them the last one, of fewer sequences, counts for little."""
 
 
 class Phase(NamedTuple):
@@ -36,12 +39,11 @@ def phases_of(workload: Workload, policy: Policy) -> tuple[Phase, ...]:
     total = workload.num_sequences
     prompt, steps = workload.mean_own_tokens, _steps(workload, workload.mean_new_tokens)
     tokens = policy.tokens_per_pass
-    places = min(policy.batch_size, sequences_held(workload, policy))
-    places = places if total is None else min(places, total)
-    waves = 1.0 if total is None else max(1.0, total / places)
-    # While places are filled for the first time half of them decode; later, nearly all.
-    in_full = places * (1.0 if total is None else 1 - 0.5 / waves)
-    filling = places * prompt / max(1.0, tokens - in_full)
+    places = min(policy.batch_size, total or inf, sequences_held(workload, policy))
+    waves, in_full, filling = _filled(workload, places, tokens)
+    if filling < steps and _ends_together(workload):
+        places = min(places, sequences_held(workload, policy, within=filling))
+        waves, in_full, filling = _filled(workload, places, tokens)
     # A job has whole passes, however little there is to take in.
     at_start = 0.0 if total is None else max(1.0, filling)
     # A place is free for the next sequence in the pass after the last one of an answer.
@@ -61,11 +63,19 @@ def phases_of(workload: Workload, policy: Policy) -> tuple[Phase, ...]:
     else:
         num_full = waves * filling if total is None else max(1.0, waves * filling)
         prompts = waves * places * prompt / num_full
-        rest = max(_waves_passes(workload, waves) + at_start, in_places) - num_full
-        decoding = max(1.0, (waves * places * steps - num_full * in_full) / max(rest, 1e-9))
+        # Only places that have a last turn are waited for, and those are filled first.
+        last = _last_share(workload, waves)
+        rest = max(_waves_passes(workload, waves) + last * at_start, in_places) - num_full
+        left, at_end, ending = waves * places * steps - num_full * in_full, 0.0, 0.0
+        if last < 1 and waves < _FEW_WAVES:  # others have ended, and in their places none begins
+            at_end = steps - (1 - last) * at_start
+            ending = last * places * (1 - last * at_start / at_end / 2)
+        rest, left = rest - at_end, left - at_end * ending
+        decoding = min(max(1.0, left / max(rest, 1e-9)), places)
         phases = [
             Phase(num_passes=num_full, load=_load(workload, in_full, prompts)),
-            Phase(num_passes=rest, load=_load(workload, min(decoding, places), 0.0)),
+            Phase(num_passes=rest, load=_load(workload, decoding, 0.0)),
+            Phase(num_passes=at_end, load=_load(workload, ending, 0.0)),
         ]
     sequences = waves * places
     return tuple(
@@ -75,13 +85,31 @@ def phases_of(workload: Workload, policy: Policy) -> tuple[Phase, ...]:
     )
 
 
-def sequences_held(workload: Workload, policy: Policy) -> float:
+def _filled(workload: Workload, places: float, tokens: int) -> tuple[float, float, float]:
+    """How often so many places are filled, sequences in them that decode in a full pass, and the
+    passes that it takes to fill them."""
+    total = workload.num_sequences
+    waves = 1.0 if total is None else max(1.0, total / places)
+    # While places are filled for the first time half of them decode; later, nearly all.
+    in_full = places * (1.0 if total is None else 1 - 0.5 / waves)
+    return waves, in_full, places * workload.mean_own_tokens / max(1.0, tokens - in_full)
+
+
+def sequences_held(workload: Workload, policy: Policy, *, within: float | None = None) -> float:
     """Sequences in the middle of their answers that the pages of a policy hold, half of a last page
     counted; what they share is held once. All of them where sequences are alike and answers so
-    short that they hardly begin a page."""
+    short that they hardly begin a page.
+
+    Those that begin `within` so few passes are at the end of their answers, as many passes before
+    it, all at once.
+    """
     shared = workload.mean_shared_tokens
-    held = min(workload.decode_context - shared, workload.most_cached)
-    each = held / PAGE_TOKENS + 0.5
+    context = workload.decode_context
+    if within is not None:
+        context += max(0.0, workload.mean_new_tokens - within) / 2
+    held = min(context - shared, workload.most_cached)
+    in_the_end = min(workload.mean_total_tokens - shared, workload.most_cached)
+    each = min(held / PAGE_TOKENS + 0.5, pages_of(ceil(in_the_end)))
     if not workload.lengths and workload.mean_new_tokens < PAGE_TOKENS:
         own = ceil(workload.mean_own_tokens)
         ends = range(own + 1, own + ceil(workload.mean_new_tokens) + 1)
@@ -112,8 +140,19 @@ def _waves_passes(workload: Workload, waves: float) -> float:
 def _turns(workload: Workload, waves: float) -> float:
     """Sequences that have each place, one after the other. Answers of one length end together, so
     the last wave takes as long as any; otherwise places are refilled one by one."""
+    return ceil(waves) if _ends_together(workload) else waves
+
+
+def _ends_together(workload: Workload) -> bool:
+    """Whether answers that begin together end together, in a job that ends."""
     is_even = workload.longest_answer <= workload.mean_new_tokens
-    return ceil(waves) if is_even and workload.num_sequences is not None else waves
+    return is_even and workload.num_sequences is not None
+
+
+def _last_share(workload: Workload, waves: float) -> float:
+    """Share of the places that are taken in the last turn: all, unless sequences are alike and are
+    not as many as whole turns have."""
+    return 1 - ceil(waves) + waves if _ends_together(workload) else 1.0
 
 
 def _steps(workload: Workload, new_tokens: float) -> float:

@@ -34,8 +34,8 @@ _FEW_REPLAYS = 3
 """So many of a round's policies are replayed where lengths are means: the most promising ones."""
 _PROMISING = 1.005
 """A policy that takes longer than this by mean lengths is not replayed there."""
-_ROUND_LESS = 1.15
-"""The same of a policy with a round less: replays took from 0.88 of what mean lengths say."""
+_ROUND_LESS = 1.03
+"""The same of a policy with a round less, of which mean lengths say less."""
 _NEAR = 1.3
 """A rival that takes longer than this by mean lengths is not replayed."""
 _ABREAST = 1.03
@@ -248,7 +248,8 @@ def _neighbours(problem: Problem, policy: Policy) -> Iterator[Policy]:
     both = (round(batch * by) for by in _BATCHES if by > 1 and _bounds_micro_batch(policy))
     larger = _each_once(
         *(_with_batch(policy, min(round(batch * by), most)) for by in _BATCHES),
-        _with_batch(policy, ceil(most / ceil(most / batch))),  # as many each time
+        # As many each time, in as many rounds and in one more.
+        *(_with_batch(policy, ceil(most / (ceil(most / batch) + more))) for more in (0, 1)),
         *longer,
         *(_with_micro_batch(other, by) for other, by in sizes),
         *(_with_micro_batch(_with_batch(policy, min(size, most)), 2) for size in both),
