@@ -276,6 +276,28 @@ def test_a_climb_looks_around_however_much_a_job_goes_through() -> None:
     assert seconds(of, policy) <= 1.03 * min(seconds(of, one) for one in twice)
 
 
+def test_more_rounds_of_fewer_sequences_are_found() -> None:
+    """Beyond so many sequences in a pass experts are computed one by one: three rounds of 667 are
+    1.19 times as fast as two of 1,313 and 687."""
+    workload = Workload.uniform(prompt_tokens=512, new_tokens=256, num_sequences=2000)
+    of = stated("h100", "mellum2-12b-a2.5b", workload)
+    policy = best_policy(of).policy
+    other = replace(policy, batch_size=667, micro_batch_size=667, tokens_per_pass=12_288)
+    assert seconds(of, policy) <= 1.03 * seconds(of, replace(other, num_kv_pages=667 * 48))
+
+
+def test_a_plan_with_its_cache_on_disk_is_tried_where_another_may_have_it_there() -> None:
+    """What the disk is only allowed to hold, main memory may have room for: a plan with the whole
+    cache on disk and three times as many sequences is 1.4 times as fast."""
+    workload = Workload.uniform(prompt_tokens=512, new_tokens=256, num_sequences=2000)
+    of, more = (
+        stated("rtx4090", "mimo-v2-flash", workload, *changes) for changes in ((), ("dram=184GiB",))
+    )
+    planned = best_policy(of).policy
+    assert planned.kv_cache.disk
+    assert seconds(more, best_policy(more).policy) <= 1.01 * seconds(more, planned)
+
+
 def test_a_pass_that_takes_seconds_may_have_more_tokens() -> None:
     """Answers are short, and each pass of their prompts needs most experts: in passes of 32,768
     tokens it takes 1.47 times as long."""

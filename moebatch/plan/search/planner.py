@@ -151,7 +151,7 @@ def _rivals(problem: Problem, policy: Policy, screened: Sequence[Screened]) -> I
     many = _held(problem, policy) * _MANY_TIMES
     for item, limits in screened:
         other = item.candidate.policy
-        way = _way(other, keeps_on_disk="disk" in item.candidate.kv_levels)
+        way = _way(other, keeps_on_disk=limits.shares.get(("kv_cache", "disk"), 0.0) > 0)
         held = _held(problem, other)
         if way != own:
             chosen.setdefault(way, (item, limits))
