@@ -298,6 +298,14 @@ def test_a_plan_with_its_cache_on_disk_is_tried_where_another_may_have_it_there(
     assert seconds(more, best_policy(more).policy) <= 1.01 * seconds(more, planned)
 
 
+def test_what_need_not_lie_on_disk_stays_in_main_memory() -> None:
+    """Two climbs end with a layer of the cache, or with some experts, on a disk that nothing is
+    won by."""
+    workload = Workload.uniform(prompt_tokens=77, new_tokens=128, num_sequences=5000)
+    policy = best_policy(stated("t4", "mixtral-8x7b", workload)).policy
+    assert (policy.kv_cache.disk, policy.weights.disk) == (0.0, 0.0)
+
+
 def test_a_pass_that_takes_seconds_may_have_more_tokens() -> None:
     """Answers are short, and each pass of their prompts needs most experts: in passes of 32,768
     tokens it takes 1.47 times as long."""
