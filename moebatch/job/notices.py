@@ -17,6 +17,7 @@ from moebatch.spec.sampling import Sampling
 from moebatch.spec.workload import Workload
 from moebatch.units import count_of, format_bytes, format_duration, format_number, format_rate
 
+_LONGEST_VALUE = 60
 _LEAST_SHARE = 0.01
 
 
@@ -127,4 +128,9 @@ def describe_sampling(sampling: Sampling) -> str:
         if field.name in ("max_tokens", "temperature")
         or getattr(sampling, field.name) != getattr(usual, field.name)
     }
-    return ", ".join(f"{name} {value}" for name, value in shown.items())
+    return ", ".join(f"{name} {_cut(str(value))}" for name, value in shown.items())
+
+
+def _cut(text: str) -> str:
+    """Schemas may have pages."""
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"

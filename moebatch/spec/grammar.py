@@ -21,6 +21,10 @@ class Grammar:
     text: str
     """A JSON schema, a regular expression, a JSON list of texts, or a grammar in Lark's form."""
 
+    def __str__(self) -> str:
+        """All of it: two that look alike are alike."""
+        return f"{self.kind} {self.text}"
+
 
 _OBJECT = Grammar("schema", '{"type": "object"}')
 _KINDS: Mapping[str, Grammar | None] = MappingProxyType({"text": None, "json_object": _OBJECT})

@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 from moebatch.errors import ConfigError
+from moebatch.job.job_fields import job_fields
+from moebatch.job.notices import describe_sampling
 from moebatch.rows.grammars import Matching
 from moebatch.rows.refused import RowRefused
 from moebatch.rows.tokenizer_files import load_tokenizer
 from moebatch.spec.grammar import Grammar
+from moebatch.spec.job import load_job
 from moebatch.spec.sampling import Sampling
 from tests.job.test_resume import run, stopped_after, write
 
@@ -250,3 +253,22 @@ def test_plans_count_what_grammars_take_of_memory(tmp_path: Path, model: Path) -
     assert quarter.keys() == half.keys() == {"tokens of grammars", "answers by grammars"}
     assert half["answers by grammars"] == 2 * quarter["answers by grammars"]
     assert quarter["tokens of grammars"] == half["tokens of grammars"] > 100e6
+
+
+def test_what_answers_are_held_to_is_said_in_a_line() -> None:
+    choice = Sampling(structured_outputs=Grammar("choice", '["a", "b"]'))
+    assert describe_sampling(choice).endswith(', structured_outputs choice ["a", "b"]')
+    schema = Sampling(response_format=Grammar("schema", json.dumps({"enum": ["x" * 4000]})))
+    assert len(describe_sampling(schema)) < 200
+
+
+def test_jobs_with_other_schemas_are_other_jobs(tmp_path: Path) -> None:
+    """However long what they have in common is."""
+    long = {"type": "string", "description": "x" * 4000}
+    schemas: list[dict[str, object]] = [{**long, "maxLength": 1}, {**long, "maxLength": 2}]
+    fields = [
+        job_fields(load_job(write(tmp_path, tmp_path, [], structured_outputs={"json": schema})))
+        for schema in schemas
+    ]
+    names = {name for name in fields[0] if fields[0][name] != fields[1][name]}
+    assert names == {"sampling.structured_outputs"}
