@@ -31,8 +31,9 @@ def end_reason(sampling: Sampling, tokens: Sequence[int], end_tokens: frozenset[
     before length.
     """
     num_tokens, newest = len(tokens), tokens[-1]
-    # The sampler holds ends back while it samples the first min_tokens tokens.
-    if num_tokens > sampling.min_tokens:
+    # The sampler holds ends back while it samples the first min_tokens tokens, unless a grammar
+    # leaves nothing else.
+    if num_tokens > sampling.min_tokens or sampling.grammar is not None:
         if newest in end_tokens and not sampling.ignore_eos:
             return End("stop")
         if newest in sampling.stop_token_ids:

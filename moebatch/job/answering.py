@@ -35,7 +35,7 @@ class Answering:
         self.num_cut_off = 0
         """Those with an answer that was cut off by its limit of tokens."""
         self.num_cut_thinking = 0
-        """Those of them in which an answer had not begun: the model still thought."""
+        """Those of them whose answer is empty: the model still thought."""
         self.errors: Counter[str] = Counter()
         """Those that failed, by the code of their error."""
         self.has_gained = False
@@ -73,9 +73,10 @@ class Answering:
         """Keeps what has become of a request. Raises StorageError."""
         self._end(self._in_work.pop(outcome.request.index), outcome.error or outcome)
         cut_off = [each for each in outcome.choices if each.finish_reason == "length"]
-        thoughts = (outcome.request.thought(each.tokens) for each in cut_off)
         self.num_cut_off += bool(cut_off)
-        self.num_cut_thinking += any(thought and thought.end is None for thought in thoughts)
+        if self._served.splits(outcome.request):
+            thoughts = (outcome.request.thought(each.tokens) for each in cut_off)
+            self.num_cut_thinking += any(thought and thought.end is None for thought in thoughts)
 
     def keep_unfinished(self, unfinished: Iterable[tuple[Request, tuple[Begun, ...]]]) -> int:
         """Keeps what there is of requests that are cut off; returns how many tokens that are.

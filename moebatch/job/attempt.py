@@ -218,6 +218,7 @@ class Attempt:
             format=job.output.format,
             fallback=counted.dialect,
             column=job.output.column,
+            splits_reasoning=job.output.reasoning == "separate",
         )
 
     def _plan_and_build(self, files: ModelFiles, workload: Workload) -> None:

@@ -60,6 +60,12 @@ class Served:
     """Dialect of rows that could not be read."""
     column: str = "response"
     """Key of the answer in a plain result."""
+    splits_reasoning: bool = True
+    """What a model thinks before it answers is kept apart from the answer."""
+
+    def splits(self, request: Request) -> bool:
+        """Whether that of a request is, since the model marks it."""
+        return self.splits_reasoning and request.reasoning is not None
 
 
 def result_line(row: Row, result: Outcome | RowError, served: Served) -> bytes:
@@ -121,9 +127,9 @@ def _body(row: Row, outcome: Outcome, served: Served) -> Line:
 
 
 def _choice(choice: Choice, request: Request, served: Served, *, chat: bool) -> Line:
-    text = _text(choice, request, served.decode)
+    text = _text(choice, request, served)
     message: Line = {"role": "assistant", "content": text.answer}
-    if request.reasoning is not None:
+    if served.splits(request):
         message[_REASONING] = text.reasoning
     message["refusal"] = None
     logprobs = (
@@ -143,11 +149,11 @@ class _Text(NamedTuple):
     reasoning: str | None = None
 
 
-def _text(choice: Choice, request: Request, decode: Decode) -> _Text:
+def _text(choice: Choice, request: Request, served: Served) -> _Text:
     """What a choice says, and what was thought before. Line feeds between them belong to neither,
     and a stop text cuts off the end of either."""
-    said = choice.said
-    thought = request.thought(said)
+    said, decode = choice.said, served.decode
+    thought = request.thought(said) if served.splits(request) else None
     if thought is None or request.reasoning is None:
         return _Text(choice.text)
     answer = "" if thought.end is None else decode(said[thought.end :])
@@ -199,14 +205,14 @@ def _plain_error(row: Row, error: RowError) -> Line:
 
 def _plain_answer(row: Row, outcome: Outcome, served: Served) -> Line:
     choices, request = outcome.choices, outcome.request
-    texts = [_text(choice, request, served.decode) for choice in choices]
+    texts = [_text(choice, request, served) for choice in choices]
     fields: dict[str, list[Any]] = {
         "text": [text.answer for text in texts],
         "finish_reason": [choice.finish_reason for choice in choices],
         "stop_reason": [choice.stop_reason for choice in choices],
         "logprobs": [_chat_logprobs(choice, served.token_bytes) for choice in choices],
     }
-    if request.reasoning is not None:
+    if served.splits(request):
         fields[_REASONING] = [text.reasoning for text in texts]
     several = request.sampling.n > 1
     answer = {name: values if several else values[0] for name, values in fields.items()}

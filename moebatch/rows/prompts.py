@@ -41,8 +41,6 @@ class RowReader:
     """Tokens that end every answer."""
     warnings: tuple[str, ...] = ()
     """What the user should know, though the job can run."""
-    splits_reasoning: bool = True
-    """Answers to messages are told from what the model thinks before."""
 
     def parse(self, raw: RawRow) -> ParsedRow | FailedRow:
         """The row with all its parameters checked, not yet encoded. Never raises."""
@@ -68,6 +66,7 @@ class RowReader:
             if self.start_token is not None:
                 tokens = (*tokens, self.start_token)
             sampling = self._within_context(sampling, len(tokens))
+            reasoning = self._reasoning(parsed.prompt)
         except RowRefused as refused:
             return FailedRow(row=row, error=refused.error)
         assert row.custom_id is not None, "a parsed row has a name"
@@ -75,9 +74,9 @@ class RowReader:
             index=row.index,
             custom_id=row.custom_id,
             prompt_tokens=tokens,
-            sampling=sampling,
+            sampling=sampling if reasoning else _within_grammar(sampling),
             num_encoded=num_encoded,
-            reasoning=self._reasoning(parsed.prompt),
+            reasoning=reasoning,
         )
         return ReadyRow(row=row, request=request)
 
@@ -99,8 +98,7 @@ class RowReader:
 
     def _reasoning(self, prompt: Prompt) -> Reasoning | None:
         """Of prompts without a template nobody but the user knows what an answer to them is."""
-        splits = self.splits_reasoning and isinstance(prompt, Chat)
-        return self.tokenizer.reasoning if splits else None
+        return self.tokenizer.reasoning if isinstance(prompt, Chat) else None
 
     def _encode(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, Chat):
@@ -144,6 +142,15 @@ class RowReader:
             )
             raise RowRefused(message, code="context_length_exceeded", param="prompt")
         return replace(sampling, max_tokens=min(sampling.max_tokens, left))
+
+
+def _within_grammar(sampling: Sampling) -> Sampling:
+    """Sampling of answers without a thought, with max_tokens cut to what their grammar leaves room
+    for, so that plans know it."""
+    most = sampling.grammar.most_tokens if sampling.grammar else None
+    if most is None or sampling.ignore_eos:
+        return sampling
+    return replace(sampling, max_tokens=min(sampling.max_tokens, most))
 
 
 def open_reader(
@@ -194,7 +201,6 @@ def open_reader(
         template_variables=job.sampling.chat_template_kwargs,
         end_tokens=end_tokens,
         warnings=tuple(warnings),
-        splits_reasoning=job.output.reasoning == "separate",
     )
 
 

@@ -21,6 +21,14 @@ class Grammar:
     text: str
     """A JSON schema, a regular expression, a JSON list of texts, or a grammar in Lark's form."""
 
+    @property
+    def most_tokens(self) -> int | None:
+        """Tokens that no answer has more of, with the one that ends it: each but that has a byte at
+        least. None where there is no such number."""
+        if self.kind != "choice":
+            return None
+        return 1 + max(len(text.encode()) for text in json.loads(self.text))
+
     def __str__(self) -> str:
         """All of it: two that look alike are alike."""
         return f"{self.kind} {self.text}"

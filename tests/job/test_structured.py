@@ -95,6 +95,9 @@ def test_every_answer_is_what_its_row_asks_for_and_others_are_what_they_were(
             assert set(reasons if isinstance(reasons, list) else [reasons]) == {"stop"}
             assert all(holds(row, text) for text in texts), (row, texts)
             assert held["text"] != free["text"]
+            assert held["usage"]["completion_tokens"] <= sum(
+                len(text.encode()) + 1 for text in texts
+            )
         else:
             assert held["text"] == free["text"]
 
@@ -231,6 +234,37 @@ def test_a_thought_is_free_and_the_answer_behind_it_is_held_to_the_grammar(
     assert answer["finish_reason"] == ("stop" if says else "length")
 
 
+def test_a_thought_that_stays_in_the_text_is_free_as_well(tmp_path: Path, model: Path) -> None:
+    model = with_thoughts(tmp_path / "model", model, "<think>")
+    token = load_tokenizer(model, vocab_size=320).encode("</think>")[-1]
+    row = {"custom_id": "a", "messages": [{"role": "user", "content": "2 + 2"}], **ASKED[3]}
+    rows: list[dict[str, object]] = [{**row, "logit_bias": {str(token): 100}}]
+    job = write(tmp_path / "job", model, rows, temperature=0, max_tokens=20)
+    content = json.loads(job.read_text())
+    content["output"]["reasoning"] = "in-text"
+    job.write_text(json.dumps(content))
+    status = run(job).status()
+    (answer,) = answers(tmp_path / "job")
+    assert "reasoning_content" not in answer
+    assert holds(ASKED[3], answer["text"].removeprefix("</think>"))
+    assert status.num_cut_thinking == 0
+
+
+def test_plans_know_how_long_one_of_some_texts_may_be(tmp_path: Path, model: Path) -> None:
+    rows: list[dict[str, object]] = [
+        {
+            "custom_id": str(i),
+            "prompt": [9] * (i + 1),
+            "structured_outputs": {"choice": ["a", "äb"]},
+        }
+        for i in range(4)
+    ]
+    attempt = run(write(tmp_path, model, rows, temperature=1, max_tokens=300))._attempt
+    assert attempt is not None and attempt.plan is not None
+    assert attempt.plan.problem.workload.mean_new_tokens == 4
+    assert {each["finish_reason"] for each in answers(tmp_path)} == {"stop"}
+
+
 def test_plans_count_what_grammars_take_of_memory(tmp_path: Path, model: Path) -> None:
     """So many answers as are held to one, and what tokens are sorted into."""
 
@@ -247,9 +281,9 @@ def test_plans_count_what_grammars_take_of_memory(tmp_path: Path, model: Path) -
     ]
     assert planned("free", bare) == {}
     quarter = planned(
-        "quarter", [{**row, **(ASKED[3] if i < 4 else {})} for i, row in enumerate(bare)]
+        "quarter", [{**row, **(ASKED[1] if i < 4 else {})} for i, row in enumerate(bare)]
     )
-    half = planned("half", [{**row, **(ASKED[3] if i < 8 else {})} for i, row in enumerate(bare)])
+    half = planned("half", [{**row, **(ASKED[1] if i < 8 else {})} for i, row in enumerate(bare)])
     assert quarter.keys() == half.keys() == {"tokens of grammars", "answers by grammars"}
     assert half["answers by grammars"] == 2 * quarter["answers by grammars"]
     assert quarter["tokens of grammars"] == half["tokens of grammars"] > 100e6

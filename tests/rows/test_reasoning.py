@@ -187,24 +187,14 @@ def test_without_markers_all_is_the_answer(tmp_path: Path, markers: Sequence[str
 MESSAGES = {"messages": [{"role": "user", "content": "2 + 2"}]}
 
 
-@pytest.mark.parametrize(
-    ("said", "row", "is_split"),
-    [
-        ({}, MESSAGES, True),
-        ({}, {"prompt": "2 + 2"}, False),
-        ({"reasoning": "in-text"}, MESSAGES, False),
-    ],
-)
-def test_only_answers_to_messages_are_split_and_only_if_the_job_does_not_say_otherwise(
-    tmp_path: Path, said: dict[str, str], row: dict[str, Any], is_split: bool
+@pytest.mark.parametrize(("row", "is_split"), [(MESSAGES, True), ({"prompt": "2 + 2"}, False)])
+def test_only_answers_to_messages_are_split(
+    tmp_path: Path, row: dict[str, Any], is_split: bool
 ) -> None:
     tokenizer = with_markers(tmp_path, *THINK, special=False)
     (tmp_path / "config.json").write_text('{"model_type": "mixtral", "eos_token_id": 2}')
-    output = {"path": "o", **said}
-    job = Job.model_validate(
-        {"model": {"path": str(tmp_path)}, "input": {"path": "i"}, "output": output}
-    )
-    reader = open_reader(job, vocab_size=512, max_positions=64)
+    paths = {"model": {"path": str(tmp_path)}, "input": {"path": "i"}, "output": {"path": "o"}}
+    reader = open_reader(Job.model_validate(paths), vocab_size=512, max_positions=64)
     ready = reader.request(RawRow(index=0, line=1, content=json.dumps(row).encode()))
     assert isinstance(ready, ReadyRow)
     assert ready.request.reasoning == (tokenizer.reasoning if is_split else None)
