@@ -14,7 +14,6 @@ from moebatch.errors import CheckpointError
 from moebatch.quoting import reason, shown
 from moebatch.rows.grammars import Grammars
 from moebatch.rows.guards import TimeLimit, TooLong, blamed
-from moebatch.rows.markers import reasoning_of
 from moebatch.rows.refused import RowRefused, unsupported, wrong
 from moebatch.rows.row import Chat
 from moebatch.rows.strict_json import parse
@@ -32,6 +31,18 @@ _MOST_ROLES = 16
 """Of others that are looked at: each takes a rendering."""
 _SPACE = "\u2581"
 """Stands for a space in the tokens of sentencepiece."""
+_MARKERS = (
+    ("<think>", "</think>", ""),
+    ("[THINK]", "[/THINK]", ""),
+    ("<|channel>", "<channel|>", "thought\n"),
+    ("<longcat_think>", "</longcat_think>", ""),
+    ("<seed:think>", "</seed:think>", ""),
+)
+"""Those of most models, of Mistral, Gemma 4, LongCat-Flash and Seed: what opens and what closes a
+thought, and the text with which it begins."""
+_START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+"""Of gpt-oss, whose messages have headers: all are thought but for those of one channel."""
+_ANSWERING_CHANNEL = "final"
 
 
 class Tokenizer:
@@ -67,7 +78,7 @@ class Tokenizer:
     @cached_property
     def reasoning(self) -> Reasoning | None:
         """How the model marks what it thinks; None if its vocabulary has no tokens for that."""
-        return reasoning_of(self._tokenizer)
+        return _reasoning_of(self._tokenizer)
 
     def grammars(self, *, vocab_size: int, end_tokens: frozenset[int]) -> Grammars:
         """What compiles grammars for a model of so many tokens, some of which end answers."""
@@ -218,6 +229,27 @@ class Tokenizer:
             raise CheckpointError(f"{self._folder}: {message}") from None
         except Exception:
             return  # It may well refuse this conversation; a row that it refuses gets the reason.
+
+
+def _reasoning_of(tokenizer: Any) -> Reasoning | None:
+    """How a model with this tokenizer of transformers marks what it thinks; None if it has no
+    tokens for that."""
+
+    def find(text: str) -> int | None:
+        token = tokenizer.convert_tokens_to_ids(text)
+        known = isinstance(token, int) and tokenizer.convert_ids_to_tokens(token) == text
+        return token if known else None
+
+    start, channel, message = map(find, (_START, _CHANNEL, _MESSAGE))
+    if start is not None and channel is not None and message is not None:
+        name = tokenizer(_ANSWERING_CHANNEL, add_special_tokens=False)["input_ids"]
+        headers = {start: message, channel: message}
+        return Reasoning(headers=headers, closes=(channel, *name))
+    for opens, closes, label in _MARKERS:
+        first, last = find(opens), find(closes)
+        if first is not None and last is not None:
+            return Reasoning(headers={first: first}, closes=(last,), label=label)
+    return None
 
 
 class TokenBytes:

@@ -70,6 +70,8 @@ class KvLevels:
         self.homes: dict[tuple[int, int], KvTensors] = {}
         """By layer and group, without those on disk."""
         self._windows: dict[tuple[WindowName, CacheLayout], list[KvTensors]] = {}
+        self._places_on_disk: dict[tuple[int, int], int] = {}
+        """Where the scratch file has them, by layer and group."""
         self._opened = ExitStack()
         """Gives back the scratch file, and memory that is pinned."""
         with self._opened:  # where memory is refused, a smaller cache may be tried next
@@ -174,7 +176,7 @@ class KvLevels:
 
     def _move_disk(self, hop: Hop, moves: Moves, view: KvView, layer: int, one: _Stored) -> None:
         assert self._file is not None, "a layer on disk has a file"
-        number, page_rows = self._on_disk.index((layer, one)), one.group.page_rows
+        number, page_rows = self._places_on_disk[layer, one.number], one.group.page_rows
         from_disk = hop.source == "disk"
         level = hop.target if from_disk else hop.source
         window = self._at(level, view.place, layer, one, view.window)
@@ -233,14 +235,10 @@ class KvLevels:
         self._opened.callback(room.close)
         return room
 
-    @property
-    def _on_disk(self) -> list[tuple[int, _Stored]]:
-        """What the scratch file holds, in its order."""
-        layers = self.layout.disk_layers
-        return [(layer, one) for layer in layers for one in self._of_layer[layer]]
-
     def _open_file(self) -> ScratchFile | None:
-        there, folder = self._on_disk, self.layout.folder
+        layers, folder = self.layout.disk_layers, self.layout.folder
+        there = [(layer, one) for layer in layers for one in self._of_layer[layer]]
+        self._places_on_disk = {(layer, one.number): n for n, (layer, one) in enumerate(there)}
         if not there:
             return None
         assert folder is not None, "keys and values on disk need a folder"
