@@ -50,7 +50,8 @@ _DELTA = {
 _INDEXED = {
     "n_shared_experts": 1,
     "moe_intermediate_size": 24,
-    "index_n_heads": 3,
+    "index_n_heads": 8,
+    "index_topk": 30,
     "index_head_dim": 12,
     "n_group": 1,
     "topk_group": 1,

@@ -242,7 +242,7 @@ class Attempt:
         torch.set_num_threads(found.num_threads)
         context, options, problem = self.context, self.context.options, found.plan.problem
         spec = EngineSpec(
-            files=files,
+            files=replace(files, shape=problem.shape),
             policy=found.plan.policy,
             max_tokens=problem.workload.max_total_tokens,
             device=Device(kind=self.kind, hardware=problem.hardware),

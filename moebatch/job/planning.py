@@ -169,7 +169,7 @@ def job_problem(
     if not shares_beginnings(files, workload.max_total_tokens):
         workload = workload.unshared
     problem = Problem(
-        shape=files.shape,
+        shape=files.shape.attending_within(workload.max_total_tokens),
         dtypes=files.dtypes,
         hardware=hardware.without("vram") if kind == "cpu" else hardware,
         workload=files.shape.cached(workload),

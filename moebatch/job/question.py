@@ -105,7 +105,7 @@ def _problem(
         return problem
     require_within_levels(job, hardware)
     problem = Problem(
-        shape=files.shape,
+        shape=files.shape.attending_within(workload.max_total_tokens),
         dtypes=files.dtypes,
         hardware=hardware,
         workload=files.shape.cached(workload),

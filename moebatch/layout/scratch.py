@@ -25,6 +25,7 @@ _MAX_LOGITS_ROWS = 256
 _ALIGNMENT = 64
 _WEIGHT_BYTES = 4
 _INDEX_BYTES = 8
+_POSITION_BYTES = 4
 _POSITIONS_STEP = 16
 MLP_NORMS = frozenset(("shared_norm", "experts_out_norm", "shared_out_norm", "mlp_out_norm"))
 """What a layer may have beside the norms before attention and before experts."""
@@ -187,6 +188,10 @@ def decoder_buffers(
     sizes = {
         "scratch of a step": (step_elements(shape, limits), dtype_bytes),
         "gathered keys and values": (attention_core_elements(shape, limits), dtype_bytes),
+        "chosen tokens": (
+            limits.pass_tokens * (shape.attention.most_chosen or 0),
+            _POSITION_BYTES,
+        ),
         "converted matrix": (converted_elements(shape) if converts else 0, dtype_bytes),
         "normed tokens": (limits.pass_tokens * shape.hidden_size, dtype_bytes),
         "latents of tokens": (limits.pass_tokens * (shape.latent_width or 0), dtype_bytes),

@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from moebatch.model.attention.plan import AttentionPlan, Sight, SightPlanner
-from moebatch.model.attention.span import Span, new_rows
+from moebatch.model.attention.span import Span, new_rows, placed
 from moebatch.model.attention.stack_plan import StackPlan
 from moebatch.model.gpu.loader import single_attention
 from moebatch.model.recurrence.plan import RecurrentPlan, StateSpan
@@ -41,6 +41,17 @@ class SinkTurns:
     """Angles, [T, R], from where they are: zero where nothing is left out between."""
 
 
+class Chooser(NamedTuple):
+    """Tokens of a sequence that each choose some of more that lie before them."""
+
+    tokens: slice
+    """Their rows in the micro-batch."""
+    num_before: int
+    """Tokens of the sequence before them."""
+    rows_S: Tensor
+    """Cache rows of all positions up to the last one's, where attention is computed."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WindowPlan:
     """Attention of a micro-batch in layers that have the same sliding window."""
@@ -54,6 +65,19 @@ class WindowPlan:
     as_cached: slice
     """Rows of the micro-batch among which are all tokens that attend to what is cached as it is;
     empty where there are none."""
+    choosing: tuple["Chooser", ...] = ()
+    """Tokens that are in none of the plans, since they choose what they attend to."""
+    planner: SightPlanner | None = None
+    """Plans what they have chosen."""
+
+    def chosen(self, choices_TK: Tensor) -> AttentionPlan | None:
+        """What tokens see that choose, by positions in their sequences; None where there are none
+        such."""
+        if not self.choosing:
+            return None
+        assert self.planner is not None, "tokens that choose are planned for"
+        rows = [chooser.rows_S[choices_TK[chooser.tokens].long()] for chooser in self.choosing]
+        return self.planner.of_rows([chooser.tokens for chooser in self.choosing], torch.cat(rows))
 
     @property
     def meets_sinks(self) -> bool:
@@ -143,15 +167,26 @@ class BatchPlanner:
         by_window: dict[int | None, WindowPlan] = {}
         for window in set(self._shape.sliding_windows):
             seen = spans if window is None else apart.get(window, spans)
+            planned, choosing = _by_choosing(seen, self._shape.attention.most_chosen)
             parts = [
                 (sight, *_by_expanding(some, sight, expands))
-                for sight, some in self._by_sight(seen, window).items()
+                for sight, some in self._by_sight(planned, window).items()
             ]
+            as_cached = [span for _, some, _ in parts for span in some]
             by_window[window] = WindowPlan(
                 new_rows_T=new_rows(seen, device),
                 spans=tuple(seen),
                 plans=tuple(sight_planner(sight=sight).plan(*some) for sight, *some in parts),
-                as_cached=_around([span for _, some, _ in parts for span in some], start),
+                as_cached=_around([*as_cached, *choosing], start),
+                choosing=tuple(
+                    Chooser(
+                        tokens=slice(span.start - start, span.start - start + span.num_tokens),
+                        num_before=span.num_before,
+                        rows_S=placed([span.rows_S], device),
+                    )
+                    for span in choosing
+                ),
+                planner=sight_planner(sight=Sight()) if choosing else None,
             )
         positions_T, lengths_T = _positions(spans)
         meets_sinks = any(plan.meets_sinks for plan in by_window.values())
@@ -227,6 +262,14 @@ def _positions(spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
     lengths_T = np.repeat([span.rope_length for span in spans], counts)
     positions_T = np.arange(len(first_T)) + spans[0].start + first_T
     return torch.from_numpy(positions_T), torch.from_numpy(np.maximum(lengths_T, positions_T + 1))
+
+
+def _by_choosing(spans: Sequence[Span], most: int | None) -> tuple[Sequence[Span], list[Span]]:
+    """Tokens that attend to all they see, and those that see more than they may choose."""
+    if most is None:
+        return spans, []
+    parts = [span.split(most - span.context) for span in spans]
+    return [all_ for all_, _ in parts if all_], [some for _, some in parts if some]
 
 
 def _by_expanding(

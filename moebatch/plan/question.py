@@ -42,15 +42,15 @@ def stated_question(profile: HardwareProfile, options: PlanOptions) -> Question:
     shape = entry.shape.cached_in(options.kv_cache or "full", options.state_cache or "full")
     shape = shape.seen_through(options.sink_window)
     profile = changed_profile(profile, options.figures)
-    hardware = profile.hardware(options.basis)
+    hardware, workload = profile.hardware(options.basis), options.stated_workload()
     stated = stored_as(stated_dtypes(entry.shape), options.stored, shape)
     dtypes, notes = without_emulation(stated, hardware)
     return Question(
         problem=Problem(
-            shape=shape,
+            shape=shape.attending_within(workload.max_total_tokens),
             dtypes=dtypes,
             hardware=hardware,
-            workload=shape.cached(options.stated_workload()),
+            workload=shape.cached(workload),
         ),
         model=entry.name,
         notes=(*notes, *_published(entry, options), *figure_notes(profile, options.basis)),

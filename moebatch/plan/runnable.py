@@ -129,6 +129,8 @@ def _on_gpu_alone(problem: Problem) -> str:
         which = "layers of an encoder and behind it"
     elif problem.shape.recurrence is not None:
         which = "recurrent layers"
+    elif problem.shape.attention.most_chosen is not None:
+        which = "layers whose tokens choose what they attend to"
     return f"{which} are computed on the GPU"
 
 

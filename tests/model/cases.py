@@ -402,6 +402,23 @@ CASES: dict[str, Case] = {
             "mlp_layer_types": ["sparse", "dense", "sparse"],
         },
     ),
+    "v32-all": ("deepseek_v32", {"index_topk": 300}),
+    "v32-few": (
+        "deepseek_v32",
+        {"index_topk": 3, "index_head_dim": 8, "rms_norm_eps": 0.1},
+    ),
+    "v32-wide": (
+        "deepseek_v32",
+        {"num_attention_heads": 48, "num_key_value_heads": 48, "index_topk": 26},
+    ),
+    "v32-yarn-wide": (
+        "deepseek_v32",
+        {"index_topk": 40, "rope_parameters": _latent_yarn(1.0, 0.7)},
+    ),
+    "glm-dsa-once": (
+        "glm_moe_dsa",
+        {"index_topk": 31, "indexer_types": ["full", "shared", "full"]},
+    ),
     "glm-lite": ("glm4_moe_lite", {}),
     "glm-lite-types": (
         "glm4_moe_lite",

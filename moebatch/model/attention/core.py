@@ -66,21 +66,30 @@ class AttentionCore:
         self._on_gpu = single_attention(shape, device)
         self._helpers = Helpers(torch_parallel())
         self._scratch = Scratch(attention_core_elements(shape, limits), device=device, dtype=dtype)
+        chosen = (limits.pass_tokens, shape.attention.most_chosen or 0)
+        self._choices_TK = torch.empty(chosen, dtype=torch.int32, device=device)
 
     @property
     def scratch_bytes(self) -> int:
         """Bytes that are allocated up front."""
-        return self._scratch.buffer.nbytes
+        return self._scratch.buffer.nbytes + self._choices_TK.nbytes
 
-    def layer_kv(self, layer: int, parts: Parts, frame: Frame | None = None) -> LayerKv:
-        """What a layer caches, `parts`; what is read of it is in a frame of the core, a new one if
-        none is given."""
+    def choices(self, micro_batch: MicroBatch) -> Tensor:
+        """Positions that each token attends to which chooses, [T, K], until others of the same rows
+        of a pass are written there: layers may share them."""
+        return self._choices_TK[micro_batch.start : micro_batch.stop]
+
+    def layer_kv(
+        self, layer: int, parts: Parts, frame: Frame | None = None, *, first: int = 0
+    ) -> LayerKv:
+        """What a layer caches, `parts`, of which `first` is the number of the first one; what is
+        read of it is in a frame of the core, a new one if none is given."""
         attention, frame = self._attentions[layer], frame or self._scratch.frame()
+        described = attention.cache.parts[first : first + len(parts)]
         return LayerKv(
             parts=parts,
             rooms=tuple(
-                frame.take(self._num_rows, part.num_heads, part.head_dim)
-                for part in attention.cache.parts
+                frame.take(self._num_rows, part.num_heads, part.head_dim) for part in described
             ),
             value_dim=attention.cached_value_dim,
             cached_in=attention.cache_dtype,
@@ -102,8 +111,10 @@ class AttentionCore:
         """
         qkv, frame = qkv.first(micro_batch.num_tokens), self._scratch.frame()
         kv, out_THV = self.layer_kv(layer, parts, frame), out_THV[: micro_batch.num_tokens]
-        kv.write(self._plan(layer, micro_batch).new_rows_T, qkv.parts)
-        for plan in self._plan(layer, micro_batch).plans:
+        planned = self._plan(layer, micro_batch)
+        kv.write(planned.new_rows_T, qkv.parts)
+        chosen = planned.chosen(self.choices(micro_batch))
+        for plan in (*planned.plans, *([chosen] if chosen else [])):
             scoring = self._scoring(layer, qkv.q_THC, micro_batch, plan.sight.num_sinks, frame)
             attend(qkv, plan, kv, out_THV, scoring)
             for seen in (plan.singles, plan.slices):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from moebatch.model.attention.by_torch import Parts, Qkv
+from moebatch.model.attention.choosing import IndexerBlock
 from moebatch.model.attention.core import AttentionCore
 from moebatch.model.attention.grouped import gate_output
 from moebatch.model.batch import MicroBatch
@@ -38,6 +39,9 @@ class LatentAttentionBlock:
         self._windows = shape.sliding_windows
         self._products = products
         self._elementwise = elementwise
+        self._indexer = None
+        if attention.indexer is not None and not attention.indexer.is_shared:
+            self._indexer = IndexerBlock(attention.indexer, products, elementwise)
 
     def project(
         self,
@@ -47,7 +51,7 @@ class LatentAttentionBlock:
         weights: Mapping[str, Tensor],
     ) -> Qkv:
         """Queries as they meet latents, and latents with the rotated keys behind them."""
-        q_NHC, latents = self._projected(frame, normed_ND, micro_batch, weights)
+        q_NHC, latents, _ = self._projected(frame, normed_ND, micro_batch, weights)
         absorbed_NHC = self._absorbed(frame, q_NHC[: len(latents)], slice(None), weights)
         return Qkv(absorbed_NHC, (latents,))
 
@@ -69,9 +73,22 @@ class LatentAttentionBlock:
         parts: Parts,
     ) -> Tensor:
         """All of it, where the core and the cache are on the device of the weights."""
-        q_NHC, latents = self._projected(frame, normed_ND, micro_batch, weights)
-        as_cached = micro_batch.by_window[self._windows[layer]].as_cached
-        some = self._in_few_counts(as_cached, len(q_NHC))
+        q_NHC, latents, compressed = self._projected(frame, normed_ND, micro_batch, weights)
+        plan = micro_batch.by_window[self._windows[layer]]
+        if self._indexer is not None:
+            assert compressed is not None, "an indexer takes compressed queries"
+            self._indexer.choose(
+                frame.branch(),
+                normed_ND,
+                compressed,
+                micro_batch.angles[self._attention],
+                plan,
+                weights,
+                core.layer_kv(layer, parts[1:], first=1),
+                core.choices(micro_batch),
+            )
+        parts = parts[:1]
+        some = self._in_few_counts(plan.as_cached, len(q_NHC))
         qkv = Qkv(self._absorbed(frame, q_NHC, some, weights), (latents,))
         sums_NHL = frame.take(*q_NHC.shape[:2], self._attention.kv_rank)
         core.attend(layer, qkv, micro_batch, parts, sums_NHL)
@@ -94,15 +111,16 @@ class LatentAttentionBlock:
         normed_ND: Tensor,
         micro_batch: MicroBatch,
         weights: Mapping[str, Tensor],
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Rotated queries, [N, H, C], with room behind them for as many rows as a library's
-        products take; and what is cached, [N, 1, L + rotated key]."""
+        products take; what is cached, [N, 1, L + rotated key]; and compressed queries, if there are
+        such."""
         attention, num_rows, num_tokens = self._attention, len(normed_ND), micro_batch.num_tokens
-        x, role = normed_ND, "q"
+        compressed = None
         if attention.query_rank is not None:
             compressed = self._products.of_role(frame, normed_ND, weights, "q_a")
             self._norm(frame, compressed[:num_tokens], weights["q_a_norm"])
-            x, role = compressed, "q_b"
+        x, role = (normed_ND, "q") if compressed is None else (compressed, "q_b")
         q = frame.take(self._products.library_rows(num_rows), attention.query_width)
         self._products.linear(x, weights[role], None, q[:num_rows])
         cached = self._products.of_role(frame, normed_ND, weights, "kv_a")
@@ -117,7 +135,7 @@ class LatentAttentionBlock:
             self._elementwise.rotate(y[:num_tokens], cos_TR, sin_TR)
         if query_scales_T11 is not None:
             q_NHC[:num_tokens].mul_(query_scales_T11)
-        return q_NHC, latents
+        return q_NHC, latents, compressed
 
     def _norm(self, frame: Frame, x_TX: Tensor, weight_X: Tensor) -> None:
         room = frame.take_float(*x_TX.shape)

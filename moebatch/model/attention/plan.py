@@ -150,15 +150,56 @@ class SightPlanner:
             expanded=made,
         )
 
+    def of_rows(self, tokens: Sequence[slice], rows_BS: Tensor) -> AttentionPlan:
+        """Of tokens of the micro-batch, one after the other, that each see some rows, as many all
+        of them; these are where attention is computed, and so is the plan."""
+        places = [torch.arange(each.start, each.stop, device=self.device) for each in tokens]
+        tokens_B, (num_tokens, num_seen) = torch.cat(places), rows_BS.shape
+        starts_B = torch.arange(num_tokens + 1, device=self.device) * num_seen
+        singles, slices, decodes = None, None, list[DecodeGroup]()
+        if self._most_single:
+            singles = SingleQueries(tokens_B, starts_B, rows_BS.flatten())
+        elif self._takes_slices:
+            slices = QuerySlices(
+                tokens_B=tokens_B,
+                counts_B=torch.ones_like(tokens_B),
+                starts_B=starts_B,
+                rows_N=rows_BS.flatten(),
+                num_pairs=rows_BS.numel(),
+            )
+        else:
+            back_S = torch.arange(num_seen - 1, -1, -1, device=self.device)
+            at_once = max(1, self.gather_rows // num_seen)
+            for first in range(0, num_tokens, at_once):
+                some_BS = rows_BS[first : first + at_once]
+                seen = Gathered(
+                    tokens_B=tokens_B[first : first + at_once],
+                    rows_BS=some_BS,
+                    back_BS=back_S.expand_as(some_BS),
+                )
+                decodes.append(DecodeGroup(seen=seen, mask_B11S=seen.mask_B11S(self.dtype)))
+        return AttentionPlan(
+            sight=self.sight,
+            decodes=tuple(decodes),
+            prompts=(),
+            band_QS=None,
+            singles=singles,
+            slices=slices,
+        )
+
+    @property
+    def _most_single(self) -> int:
+        """New tokens of a sequence that are left to a kernel one by one, if there are no more."""
+        if self.takes_tokens:
+            return 1
+        kernels = self._kernels
+        takes_singles = kernels is not None and kernels.attends(self.dtype)
+        return _FEW_TOKENS if takes_singles and not (self._takes_slices and self.is_wide) else 0
+
     def _by_kernel(self, spans: Sequence[Span]) -> tuple[list[Span], list[Span], list[Span]]:
         """Those of few tokens that are left to a kernel one by one, those that are left to one as
         slices, and the rest, for torch."""
-        if self.takes_tokens:
-            singles = [span for span in spans if span.num_tokens == 1]
-            return singles, [], [span for span in spans if span.num_tokens > 1]
-        kernels = self._kernels
-        takes_singles = kernels is not None and kernels.attends(self.dtype)
-        few = _FEW_TOKENS if takes_singles and not (self._takes_slices and self.is_wide) else 0
+        few = self._most_single
         many = [span for span in spans if span.num_tokens > few]
         singles = [span for span in spans if span.num_tokens <= few]
         return (singles, many, []) if self._takes_slices else (singles, [], many)

@@ -57,6 +57,16 @@ class Span(NamedTuple):
             )
             done += num_tokens
 
+    def split(self, num_tokens: int) -> tuple["Span | None", "Span | None"]:
+        """The first tokens, so many at the most, and those behind them; None instead of none."""
+        first = min(max(0, num_tokens), self.num_tokens)
+        end = self.context + first
+        before = self._replace(num_tokens=first, rows_S=self.rows_S[:end])
+        behind = self._replace(
+            start=self.start + first, num_tokens=self.num_tokens - first, context=end
+        )
+        return before if first else None, behind if behind.num_tokens else None
+
     def pieces(self, most_tokens: int) -> Iterator["Span"]:
         """The same tokens as spans of at most that many, to be attended in this order."""
         for done in range(0, self.num_tokens, most_tokens):

@@ -254,6 +254,7 @@ class Prices:
             positions *= kind.share
             num_bytes += positions * kind.token_bytes
             flops += positions * kind.attention.decode_flops_per_pair
+            flops += kind.share * load.decode_positions * kind.attention.choosing_flops_per_pair
         fixed_s = load.decode_sequences * processor.sequence_s
         read_s = num_bytes / processor.attention_rate(self.shape.attention.cache_dtype)
         return fixed_s + max(read_s, flops / processor.attention_flops)
@@ -265,10 +266,26 @@ class Prices:
             context = self._in_window(load.prompt_context, _num_slices(load), kind.window)
             pairs = self._pairs_in_window(load, kind.window)
             pairs += load.prompt_pairs * kind.attention.entries_per_token
-            flops += kind.share * kind.attention.prompt_flops(pairs, context)
+            flops += kind.share * self._prompt_flops(load, kind.attention, pairs, context)
             num_bytes += kind.share * context * kind.token_bytes
         rate = processor.attention_rate(self.shape.attention.cache_dtype)
         return flops / processor.attention_flops + num_bytes / rate
+
+    def _prompt_flops(
+        self, load: PassLoad, attention: Attention, pairs: float, context: float
+    ) -> float:
+        """FLOP in one layer of tokens of prompts that attend to so many `pairs`; those that choose
+        attend to what is cached as it is."""
+        most, longest = attention.most_chosen, 2 * load.prompt_pairs / max(1.0, load.prompt_tokens)
+        if most is None or longest <= most:
+            return attention.prompt_flops(pairs, context)
+        chosen = load.prompt_tokens * (1 - most / longest) * most
+        scored = load.prompt_pairs * (1 - (most / longest) ** 2)
+        return (
+            attention.prompt_flops(pairs - chosen, context)
+            + chosen * attention.decode_flops_per_pair
+            + scored * attention.choosing_flops_per_pair
+        )
 
     def recurrence_s(self, load: PassLoad, processor: Processor) -> float:
         """Seconds of what recurrent layers do in a mean layer, projections left out: at the rate of
@@ -299,10 +316,12 @@ class Prices:
 
     def _shares(self, layers: range) -> tuple["_Attending", ...]:
         shape = self.shape
+        attentions = {
+            layer: shape.attention_of(layer) for layer in layers if not shape.is_recurrent(layer)
+        }
         counts = Counter(
-            (shape.attention_of(layer), shape.sliding_windows[layer])
-            for layer in layers
-            if not shape.is_recurrent(layer)
+            (attention, shape.sliding_windows[layer] or attention.most_chosen)
+            for layer, attention in attentions.items()
         )
         num_bytes = self.dtypes.compute_bytes
         return tuple(

@@ -2,6 +2,7 @@
 which is built as DeepSeek-V3 is, and A.X-K1 (SK Telecom), which norms what experts have made; and
 two with DeepSeek Sparse Attention, DeepSeek-V3.2 and GLM-5."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import log
 
@@ -17,10 +18,11 @@ from moebatch.spec.families.family import (
 from moebatch.spec.model.attention import Attention
 from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
-from moebatch.spec.model.latent_attention import LatentAttention
+from moebatch.spec.model.latent_attention import Indexer, LatentAttention
 from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, usual_roles
 
+_INDEXERS = ("full", "shared")
 _MOST = 1e9
 """What scales positions is less, and can be squared."""
 
@@ -50,9 +52,61 @@ def _axk1(keys: ConfigKeys, num_layers: int) -> Layers:
     return replace(_glm_lite(keys, num_layers), moe_norms=("mlp_out_norm",))
 
 
-def _sparsely(keys: ConfigKeys, num_layers: int) -> Layers:
-    """An indexer chooses ``index_topk`` tokens for each: all, of no more. It is not read."""
-    return replace(_glm_lite(keys, num_layers), most_attended=keys.count("index_topk"))
+def _v32(keys: ConfigKeys, num_layers: int) -> Layers:
+    return choosing(_glm_lite(keys, num_layers), keys, ["full"] * num_layers)
+
+
+def _glm_dsa(keys: ConfigKeys, num_layers: int) -> Layers:
+    layers, types = _glm_lite(keys, num_layers), indexer_types(keys, num_layers)
+    return choosing(layers, keys, types, rotates_neighbours=True)
+
+
+def choosing(
+    layers: Layers, keys: ConfigKeys, types: Sequence[str], *, rotates_neighbours: bool = False
+) -> Layers:
+    """The same with latent attention whose tokens choose what they attend to, by indexers of those
+    types; `rotates_neighbours` is how these rotate."""
+    attention = layers.attention
+    assert isinstance(attention, LatentAttention), "what is chosen is a latent"
+    if attention.query_rank is None:
+        keys.fault("q_lora_rank", "a number, since indexers take compressed queries", None)
+    if (wide := keys.count("index_head_dim")) < attention.rope_head_dim:
+        expected = f"at least qk_rope_head_dim, {attention.rope_head_dim}"
+        keys.fault("index_head_dim", expected, wide)
+    indexer = Indexer(
+        most=keys.count("index_topk"),
+        num_heads=keys.count("index_n_heads"),
+        head_dim=wide,
+        rotary_dim=attention.rope_head_dim,
+        rotates_neighbours=rotates_neighbours,
+    )
+    kinds = {
+        kind: replace(attention, indexer=replace(indexer, is_shared=kind == "shared"))
+        for kind in _INDEXERS
+    }
+    of_layers = tuple(kinds[kind] for kind in types)
+    if len({*of_layers}) == 1:
+        return replace(layers, attention=of_layers[0])
+    return replace(layers, attention=of_layers[0], layer_attentions=of_layers)
+
+
+def indexer_types(keys: ConfigKeys, num_layers: int) -> Sequence[str]:
+    """``full`` or ``shared`` for each layer, as ``indexer_types`` says, a pattern of their first
+    letters, or how many layers take the choice of one."""
+    types = keys.value("indexer_types") or keys.value("index_topk_pattern")
+    if types is None:
+        step = max(1, keys.count_or_zero("index_topk_freq"))
+        offset = keys.count_or_zero("index_skip_topk_offset")
+        behind = (max(layer - offset + 1, 0) for layer in range(num_layers))
+        return ["shared" if number % step else "full" for number in behind]
+    if isinstance(types, str):
+        types = [{"F": "full", "S": "shared"}.get(letter, letter) for letter in types]
+    is_known = isinstance(types, list) and all(kind in _INDEXERS for kind in types)
+    if is_known and len(types) == num_layers and types[0] == "full":
+        return list(map(str, types))
+    expected = f"full or shared for each of the {num_layers} layers, full for the first"
+    keys.fault("indexer_types", expected, types)
+    return ["full"] * num_layers
 
 
 def latent_attention(
@@ -139,6 +193,7 @@ _DEFAULTS = usual_defaults(
     first_k_dense_replace=0,
     moe_layer_freq=1,
 )
+_INDEXER_DEFAULTS = {"index_topk": 2048, "index_head_dim": 128}
 LATENT_NAMES = {
     "q_a": "q_a_proj.weight",
     "q_a_bias": "q_a_proj.bias",
@@ -148,6 +203,11 @@ LATENT_NAMES = {
     "kv_a_bias": "kv_a_proj_with_mqa.bias",
     "kv_a_norm": "kv_a_layernorm.weight",
     "kv_b": "kv_b_proj.weight",
+    "index_q": "indexer.wq_b.weight",
+    "index_k": "indexer.wk.weight",
+    "index_k_norm": "indexer.k_norm.weight",
+    "index_k_norm_bias": "indexer.k_norm.bias",
+    "index_weights": "indexer.weights_proj.weight",
 }
 """Names of what makes latents, and of what is made of them, behind that of attention."""
 LATENT_ROLES = {role: (f"{LAYER}self_attn.{name}",) for role, name in LATENT_NAMES.items()}
@@ -280,10 +340,11 @@ AXK1 = FamilySpec(
 DEEPSEEK_V32 = FamilySpec(
     architecture="DeepseekV32ForCausalLM",
     model_type="deepseek_v32",
-    defaults=dict(DEEPSEEK_V3.defaults) | {"max_position_embeddings": 163840, "index_topk": 2048},
+    defaults=dict(DEEPSEEK_V3.defaults)
+    | {"max_position_embeddings": 163840, "index_n_heads": 64, **_INDEXER_DEFAULTS},
     spelling=DEEPSEEK_V2.spelling,
     synonyms=DEEPSEEK_V3.synonyms,
-    layers=_sparsely,
+    layers=_v32,
     names=_NAMES,
     rotary_type="deepseek_v3",
 )
@@ -303,11 +364,14 @@ GLM_MOE_DSA = FamilySpec(
         "first_k_dense_replace": 3,
         "q_lora_rank": 2048,
         "routed_scaling_factor": 2.5,
-        "index_topk": 2048,
+        "index_n_heads": 32,
+        "index_topk_freq": 1,
+        "index_skip_topk_offset": 2,
+        **_INDEXER_DEFAULTS,
     },
     spelling=DEEPSEEK_V2.spelling,
     synonyms=GLM4_MOE_LITE.synonyms,
-    layers=_sparsely,
+    layers=_glm_dsa,
     names=_NAMES,
     rotary_type="deepseek_v3",
 )

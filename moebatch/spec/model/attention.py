@@ -107,6 +107,17 @@ class Attention(ABC):
         return num_pairs * self.flops_per_pair
 
     @property
+    def most_chosen(self) -> int | None:
+        """Tokens to which one attends at the most, those that it chooses where it could see more;
+        None where it attends to all that it sees."""
+        return None
+
+    @property
+    def choosing_flops_per_pair(self) -> int:
+        """FLOP in one layer for a token that chooses and one that it may choose."""
+        return 0
+
+    @property
     def scale(self) -> float:
         """As `score_scale` says."""
         return self.head_dim**-0.5 if self.score_scale is None else self.score_scale

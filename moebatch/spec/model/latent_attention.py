@@ -9,6 +9,83 @@ _EXPANDED_NUMBERS = 2**24
 """Keys and values that are made of latents at a time, unless those of one head are more."""
 _ALIGNMENT = 64
 """Numbers between two temporaries, at the most."""
+_SCORES = 2**22
+"""Scores of heads that lie in memory while tokens choose, unless one token has more."""
+_MOST_CHOOSING = 64
+"""Tokens that choose together."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Indexer:
+    """Chooses what a token attends to where it could see more (DeepSeek Sparse Attention:
+    DeepSeek-V3.2, section 2.1). Every token before is scored by a key of its own: the sum over
+    heads of what is positive of query times key, weighed by what the token gives that head."""
+
+    most: int
+    """Tokens that are chosen of all that lie before, the token's own place among them
+    (``index_topk``)."""
+    num_heads: int
+    """Those of its queries; all share the keys."""
+    head_dim: int
+    rotary_dim: int
+    """Numbers of a head that rotate as those of the attention's keys do."""
+    rotates_neighbours: bool = False
+    """As in `Attention`; these are the first numbers of a head in files."""
+    eps: float = 1e-6
+    """Of the norm of keys."""
+    is_shared: bool = False
+    """A layer takes what the last one before has chosen that has an indexer of its own."""
+
+    def row_order(self, role: str) -> list[int] | None:
+        """What rotates lies behind what does not, as halves, in whatever has the numbers of a
+        head."""
+        if not role.startswith(("index_q", "index_k")):
+            return None
+        num_heads = self.num_heads if role == "index_q" else 1
+        rotating = [*range(self.rotary_dim)]
+        if self.rotates_neighbours:
+            rotating = halves_of_neighbours(self.rotary_dim, self.rotary_dim)
+        of_head = [*range(self.rotary_dim, self.head_dim), *rotating]
+        starts = range(0, num_heads * self.head_dim, self.head_dim)
+        return [start + row for start in starts for row in of_head]
+
+    def tensors(self, hidden_size: int, query_rank: int) -> Sizes:
+        """Queries from those that attention has compressed; keys with a layer norm; and what weighs
+        heads."""
+        if self.is_shared:
+            return {}
+        return {
+            "index_q": (self.num_heads * self.head_dim, query_rank),
+            "index_k": (self.head_dim, hidden_size),
+            "index_k_norm": (self.head_dim,),
+            "index_k_norm_bias": (self.head_dim,),
+            "index_weights": (self.num_heads, hidden_size),
+        }
+
+    def queries_at_once(self, num_cached: int) -> int:
+        """Tokens of one sequence whose scores of so many positions lie in memory together."""
+        return max(1, min(_MOST_CHOOSING, _SCORES // (self.num_heads * num_cached)))
+
+    def step_rooms(self, num_rows: int, num_cached: int) -> tuple[int, ...]:
+        """Keys with room to be normed in, queries, and weights of heads; and in float32 keys of a
+        sequence, and of the tokens of it that choose together queries, weights and scores, by head
+        and summed up."""
+        heads, width = self.num_heads, self.num_heads * self.head_dim
+        of_row = (self.head_dim, 2 * self.head_dim, width, heads)
+        pairs = min(_MOST_CHOOSING * num_cached, max(_SCORES // heads, num_cached))
+        floats = (
+            num_cached * self.head_dim,
+            _MOST_CHOOSING * width,
+            _MOST_CHOOSING * heads,
+            heads * pairs,
+            pairs,
+        )
+        return (*(num_rows * room for room in of_row), *(2 * room for room in floats))
+
+    @property
+    def flops_per_pair(self) -> int:
+        """FLOP in one layer for a token that chooses and one that it may choose."""
+        return 0 if self.is_shared else 2 * self.num_heads * (self.head_dim + 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +106,8 @@ class LatentAttention(Attention):
     gates_heads: bool = False
     """All numbers that a head puts out are weighed by one sigmoid gate, without a bias (Ling
     3.0)."""
+    indexer: Indexer | None = None
+    """What chooses where more is cached than is attended to; None where all is."""
     rotates: bool = True
     """The part beside latents does. Where it does not, tokens are told from each other by what they
     see alone, and that part of keys is one for all heads all the same."""
@@ -45,6 +124,8 @@ class LatentAttention(Attention):
 
     def row_order(self, role: str) -> list[int] | None:
         """Keys of all heads before their values; halves of what rotates, behind what does not."""
+        if self.indexer is not None and (order := self.indexer.row_order(role)) is not None:
+            return order
         plain, rope = self.nope_head_dim, self.rope_head_dim
         if role == "kv_b":
             step, heads = plain + self.value_head_dim, range(self.num_heads)
@@ -61,8 +142,22 @@ class LatentAttention(Attention):
     @property
     def cached_parts(self) -> CacheLayout:
         """Latents, and behind each the part of the keys that has positions: one head of keys, of
-        which the latents are the values."""
-        return CacheLayout((CachePart("latents", 1, self.kv_rank + self.rope_head_dim),))
+        which the latents are the values. Where tokens choose, keys for that as well, with room for
+        them in layers that share choices, so that all layers have the same rows."""
+        latents = CachePart("latents", 1, self.kv_rank + self.rope_head_dim)
+        if self.indexer is None:
+            return CacheLayout((latents,))
+        return CacheLayout((latents, CachePart("index keys", 1, self.indexer.head_dim)))
+
+    @property
+    def most_chosen(self) -> int | None:
+        """As its indexer says."""
+        return self.indexer.most if self.indexer else None
+
+    @property
+    def choosing_flops_per_pair(self) -> int:
+        """The indexer's."""
+        return self.indexer.flops_per_pair if self.indexer else 0
 
     @property
     def nope_head_dim(self) -> int:
@@ -109,7 +204,8 @@ class LatentAttention(Attention):
             heads * self.cached_value_dim,
             heads * self.value_head_dim,
         )
-        return (*(num_rows * width for width in of_row), expanded + _ALIGNMENT)
+        choosing = self.indexer.step_rooms(num_rows, num_cached) if self.indexer else ()
+        return (*(num_rows * width for width in of_row), expanded + _ALIGNMENT, *choosing)
 
     def expands(self, num_new: int, num_context: int) -> bool:
         """Where that takes fewer operations. Those of new tokens cost as much as bringing their
@@ -152,6 +248,9 @@ class LatentAttention(Attention):
         sizes["o"] = (hidden_size, value_width)
         if self.output_bias:
             sizes["o_bias"] = (hidden_size,)
+        if self.indexer is not None:
+            assert self.query_rank is not None, "an indexer takes compressed queries"
+            sizes |= self.indexer.tensors(hidden_size, self.query_rank)
         return sizes
 
     @property

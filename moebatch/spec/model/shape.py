@@ -526,8 +526,10 @@ class ModelShape(Layers):
 
     @property
     def attends_beside_gpu(self) -> bool:
-        """Whether a CPU beside a GPU may attend: all layers do, and to what they cache alone."""
-        return self.encoder is None and not any(map(self.state_of, range(self.num_layers)))
+        """Whether a CPU beside a GPU may attend: all layers do, to what they cache alone, and to
+        all of that."""
+        keeps_states = any(map(self.state_of, range(self.num_layers)))
+        return self.encoder is None and not keeps_states and self.attention.most_chosen is None
 
     @property
     def num_attention_layers(self) -> int:
@@ -625,6 +627,8 @@ class ModelShape(Layers):
             does = "encodes prompts whole, without windows"
         elif any(map(self.state_of, range(self.num_layers))) and self.recurrence is None:
             does = "sees what lies before its window in entries that stand for several tokens"
+        elif self.attention.most_chosen is not None:
+            does = "has tokens choose what they attend to"
         elif self.global_attention is not None:
             does = f"attends in two ways{unturned}"
         elif not self.attention.rotary_dim:
@@ -640,6 +644,14 @@ class ModelShape(Layers):
         windows = (most if own is None else min(own, most) for own in self.sliding_windows)
         shape = self._with_attention(sink_window=sink_window)
         return replace(shape, sliding_windows=tuple(windows))
+
+    def attending_within(self, max_tokens: int) -> "ModelShape":
+        """The same model for sequences of at most so many tokens: without what chooses among them,
+        where all are chosen."""
+        most = self.attention.most_chosen
+        if most is None or max_tokens > most:
+            return self
+        return self._with_attention(indexer=None)
 
     def _with_attention(self, **changes: Any) -> "ModelShape":
         """The same model with changes to all attention."""
