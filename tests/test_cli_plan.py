@@ -277,10 +277,6 @@ def test_a_half_filled_profile_is_refused_with_all_that_is_missing(tmp_path: Pat
             (*T4[:4], "--prompt-len", "40000", "--gen-len", "128", "--policy", SAVED),
             "40128 tokens do not fit into the model's context of 32768",
         ),
-        (
-            ("--hw", "h100", "--model", "glm-5", "--prompt-len", "2000", "--gen-len", "100"),
-            "2100 tokens do not fit into the model's context of 2048, beyond which attention",
-        ),
         ((*T4, "--policy", "flexgen-t4-mtbench-128"), "static batches are for comparison"),
         (
             ("--hw", "generic-cpu", "--model", "switch-base-8", *LONG),

@@ -422,9 +422,9 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
         "q_lora_rank": 18,
         "o_groups": 2,
         "o_lora_rank": 14,
-        "index_n_heads": 3,
+        "index_n_heads": 8,
         "index_head_dim": 12,
-        "index_topk": 40,
+        "index_topk": 9,
         "sliding_window": 9,
         "compress_rates": {
             "compressed_sparse_attention": 3,

@@ -1,7 +1,7 @@
 """What an engine is built from: a model under a policy, and what belongs to the job."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -59,6 +59,8 @@ class EngineSpec:
 
     def __post_init__(self) -> None:
         assert not (self.observer and self.num_traced_passes), "one looks at the gates"
+        within = self.files.shape.attending_within(self.max_tokens)
+        object.__setattr__(self, "files", replace(self.files, shape=within))
 
     @property
     def shares_prefixes(self) -> bool:

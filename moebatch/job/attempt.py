@@ -27,7 +27,6 @@ from moebatch.job.notices import (
     describe_input,
     describe_sampling,
     prompts_without_template,
-    shorter_context,
 )
 from moebatch.job.planning import JobPlan, in_fastest_dtype, measured_machine
 from moebatch.job.run_plan import RunPlan, plan_run
@@ -180,8 +179,7 @@ class Attempt:
         if counted.first_chat is not None:
             reader.tokenizer.require_chat_template(counted.first_chat.place)
         log(describe_input(counted, context.job.output))
-        of_context = shorter_context(context.opened.files.shape)
-        for note in (*of_context, *prompts_without_template(counted, context.reader)):
+        for note in prompts_without_template(counted, context.reader):
             log(f"note: {note}")
         log(f"defaults of rows: {describe_sampling(reader.defaults.sampling)}")
         if context.approximation != EXACT:
@@ -242,7 +240,7 @@ class Attempt:
         torch.set_num_threads(found.num_threads)
         context, options, problem = self.context, self.context.options, found.plan.problem
         spec = EngineSpec(
-            files=replace(files, shape=problem.shape),
+            files=files,
             policy=found.plan.policy,
             max_tokens=problem.workload.max_total_tokens,
             device=Device(kind=self.kind, hardware=problem.hardware),

@@ -11,7 +11,6 @@ from moebatch.rows.prompts import RowReader
 from moebatch.schedule.registry import traits_of
 from moebatch.spec.job import Job, OutputSection
 from moebatch.spec.machine.hardware import DeviceKind, Hardware
-from moebatch.spec.model.shape import ModelShape
 from moebatch.spec.policy.policy import Policy
 from moebatch.spec.sampling import Sampling
 from moebatch.spec.workload import Workload
@@ -79,12 +78,6 @@ def prompts_without_template(counted: InputSummary, reader: RowReader) -> Iterat
             f"{counted.first_bare.place} has a plain prompt, which the model gets unchanged, "
             "although it has a chat template; input.chat: true sends prompts through the template"
         )
-
-
-def shorter_context(shape: ModelShape) -> Iterator[str]:
-    """Rows that the model as published would take, and this program does not."""
-    if shape.beyond_context:
-        yield f"rows have at most {shape.max_positions} tokens, {shape.beyond_context}"
 
 
 def _alike(counted: InputSummary, work: Workload) -> str:

@@ -115,8 +115,7 @@ def only_planned(problem: Problem, policy: Policy) -> Iterator[str]:
     """What a plan has that no run does."""
     shape, tokens = problem.shape, problem.workload.max_total_tokens
     if tokens > shape.max_positions:
-        context = ", ".join(filter(None, (str(shape.max_positions), shape.beyond_context)))
-        yield f"{tokens} tokens do not fit into the model's context of {context}"
+        yield f"{tokens} tokens do not fit into the model's context of {shape.max_positions}"
     encoded = problem.workload.mean_prompt_tokens - 1  # the answer begins with the last one
     if shape.encoder is not None and encoded > LARGEST_SLICE:
         yield f"prompts are encoded whole, at most {LARGEST_SLICE} tokens"

@@ -46,7 +46,7 @@ def problem_of(files: ModelFiles, hardware: Hardware) -> Problem:
     )
     link = hardware.links.get("dram->vram")
     return Problem(
-        shape=files.shape,
+        shape=files.shape.attending_within(MAX_TOKENS),
         dtypes=files.dtypes,
         hardware=hardware,
         workload=workload,

@@ -138,13 +138,3 @@ def test_a_model_is_checked_without_a_job(model: Path, capsys: pytest.CaptureFix
     assert check_job(model).warnings == checked(model).warnings != ()
     refused = check_job(model, CheckOptions(limit=3))
     assert refused.exit_code is ExitCode.CONFIG and "--limit" in refused.faults[0].message
-
-
-def test_rows_of_sparse_attention_are_short(tmp_path: Path) -> None:
-    """Within that many tokens it attends to all of them."""
-    found = checked(write_checkpoint(tmp_path / "m", "deepseek_v32", index_topk=40))
-    assert found.warnings[:1] == (
-        "rows have at most 40 tokens, beyond which attention is sparse, which is not computed",
-    )
-    unbound = checked(write_checkpoint(tmp_path / "n", "deepseek_v32", max_position_embeddings=40))
-    assert not any("sparse" in warning for warning in unbound.warnings)

@@ -605,6 +605,8 @@ CASES: dict[str, Case] = {
             "num_experts_per_tok": 3,
         },
     ),
+    "v4-all": ("deepseek_v4", {"index_topk": 60}),
+    "v4-few": ("deepseek_v4", {"index_topk": 2, "index_head_dim": 8, "rms_norm_eps": 0.1}),
     "v4-limit": (
         "deepseek_v4",
         {

@@ -24,7 +24,7 @@ from tests.model.driver import read_tensors
 from tests.spec.test_shape import ARCHITECTURES, minimal
 
 PASSED_OVER = (
-    *("vision", "visual", "audio_tower", "multi_modal", "vit_", ".attn.indexer"),
+    *("vision", "visual", "audio_tower", "multi_modal", "vit_"),
     *("self_attn.slope_rate", "_decay"),
 )
 """What nothing is computed with; how fast heads of lightning attention fade is worked out."""

@@ -86,21 +86,23 @@ def test_configurations_mean_what_transformers_takes_them_for(entries: dict[str,
             assert entries_of.overlap == (kind == SPARSE)
 
 
-@pytest.mark.parametrize("num_layers", [2, 4])
-def test_rows_are_as_long_as_all_entries_are_chosen(num_layers: int) -> None:
-    """One token more, and there would be an entry more than the indexer chooses."""
-    shape = shape_of(**{**SIZES, "num_hidden_layers": num_layers, "layer_types": None})
-    assert shape.max_positions == (1048576 if num_layers == 2 else 7 * 3 + 2)
-    assert (shape.max_positions + 1) // 3 > 7
-    for attention in shape.attentions:
-        assert isinstance(attention, CompressedAttention)
-        entries = attention.entries
-        assert entries is not None and entries.most == shape.max_positions // entries.num_tokens
+def test_rows_have_room_for_their_entries_and_choose_among_no_more_than_needed() -> None:
+    """Of 7 that are chosen; one stands for 3 tokens."""
+    for tokens, chooses in ((7 * 3 + 2, False), (8 * 3, True), (1000, True)):
+        shape = shape_of(**SIZES).attending_within(tokens)
+        for layer, kind in enumerate(SIZES["layer_types"]):
+            attention = shape.attention_of(layer)
+            assert isinstance(attention, CompressedAttention)
+            if kind == SLIDING:
+                assert attention.entries is None and attention.indexer is None
+                continue
+            assert attention.entries is not None
+            assert attention.entries.most == tokens // attention.entries.num_tokens
+            assert (attention.indexer is not None) == (chooses and kind == SPARSE)
+        assert shape.max_positions == 1048576
 
 
-def test_tensors_are_those_that_transformers_writes_without_its_indexer(
-    tiny_checkpoint: Any,
-) -> None:
+def test_tensors_are_those_that_transformers_writes(tiny_checkpoint: Any) -> None:
     from tests.model.driver import read_tensors
 
     folder = tiny_checkpoint("deepseek_v4")
@@ -109,7 +111,7 @@ def test_tensors_are_those_that_transformers_writes_without_its_indexer(
     theirs = {
         name: tuple(tensor.shape)
         for name, tensor in read_tensors(folder).items()
-        if ".experts." not in name and ".indexer." not in name
+        if ".experts." not in name
     }
     ours = dict(names.global_weights(shape, theirs).values())
     for layer in range(shape.num_layers):
@@ -119,12 +121,19 @@ def test_tensors_are_those_that_transformers_writes_without_its_indexer(
 
 def test_layers_keep_a_window_and_a_state_of_their_kind() -> None:
     """Entries of 512 numbers, 512 of them or 16, and what is projected of 8 tokens or 128."""
-    shape = load_model("deepseek-v4-flash").shape
-    window, *states = shape.cache_groups(2000)
+    published = load_model("deepseek-v4-flash").shape
+    shape = published.attending_within(2051)
+    window, *states = shape.cache_groups(2051)
     assert window.layers == tuple(range(43)) and window.most_rows == 128 + 511
     kept = {group.layout.token_bytes(2): len(group.layers) for group in states}
     assert kept == {2 * (512 * 512 + 8 * 2048): 20, 2 * (16 * 512 + 128 * 1024): 23}
     assert not shape.attends_beside_gpu
+    _, *states = published.attending_within(2052).cache_groups(2052)
+    keys = 513 * 128 + 8 * 512  # by which 512 are chosen
+    assert {group.layout.token_bytes(2) for group in states} == {
+        2 * (513 * 512 + 8 * 2048 + keys),
+        2 * (16 * 512 + 128 * 1024),
+    }
 
 
 @pytest.mark.parametrize(
@@ -140,6 +149,10 @@ def test_layers_keep_a_window_and_a_state_of_their_kind() -> None:
         ),
         ({"compress_rates": {SPARSE: 0, HEAVY: 9}}, "compress_rates: expected a whole number"),
         ({"partial_rotary_factor": 0.2}, "must be an even number"),
+        (
+            {"partial_rotary_factor": 0.5, "index_head_dim": 6},
+            "index_head_dim: expected at least the 8 numbers that rotate, got 6",
+        ),
     ],
 )
 def test_what_is_not_done_is_refused_by_the_names_of_the_file(
@@ -156,7 +169,7 @@ def test_sinks_and_a_window_are_refused() -> None:
 
 
 def test_deepseek_v4_flash_is_as_large_as_said() -> None:
-    """284 billion parameters, of which 13 take part in a token, without the indexer's."""
+    """284 billion parameters, of which 13 take part in a token."""
     shape = load_model("deepseek-v4-flash").shape
     assert round(shape.num_params / 1e9) == 284
     idle = len(shape.moe_layers) * (shape.num_experts - shape.experts_per_token)

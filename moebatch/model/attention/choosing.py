@@ -17,7 +17,7 @@ from moebatch.model.layers import layer_norm
 from moebatch.model.products import Products
 from moebatch.model.rope import Angles
 from moebatch.model.scratch import Frame, chunks
-from moebatch.spec.model.latent_attention import Indexer
+from moebatch.spec.model.indexer import Indexer
 
 
 class IndexerBlock:
@@ -69,12 +69,12 @@ class IndexerBlock:
         kv: LayerKv,
         choices_TK: Tensor,
     ) -> None:
-        """Of one sequence. Scores are not scaled, since their order alone matters."""
+        """Of one sequence."""
         num_seen, _, head_dim = len(chooser.rows_S), *q_THC.shape[1:]
         keys_SC = frame.take_float(num_seen, head_dim).copy_(kv.read(chooser.rows_S)[0][:, 0])
         positions_S = torch.arange(num_seen, device=keys_SC.device)
         for block in chunks(self._indexer.queries_at_once(num_seen), chooser.tokens):
-            scores_QS = _scores(frame.branch(), q_THC[block], shares_TH[block], keys_SC)
+            scores_QS = index_scores(frame.branch(), q_THC[block], shares_TH[block], keys_SC)
             first = chooser.num_before + block.start - chooser.tokens.start
             own_Q1 = positions_S[first : first + len(scores_QS), None]
             scores_QS.masked_fill_(positions_S > own_Q1, -torch.inf)
@@ -82,8 +82,9 @@ class IndexerBlock:
             choices_TK[block] = chosen_QK.sort().values
 
 
-def _scores(frame: Frame, q_QHC: Tensor, shares_QH: Tensor, keys_SC: Tensor) -> Tensor:
-    """Eq. 1 of all positions, [Q, S] in float32."""
+def index_scores(frame: Frame, q_QHC: Tensor, shares_QH: Tensor, keys_SC: Tensor) -> Tensor:
+    """What an indexer gives all that has keys in float32 (Eq. 1), [Q, S]; not scaled, since their
+    order alone matters."""
     num_queries, num_heads, _ = q_QHC.shape
     q_QHC = frame.take_float(*q_QHC.shape).copy_(q_QHC)
     shares_Q1H = frame.take_float(num_queries, 1, num_heads).copy_(shares_QH[:, None])

@@ -18,7 +18,8 @@ from moebatch.spec.families.family import (
 from moebatch.spec.model.attention import Attention
 from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
-from moebatch.spec.model.latent_attention import Indexer, LatentAttention
+from moebatch.spec.model.indexer import Indexer
+from moebatch.spec.model.latent_attention import LatentAttention
 from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, usual_roles
 

@@ -8,6 +8,7 @@ from moebatch.spec.families.family import FamilySpec, layer_types, require_silu,
 from moebatch.spec.model.blocks import ClampedGate, Mlp, Norm, Router, Streams
 from moebatch.spec.model.compressed_attention import CompressedAttention, Entries
 from moebatch.spec.model.config_keys import ConfigKeys
+from moebatch.spec.model.indexer import Indexer
 from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import (
     ExpertLayout,
@@ -54,12 +55,7 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     if keys.count_or_none("num_key_value_heads") not in (None, 1):
         keys.fault("num_key_value_heads", "1", keys.value("num_key_value_heads"))
     rates = {kind: _rate(keys, kind) for kind in (_SPARSE, _HEAVY)}
-    most = None
-    if _SPARSE in types:
-        most = (keys.count("index_topk") + 1) * rates[_SPARSE] - 1
-    longest = keys.count("max_position_embeddings")
-    longest = longest if most is None else min(most, longest)
-    attentions = {kind: _attention(keys, kind, rates, longest) for kind in _KINDS}
+    attentions = {kind: _attention(keys, kind, rates) for kind in _KINDS}
     mlp = Mlp(width=keys.count("moe_intermediate_size"))
     clamps = (ClampedGate(limit=keys.positive("swiglu_limit")),) * num_layers
     return Layers(
@@ -86,7 +82,6 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
             num_balancings=keys.count("hc_sinkhorn_iters"),
             eps=keys.positive("hc_eps"),
         ),
-        most_attended=most,
     )
 
 
@@ -117,11 +112,9 @@ def _rate(keys: ConfigKeys, kind: str) -> int:
     return keys.count_or_none(key) or (4 if kind == _SPARSE else 128)
 
 
-def _attention(
-    keys: ConfigKeys, kind: str, rates: Mapping[str, int], longest: int
-) -> CompressedAttention:
+def _attention(keys: ConfigKeys, kind: str, rates: Mapping[str, int]) -> CompressedAttention:
     heads, head_dim = keys.count("num_attention_heads"), keys.count("head_dim")
-    entries = None
+    entries, longest = None, keys.count("max_position_embeddings")
     if kind != _SLIDING:
         most = max(1, longest // rates[kind])
         entries = Entries(num_tokens=rates[kind], most=most, overlap=kind == _SPARSE)
@@ -132,6 +125,17 @@ def _attention(
     if not 0 < rope_head_dim <= head_dim or rope_head_dim % 2:
         what = f"partial_rotary_factor of head_dim ({head_dim}) must be an even number"
         keys.wrong("partial_rotary_factor", what)
+    indexer = None
+    if kind == _SPARSE:
+        indexer = Indexer(
+            most=keys.count("index_topk"),
+            num_heads=keys.count("index_n_heads"),
+            head_dim=keys.count("index_head_dim"),
+            rotary_dim=rope_head_dim,
+        )
+        if indexer.head_dim < rope_head_dim:
+            expected = f"at least the {rope_head_dim} numbers that rotate"
+            keys.fault("index_head_dim", expected, indexer.head_dim)
     return CompressedAttention(
         num_heads=heads,
         num_kv_heads=1,
@@ -141,6 +145,7 @@ def _attention(
         output_groups=groups,
         output_rank=keys.count("o_lora_rank"),
         entries=entries,
+        indexer=indexer,
         rotary="main" if kind == _SLIDING else "compress",
     )
 
@@ -172,6 +177,12 @@ _ROLES = {
     "entry_weight": "attn.compressor.wgate.weight",
     "entry_bias": "attn.compressor.ape",
     "entry_norm": "attn.compressor.norm.weight",
+    "index_q": "attn.indexer.wq_b.weight",
+    "index_weights": "attn.indexer.weights_proj.weight",
+    "index_entry_value": "attn.indexer.compressor.wkv.weight",
+    "index_entry_weight": "attn.indexer.compressor.wgate.weight",
+    "index_entry_bias": "attn.indexer.compressor.ape",
+    "index_entry_norm": "attn.indexer.compressor.norm.weight",
     "router": "ffn.gate.weight",
     "router_correction": "ffn.gate.bias",
     "router_table": "ffn.gate.tid2eid",
@@ -219,6 +230,8 @@ DEEPSEEK_V4 = FamilySpec(
         o_groups=8,
         o_lora_rank=1024,
         index_topk=512,
+        index_n_heads=64,
+        index_head_dim=128,
         rms_norm_eps=1e-6,
     ),
     spelling={"num_experts": "n_routed_experts"},
@@ -242,5 +255,4 @@ DEEPSEEK_V4 = FamilySpec(
         ),
     ),
 )
-"""Its indexer is not read: within what `most_attended` says it chooses all entries. Layers behind
-the last one, which guess further tokens ahead, are not read either."""
+"""Layers behind the last one, which guess further tokens ahead, are not read."""

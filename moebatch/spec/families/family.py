@@ -115,9 +115,7 @@ class FamilySpec:
             experts_per_token=keys.experts_per_token(),
             rms_eps=keys.positive("rms_norm_eps"),
             activation=keys.name("hidden_act"),
-            max_positions=min(
-                filter(None, (keys.count("max_position_embeddings"), layers.most_attended))
-            ),
+            max_positions=keys.count("max_position_embeddings"),
             dtype=keys.dtype(),
             expert_format=quantised or FORMATS[keys.dtype()],
         )

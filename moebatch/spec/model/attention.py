@@ -113,9 +113,13 @@ class Attention(ABC):
         return None
 
     @property
-    def choosing_flops_per_pair(self) -> int:
+    def choosing_flops_per_pair(self) -> float:
         """FLOP in one layer for a token that chooses and one that it may choose."""
-        return 0
+        return 0.0
+
+    def within(self, max_tokens: int) -> "Attention":
+        """The same for sequences of at most so many tokens, without what these have no need of."""
+        return self
 
     @property
     def scale(self) -> float:

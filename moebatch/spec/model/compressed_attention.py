@@ -1,9 +1,16 @@
 """Attention to a window, and to entries that stand for several tokens each (DeepSeek-V4)."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from moebatch.spec.model.attention import Attention, Sizes
 from moebatch.spec.model.cache_layout import CacheLayout, CachePart
+from moebatch.spec.model.indexer import Indexer
+
+_SCORES = 2**20
+"""Scores of heads that lie in memory at a time, unless one query has more."""
+_MOST_QUERIES = 16
+"""Queries of a sequence that are attended at a time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +47,18 @@ class CompressedAttention(Attention):
     """Width of what is made of the results of a group."""
     entries: Entries | None = None
     """Of what lies before; None where tokens see their window alone."""
+    indexer: Indexer | None = None
+    """What chooses among entries, by keys that are entries of the same tokens as well, made with
+    weights of their own; None where all are seen."""
+
+    def within(self, max_tokens: int) -> "CompressedAttention":
+        """With room for the entries of so many tokens, and without what chooses among as few."""
+        if self.entries is None:
+            return self
+        most, indexer = max(1, max_tokens // self.entries.num_tokens), self.indexer
+        if indexer is not None and most <= indexer.most:
+            indexer = None
+        return replace(self, entries=replace(self.entries, most=most), indexer=indexer)
 
     @property
     def positioned_dim(self) -> int:
@@ -67,22 +86,43 @@ class CompressedAttention(Attention):
         return 0.0 if self.entries is None else 1 / self.entries.num_tokens
 
     @property
-    def entry_width(self) -> int:
-        """Numbers of a token that entries are made of."""
-        return self.head_dim * (1 + (self.entries is not None and self.entries.overlap))
+    def choosing_flops_per_pair(self) -> float:
+        """The indexer's, of a token's share in an entry."""
+        return self.indexer.flops_per_pair * self.entries_per_token if self.indexer else 0.0
+
+    @property
+    def num_seen(self) -> int:
+        """Entries of the longest sequence."""
+        return self.entries.most if self.entries else 0
+
+    @property
+    def kinds_of_entries(self) -> Mapping[str, int]:
+        """Those that are made of a sequence and the size of one: what is attended to, and keys by
+        which an indexer chooses among these."""
+        if self.entries is None:
+            return {}
+        own = {"entry": self.head_dim}
+        return own | {"index_entry": self.indexer.head_dim} if self.indexer else own
+
+    def width_of(self, size: int) -> int:
+        """Numbers of a token that entries of that size are made of."""
+        return size * (1 + (self.entries is not None and self.entries.overlap))
 
     @property
     def state(self) -> CacheLayout | None:
-        """Entries, and what is projected of tokens that have none yet: what goes into sums, and
-        what weighs it."""
+        """Of each kind entries, and what is projected of tokens that have none yet: what goes into
+        sums, and what weighs it."""
         if self.entries is None:
             return None
-        kept = CachePart("kept", self.entries.num_kept, 2 * self.entry_width)
-        return CacheLayout((kept, CachePart("entries", self.entries.most, self.head_dim)))
+        parts = list[CachePart]()
+        for kind, size in self.kinds_of_entries.items():
+            parts.append(CachePart(f"kept_{kind}", self.entries.num_kept, 2 * self.width_of(size)))
+            parts.append(CachePart(kind, self.entries.most, size))
+        return CacheLayout(tuple(parts))
 
     def tensors(self, hidden_size: int) -> Sizes:
         """Projections and their norms, sinks, and what entries are made with."""
-        D, C, wide = hidden_size, self.head_dim, self.entry_width
+        D, C = hidden_size, self.head_dim
         grouped = self.query_width // self.output_groups
         inner = self.output_groups * self.output_rank
         sizes: Sizes = {
@@ -95,19 +135,22 @@ class CompressedAttention(Attention):
             "o": (D, inner),
             "sink_scores": (self.num_heads,),
         }
-        if self.entries is not None:
+        for kind, size in self.kinds_of_entries.items():
+            assert self.entries is not None, "there are some"
+            wide = self.width_of(size)
             sizes |= {
-                "entry_value": (wide, D),
-                "entry_weight": (wide, D),
-                "entry_bias": (self.entries.num_tokens, wide),
-                "entry_norm": (C,),
+                f"{kind}_value": (wide, D),
+                f"{kind}_weight": (wide, D),
+                f"{kind}_bias": (self.entries.num_tokens, wide),
+                f"{kind}_norm": (size,),
             }
-        return sizes
+        return sizes | (self.indexer.tensors(D, self.query_rank) if self.indexer else {})
 
     @property
     def exact_roles(self) -> frozenset[str]:
         """Norms, and what is added to weights of entries."""
-        return frozenset(("q_a_norm", "key_norm", "entry_norm", "entry_bias", "sink_scores"))
+        of_entries = ("entry_norm", "entry_bias", "index_entry_norm", "index_entry_bias")
+        return frozenset(("q_a_norm", "key_norm", "sink_scores", *of_entries))
 
     @property
     def flops_per_pair(self) -> int:
@@ -121,10 +164,10 @@ class CompressedAttention(Attention):
 
     def step_rooms(self, num_rows: int, num_cached: int) -> tuple[int, ...]:
         """Compressed queries, with room to be normed in; queries, and the same in float32; keys,
-        with room to be normed in; results, as they are and compressed; and what entries are made
-        of, apart and together."""
+        with room to be normed in; results, as they are and compressed; what entries are made of,
+        apart and together; and scores, as they are and in float32, with what chooses."""
         inner = self.output_groups * self.output_rank
-        widths = (
+        widths = [
             self.query_rank,
             2 * self.query_rank,
             self.query_width,
@@ -133,7 +176,17 @@ class CompressedAttention(Attention):
             2 * self.head_dim,
             self.query_width,
             inner,
-            2 * self.entry_width,
-            2 * self.entry_width,
-        )
-        return tuple(num_rows * width for width in widths)
+        ]
+        for size in self.kinds_of_entries.values():
+            widths.extend(2 * [2 * self.width_of(size)])
+        num_seen = num_cached + self.num_seen
+        scores = self.num_heads * self.queries_at_once(num_seen) * num_seen
+        choosing: tuple[int, ...] = ()
+        if self.indexer is not None:
+            choosing = self.indexer.step_rooms(num_rows, self.num_seen)
+        return (*(num_rows * width for width in widths), scores, 2 * scores, *choosing)
+
+    def queries_at_once(self, num_seen: int) -> int:
+        """Queries of a sequence whose scores of so many lie in memory together."""
+        most = _MOST_QUERIES if self.indexer is None else self.indexer.queries_at_once(num_seen)
+        return max(1, min(_MOST_QUERIES, most, _SCORES // (self.num_heads * num_seen)))

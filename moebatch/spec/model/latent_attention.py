@@ -1,91 +1,15 @@
 """Multi-head latent attention (DeepSeek-V2, section 2.1)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moebatch.spec.model.attention import Attention, GateOpening, Sizes, halves_of_neighbours
 from moebatch.spec.model.cache_layout import CacheLayout, CachePart
+from moebatch.spec.model.indexer import Indexer
 
 _EXPANDED_NUMBERS = 2**24
 """Keys and values that are made of latents at a time, unless those of one head are more."""
 _ALIGNMENT = 64
 """Numbers between two temporaries, at the most."""
-_SCORES = 2**22
-"""Scores of heads that lie in memory while tokens choose, unless one token has more."""
-_MOST_CHOOSING = 64
-"""Tokens that choose together."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Indexer:
-    """Chooses what a token attends to where it could see more (DeepSeek Sparse Attention:
-    DeepSeek-V3.2, section 2.1). Every token before is scored by a key of its own: the sum over
-    heads of what is positive of query times key, weighed by what the token gives that head."""
-
-    most: int
-    """Tokens that are chosen of all that lie before, the token's own place among them
-    (``index_topk``)."""
-    num_heads: int
-    """Those of its queries; all share the keys."""
-    head_dim: int
-    rotary_dim: int
-    """Numbers of a head that rotate as those of the attention's keys do."""
-    rotates_neighbours: bool = False
-    """As in `Attention`; these are the first numbers of a head in files."""
-    eps: float = 1e-6
-    """Of the norm of keys."""
-    is_shared: bool = False
-    """A layer takes what the last one before has chosen that has an indexer of its own."""
-
-    def row_order(self, role: str) -> list[int] | None:
-        """What rotates lies behind what does not, as halves, in whatever has the numbers of a
-        head."""
-        if not role.startswith(("index_q", "index_k")):
-            return None
-        num_heads = self.num_heads if role == "index_q" else 1
-        rotating = [*range(self.rotary_dim)]
-        if self.rotates_neighbours:
-            rotating = halves_of_neighbours(self.rotary_dim, self.rotary_dim)
-        of_head = [*range(self.rotary_dim, self.head_dim), *rotating]
-        starts = range(0, num_heads * self.head_dim, self.head_dim)
-        return [start + row for start in starts for row in of_head]
-
-    def tensors(self, hidden_size: int, query_rank: int) -> Sizes:
-        """Queries from those that attention has compressed; keys with a layer norm; and what weighs
-        heads."""
-        if self.is_shared:
-            return {}
-        return {
-            "index_q": (self.num_heads * self.head_dim, query_rank),
-            "index_k": (self.head_dim, hidden_size),
-            "index_k_norm": (self.head_dim,),
-            "index_k_norm_bias": (self.head_dim,),
-            "index_weights": (self.num_heads, hidden_size),
-        }
-
-    def queries_at_once(self, num_cached: int) -> int:
-        """Tokens of one sequence whose scores of so many positions lie in memory together."""
-        return max(1, min(_MOST_CHOOSING, _SCORES // (self.num_heads * num_cached)))
-
-    def step_rooms(self, num_rows: int, num_cached: int) -> tuple[int, ...]:
-        """Keys with room to be normed in, queries, and weights of heads; and in float32 keys of a
-        sequence, and of the tokens of it that choose together queries, weights and scores, by head
-        and summed up."""
-        heads, width = self.num_heads, self.num_heads * self.head_dim
-        of_row = (self.head_dim, 2 * self.head_dim, width, heads)
-        pairs = min(_MOST_CHOOSING * num_cached, max(_SCORES // heads, num_cached))
-        floats = (
-            num_cached * self.head_dim,
-            _MOST_CHOOSING * width,
-            _MOST_CHOOSING * heads,
-            heads * pairs,
-            pairs,
-        )
-        return (*(num_rows * room for room in of_row), *(2 * room for room in floats))
-
-    @property
-    def flops_per_pair(self) -> int:
-        """FLOP in one layer for a token that chooses and one that it may choose."""
-        return 0 if self.is_shared else 2 * self.num_heads * (self.head_dim + 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,15 +73,21 @@ class LatentAttention(Attention):
             return CacheLayout((latents,))
         return CacheLayout((latents, CachePart("index keys", 1, self.indexer.head_dim)))
 
+    def within(self, max_tokens: int) -> "LatentAttention":
+        """Without what chooses, where all are chosen."""
+        if self.indexer is None or max_tokens > self.indexer.most:
+            return self
+        return replace(self, indexer=None)
+
     @property
     def most_chosen(self) -> int | None:
         """As its indexer says."""
         return self.indexer.most if self.indexer else None
 
     @property
-    def choosing_flops_per_pair(self) -> int:
+    def choosing_flops_per_pair(self) -> float:
         """The indexer's."""
-        return self.indexer.flops_per_pair if self.indexer else 0
+        return self.indexer.flops_per_pair if self.indexer else 0.0
 
     @property
     def nope_head_dim(self) -> int:
@@ -204,7 +134,12 @@ class LatentAttention(Attention):
             heads * self.cached_value_dim,
             heads * self.value_head_dim,
         )
-        choosing = self.indexer.step_rooms(num_rows, num_cached) if self.indexer else ()
+        choosing: tuple[int, ...] = ()
+        if self.indexer is not None:
+            choosing = (
+                *self.indexer.key_rooms(num_rows),
+                *self.indexer.step_rooms(num_rows, num_cached),
+            )
         return (*(num_rows * width for width in of_row), expanded + _ALIGNMENT, *choosing)
 
     def expands(self, num_new: int, num_context: int) -> bool:
@@ -251,6 +186,7 @@ class LatentAttention(Attention):
         if self.indexer is not None:
             assert self.query_rank is not None, "an indexer takes compressed queries"
             sizes |= self.indexer.tensors(hidden_size, self.query_rank)
+            sizes |= self.indexer.key_tensors(hidden_size)
         return sizes
 
     @property

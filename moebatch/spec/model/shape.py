@@ -3,7 +3,7 @@
 Shape letters: D hidden.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -98,9 +98,6 @@ class Layers:
     """Roles of those that only layers with experts have beside these."""
     scales_layers: bool = False
     """Hidden states are multiplied by a learnt number at the end of each layer."""
-    most_attended: int | None = None
-    """Tokens of a sequence to all of which the last one attends; of longer ones it would choose so
-    many (DeepSeek Sparse Attention), which is not computed. None is any number."""
     recurrence: Recurrence | None = None
     """What takes the place of attention in `recurrent_layers`."""
     recurrent_layers: tuple[int, ...] = ()
@@ -154,18 +151,12 @@ class ModelShape(Layers):
     activation: str
     """Name of the activation as transformers' ``hidden_act`` has it."""
     max_positions: int
-    """Most tokens of a sequence, no more than `most_attended`."""
+    """Most tokens of a sequence."""
     dtype: Dtype
     """Data type that the file declares: float32, float16 or bfloat16."""
     expert_format: WeightFormat
     """In which the checkpoint stores experts, as far as ``config.json`` says; biases are not
     quantised."""
-
-    @property
-    def beyond_context(self) -> str:
-        """What longer sequences would be, where the model as published takes them; else empty."""
-        is_bound = self.max_positions == self.most_attended
-        return "beyond which attention is sparse, which is not computed" if is_bound else ""
 
     @property
     def is_swiglu(self) -> bool:
@@ -371,7 +362,7 @@ class ModelShape(Layers):
     @staticmethod
     def is_streamed(role: str, size: tuple[int, ...]) -> bool:
         """Whether one of that size may."""
-        is_exact = role.endswith("_streams") or role == "entry_bias"
+        is_exact = role.endswith(("_streams", "entry_bias"))
         return len(size) == 2 and not role.startswith("router") and not is_exact
 
     def streamed(self, count: int) -> tuple[int, ...]:
@@ -646,20 +637,20 @@ class ModelShape(Layers):
         return replace(shape, sliding_windows=tuple(windows))
 
     def attending_within(self, max_tokens: int) -> "ModelShape":
-        """The same model for sequences of at most so many tokens: without what chooses among them,
-        where all are chosen."""
-        most = self.attention.most_chosen
-        if most is None or max_tokens > most:
-            return self
-        return self._with_attention(indexer=None)
+        """The same model for sequences of at most so many tokens: without what chooses among them
+        where all are chosen, and with room for as much as these keep."""
+        return self._attending(lambda attention: attention.within(max_tokens))
 
     def _with_attention(self, **changes: Any) -> "ModelShape":
         """The same model with changes to all attention."""
-        attention = replace(self.attention, **changes)
+        return self._attending(lambda attention: replace(attention, **changes))
+
+    def _attending(self, change: Callable[[Attention], Attention]) -> "ModelShape":
+        attention = change(self.attention)
         if self.layer_attentions:
-            of_layers = tuple(replace(each, **changes) for each in self.layer_attentions)
+            of_layers = tuple(map(change, self.layer_attentions))
             return replace(self, attention=attention, layer_attentions=of_layers)
-        _, *others = (replace(each, **changes) for each in self.attentions)
+        _, *others = map(change, self.attentions)
         return replace(self, attention=attention, global_attention=next(iter(others), None))
 
 

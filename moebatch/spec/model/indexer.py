@@ -1,0 +1,89 @@
+"""What chooses among many what a token attends to (DeepSeek-V3.2, section 2.1; DeepSeek-V4, section
+2.3.1)."""
+
+from dataclasses import dataclass
+
+from moebatch.spec.model.attention import Sizes, halves_of_neighbours
+
+_SCORES = 2**22
+"""Scores of heads that lie in memory while tokens choose, unless one token has more."""
+_MOST_CHOOSING = 64
+"""Tokens that choose together."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Indexer:
+    """Chooses what a token attends to where it could see more. Everything before it, tokens or what
+    stands for some of them, is scored by a key: the sum over heads of what is positive of query
+    times key, weighed by what the token gives that head (DeepSeek-V3.2, Eq. 1)."""
+
+    most: int
+    """How many are chosen (``index_topk``)."""
+    num_heads: int
+    """Those of its queries; all share the keys."""
+    head_dim: int
+    rotary_dim: int
+    """Numbers of a head that rotate as those of the attention's keys do."""
+    rotates_neighbours: bool = False
+    """As in `Attention`; these are the first numbers of a head in files."""
+    eps: float = 1e-6
+    """Of the norm of keys."""
+    is_shared: bool = False
+    """A layer takes what the last one before has chosen that has an indexer of its own."""
+
+    def row_order(self, role: str) -> list[int] | None:
+        """What rotates lies behind what does not, as halves, in whatever has the numbers of a
+        head."""
+        if not role.startswith(("index_q", "index_k")):
+            return None
+        num_heads = self.num_heads if role == "index_q" else 1
+        rotating = [*range(self.rotary_dim)]
+        if self.rotates_neighbours:
+            rotating = halves_of_neighbours(self.rotary_dim, self.rotary_dim)
+        of_head = [*range(self.rotary_dim, self.head_dim), *rotating]
+        starts = range(0, num_heads * self.head_dim, self.head_dim)
+        return [start + row for start in starts for row in of_head]
+
+    def tensors(self, hidden_size: int, query_rank: int) -> Sizes:
+        """Queries from those that attention has compressed, and what weighs heads."""
+        if self.is_shared:
+            return {}
+        return {
+            "index_q": (self.num_heads * self.head_dim, query_rank),
+            "index_weights": (self.num_heads, hidden_size),
+        }
+
+    def key_tensors(self, hidden_size: int) -> Sizes:
+        """Keys of tokens, with a layer norm."""
+        if self.is_shared:
+            return {}
+        norm = (self.head_dim,)
+        sizes: Sizes = {"index_k": (self.head_dim, hidden_size)}
+        return sizes | dict.fromkeys(("index_k_norm", "index_k_norm_bias"), norm)
+
+    def queries_at_once(self, num_scored: int) -> int:
+        """Tokens of one sequence whose scores of so many lie in memory together."""
+        return max(1, min(_MOST_CHOOSING, _SCORES // (self.num_heads * num_scored)))
+
+    def key_rooms(self, num_rows: int) -> tuple[int, ...]:
+        """Keys with room to be normed in."""
+        return (num_rows * self.head_dim, 2 * num_rows * self.head_dim)
+
+    def step_rooms(self, num_rows: int, num_scored: int) -> tuple[int, ...]:
+        """Queries and weights of heads; and in float32 what is scored of a sequence, and of the
+        tokens of it that choose together queries, weights and scores, by head and summed up."""
+        heads, width = self.num_heads, self.num_heads * self.head_dim
+        pairs = min(_MOST_CHOOSING * num_scored, max(_SCORES // heads, num_scored))
+        floats = (
+            num_scored * self.head_dim,
+            _MOST_CHOOSING * width,
+            _MOST_CHOOSING * heads,
+            heads * pairs,
+            pairs,
+        )
+        return (num_rows * width, num_rows * heads, *(2 * room for room in floats))
+
+    @property
+    def flops_per_pair(self) -> int:
+        """FLOP in one layer for a token that chooses and one that it may choose."""
+        return 0 if self.is_shared else 2 * self.num_heads * (self.head_dim + 1)
