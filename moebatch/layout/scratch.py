@@ -185,13 +185,12 @@ def decoder_buffers(
     multiplied.
     """
     choices = limits.pass_tokens * shape.experts_per_token
+    most_chosen = shape.attention.most_chosen or 0
     sizes = {
         "scratch of a step": (step_elements(shape, limits), dtype_bytes),
         "gathered keys and values": (attention_core_elements(shape, limits), dtype_bytes),
-        "chosen tokens": (
-            limits.pass_tokens * (shape.attention.most_chosen or 0),
-            _POSITION_BYTES,
-        ),
+        "chosen tokens": (limits.pass_tokens * most_chosen, _POSITION_BYTES),
+        "rows of chosen tokens": (limits.micro_batch_tokens * most_chosen, _INDEX_BYTES),
         "converted matrix": (converted_elements(shape) if converts else 0, dtype_bytes),
         "normed tokens": (limits.pass_tokens * shape.hidden_size, dtype_bytes),
         "latents of tokens": (limits.pass_tokens * (shape.latent_width or 0), dtype_bytes),

@@ -70,14 +70,18 @@ class WindowPlan:
     planner: SightPlanner | None = None
     """Plans what they have chosen."""
 
-    def chosen(self, choices_TK: Tensor) -> AttentionPlan | None:
+    def chosen(self, choices_TK: Tensor, room_TK: Tensor) -> AttentionPlan | None:
         """What tokens see that choose, by positions in their sequences; None where there are none
-        such."""
+        such. Cache rows of these are in `room_TK` then."""
         if not self.choosing:
             return None
         assert self.planner is not None, "tokens that choose are planned for"
-        rows = [chooser.rows_S[choices_TK[chooser.tokens].long()] for chooser in self.choosing]
-        return self.planner.of_rows([chooser.tokens for chooser in self.choosing], torch.cat(rows))
+        end = 0
+        for tokens, _, rows_S in self.choosing:
+            start, end = end, end + tokens.stop - tokens.start
+            of_tokens = choices_TK[tokens].flatten()
+            torch.index_select(rows_S, 0, of_tokens, out=room_TK[start:end].view(-1))
+        return self.planner.of_rows([chooser.tokens for chooser in self.choosing], room_TK[:end])
 
     @property
     def meets_sinks(self) -> bool:

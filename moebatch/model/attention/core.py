@@ -5,6 +5,7 @@ V that of values, R rows of the cache.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import MappingProxyType
 
 import torch
@@ -66,13 +67,16 @@ class AttentionCore:
         self._on_gpu = single_attention(shape, device)
         self._helpers = Helpers(torch_parallel())
         self._scratch = Scratch(attention_core_elements(shape, limits), device=device, dtype=dtype)
-        chosen = (limits.pass_tokens, shape.attention.most_chosen or 0)
-        self._choices_TK = torch.empty(chosen, dtype=torch.int32, device=device)
+        most, together = shape.attention.most_chosen or 0, limits.micro_batch_tokens
+        room = partial(torch.empty, device=device)
+        self._choices_TK = room((limits.pass_tokens, most), dtype=torch.int32)
+        self._chosen_rows_TK = room((together, most), dtype=torch.int64)
 
     @property
     def scratch_bytes(self) -> int:
         """Bytes that are allocated up front."""
-        return self._scratch.buffer.nbytes + self._choices_TK.nbytes
+        chosen = self._choices_TK.nbytes + self._chosen_rows_TK.nbytes
+        return self._scratch.buffer.nbytes + chosen
 
     def choices(self, micro_batch: MicroBatch) -> Tensor:
         """Positions that each token attends to which chooses, [T, K], until others of the same rows
@@ -113,7 +117,7 @@ class AttentionCore:
         kv, out_THV = self.layer_kv(layer, parts, frame), out_THV[: micro_batch.num_tokens]
         planned = self._plan(layer, micro_batch)
         kv.write(planned.new_rows_T, qkv.parts)
-        chosen = planned.chosen(self.choices(micro_batch))
+        chosen = planned.chosen(self.choices(micro_batch), self._chosen_rows_TK)
         for plan in (*planned.plans, *([chosen] if chosen else [])):
             scoring = self._scoring(layer, qkv.q_THC, micro_batch, plan.sight.num_sinks, frame)
             attend(qkv, plan, kv, out_THV, scoring)
