@@ -14,31 +14,7 @@ Numbers = Literal["int4", "e2m1", "codebook", "int8", "uint8", "e4m3"]
 """What a code stands for. Of four bits: int4 is u - 8, e2m1 a float (OCP MX 1.0), codebook the u-th
 of the matrix's own values. Of eight bits: two's complement; u - 128; a float without infinities."""
 
-BlockNumbers = Literal[
-    "q8_0",
-    "q4_0",
-    "q4_1",
-    "q5_0",
-    "q5_1",
-    "iq4_nl",
-    "mxfp4",
-    "q2_k",
-    "q3_k",
-    "q4_k",
-    "q5_k",
-    "q6_k",
-    "iq4_xs",
-    "iq3_s",
-    "iq3_xxs",
-    "iq2_s",
-    "iq2_xs",
-    "iq2_xxs",
-    "iq1_m",
-    "iq1_s",
-]
-"""Types of ggml, whose blocks hold codes and scales side by side."""
-
-GGML_BLOCKS: Mapping[BlockNumbers, tuple[int, int]] = {
+GGML_BLOCKS: Mapping[str, tuple[int, int]] = {
     "q8_0": (32, 34),
     "q4_0": (32, 18),
     "q4_1": (32, 20),
@@ -60,12 +36,13 @@ GGML_BLOCKS: Mapping[BlockNumbers, tuple[int, int]] = {
     "iq1_m": (256, 56),
     "iq1_s": (256, 50),
 }
-"""Numbers of a block, and its bytes; in the order of the C file that decodes them."""
+"""Types of ggml, whose blocks hold codes and scales side by side: numbers of a block and its bytes,
+in the order of the C file that decodes them."""
 
 
-def block_numbers(type_name: str) -> BlockNumbers | None:
+def block_numbers(type_name: str) -> str | None:
     """A type by ggml's name, such as ``Q4_K``; None where it is none of these."""
-    return next((known for known in GGML_BLOCKS if known == type_name.lower()), None)
+    return type_name.lower() if type_name.lower() in GGML_BLOCKS else None
 
 
 Lies = Literal["in rows", "words of inputs", "words of outputs"]
@@ -73,12 +50,12 @@ Lies = Literal["in rows", "words of inputs", "words of outputs"]
 neighbouring inputs of an output (GPTQ), or of eight outputs of an input, even ones first (AWQ)."""
 
 WORD_BITS = 32
-BITS: Mapping[Numbers | BlockNumbers, int] = {
+BITS: Mapping[str, int] = {
     **dict.fromkeys(("int4", "e2m1", "codebook"), 4),
     **dict.fromkeys(("int8", "uint8", "e4m3"), 8),
 }
 """Of a code whose scale lies elsewhere."""
-ZEROS: Mapping[Numbers | BlockNumbers, float] = {"int4": 8.0, "uint8": 128.0}
+ZEROS: Mapping[str, float] = {"int4": 8.0, "uint8": 128.0}
 """Codes that stand for nothing where the matrix has no zero points."""
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """What its codes stand for."""
@@ -93,7 +70,8 @@ class CodedMatrix:
     say by themselves what they stand for, as the gguf package decodes them.
     """
 
-    numbers: Numbers | BlockNumbers
+    numbers: str
+    """One of `Numbers`, or of `GGML_BLOCKS`."""
     codes: Tensor
     """uint8 [O, bytes of a row]; rows may be longer than needed, and apart. Those that lie across,
     int32: [words of I, O], or [I, words of O]."""

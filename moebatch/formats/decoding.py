@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moebatch.formats.coded import BITS, E2M1, WORD_BITS, ZEROS, BlockNumbers, CodedMatrix, Numbers
+from moebatch.formats.coded import BITS, E2M1, WORD_BITS, ZEROS, CodedMatrix
 from moebatch.formats.ggml_decoding import decode_ggml
 from moebatch.formats.weight_format import BadParts
 from moebatch.quoting import shown
@@ -243,7 +243,7 @@ def _in_words(words: Tensor, bits: int) -> Tensor:
     return halves(codes) if bits == 4 else codes
 
 
-def _numbers(codes: Tensor, numbers: Numbers | BlockNumbers) -> Tensor:
+def _numbers(codes: Tensor, numbers: str) -> Tensor:
     """What bytes of codes stand for, in float32."""
     if numbers == "e4m3":
         return codes.view(torch.float8_e4m3fn).float()

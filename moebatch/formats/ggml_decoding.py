@@ -6,14 +6,13 @@ Shape letters: N blocks, G groups of a block that share a scale.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from moebatch.formats.coded import GGML_BLOCKS, BlockNumbers, block_numbers
+from moebatch.formats.coded import GGML_BLOCKS, block_numbers
 
 _CHUNK_NUMBERS = 2**20
 """Decoded at a time, so that what it takes on the way stays small."""
@@ -164,20 +163,20 @@ def _iq1_s(blocks: Tensor) -> Tensor:
     return _shifted("iq1_s", _placed(blocks[:, 2:34], above.view(-1, 32)), less, steps)
 
 
-def _on_grid(numbers: BlockNumbers, places: Tensor, negative: Tensor, steps: Tensor) -> Tensor:
+def _on_grid(numbers: str, places: Tensor, negative: Tensor, steps: Tensor) -> Tensor:
     """What lies in the places [N, P] of the grid, negative where that is 1, [N, 256], with steps
     [N, G]."""
     found = _looked_up(numbers, places).flatten(1) * (1 - 2 * negative.float())
     return steps[:, :, None] * found.view(*steps.shape, -1)
 
 
-def _shifted(numbers: BlockNumbers, places: Tensor, less: Tensor, steps: Tensor) -> Tensor:
+def _shifted(numbers: str, places: Tensor, less: Tensor, steps: Tensor) -> Tensor:
     """The same of eighths, each with one more, or one less where that is 1."""
     found = _looked_up(numbers, places).flatten(1) + 1 - 2 * less
     return steps[:, :, None] * 0.125 * found.view(*steps.shape, -1)
 
 
-def _looked_up(numbers: BlockNumbers, codes: Tensor) -> Tensor:
+def _looked_up(numbers: str, codes: Tensor) -> Tensor:
     """What codes stand for, in float32; of places in a grid, one dimension more."""
     values = values_of(numbers)
     assert values is not None, "the type has some"
@@ -185,7 +184,7 @@ def _looked_up(numbers: BlockNumbers, codes: Tensor) -> Tensor:
 
 
 @cache
-def values_of(numbers: BlockNumbers) -> Tensor | None:
+def values_of(numbers: str) -> Tensor | None:
     """What the gguf package says that codes of the type stand for, int8: numbers, [16], or four or
     eight neighbours by their place in a grid; eighths of types whose steps have such. None of types
     whose codes are numbers."""
@@ -275,27 +274,12 @@ def _shifts(blocks: Tensor, values: range | tuple[int, ...]) -> Tensor:
     return torch.tensor(list(values), dtype=torch.uint8, device=blocks.device)[:, None]
 
 
-_KNOWN: Mapping[BlockNumbers, Callable[[Tensor], Tensor]] = {
-    "q8_0": _q8_0,
-    "q4_0": _q4_0,
-    "q4_1": _q4_1,
-    "q5_0": _q5_0,
-    "q5_1": _q5_1,
-    "iq4_nl": _iq4_nl,
-    "mxfp4": _mxfp4,
-    "q2_k": _q2_k,
-    "q3_k": _q3_k,
-    "q4_k": _q4_k,
-    "q5_k": _q5_k,
-    "q6_k": _q6_k,
-    "iq4_xs": _iq4_xs,
-    "iq3_s": _iq3_s,
-    "iq3_xxs": _iq3_xxs,
-    "iq2_s": _iq2_s,
-    "iq2_xs": _iq2_xs,
-    "iq2_xxs": _iq2_xxs,
-    "iq1_m": _iq1_m,
-    "iq1_s": _iq1_s,
+_KNOWN = {
+    decode.__name__.removeprefix("_"): decode
+    for decode in (
+        *(_q8_0, _q4_0, _q4_1, _q5_0, _q5_1, _q2_k, _q3_k, _q4_k, _q5_k, _q6_k, _mxfp4),
+        *(_iq4_nl, _iq4_xs, _iq3_s, _iq3_xxs, _iq2_s, _iq2_xs, _iq2_xxs, _iq1_m, _iq1_s),
+    )
 }
 """What blocks [N, bytes] are, in float32."""
 

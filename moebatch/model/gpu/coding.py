@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from moebatch.arrays import Ints
-from moebatch.formats.coded import BITS, ZEROS, BlockNumbers, CodedMatrix, Numbers
+from moebatch.formats.coded import BITS, ZEROS, CodedMatrix
 from moebatch.formats.weight_format import StoredMatrix
 
 _ROLES = ("gate", "up", "down")
@@ -50,7 +50,7 @@ class Coding(NamedTuple):
     """From a row of codes, or of plain numbers, to the next."""
     bits: int = 0
     """Of a code; none where numbers are plain."""
-    numbers: Numbers | BlockNumbers | None = None
+    numbers: str | None = None
     scales: str = ""
     scale_row: int = 0
     block_rows: int = _WHOLE

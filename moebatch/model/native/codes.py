@@ -15,15 +15,13 @@ from moebatch.formats.coded import (
     GGML_BLOCKS,
     WORD_BITS,
     ZEROS,
-    BlockNumbers,
     CodedMatrix,
     Lies,
-    Numbers,
     block_numbers,
 )
 from moebatch.model.native.kernels import DTYPES
 
-_NUMBERS: Mapping[Numbers | BlockNumbers, int] = {
+_NUMBERS: Mapping[str, int] = {
     "codebook": 0,
     "int8": 1,
     "uint8": 2,
@@ -34,7 +32,7 @@ _NUMBERS: Mapping[Numbers | BlockNumbers, int] = {
 }
 """As the C file counts them."""
 _LIES: Mapping[Lies, int] = {"in rows": 0, "words of inputs": 1, "words of outputs": 2}
-_VALUES: Mapping[Numbers | BlockNumbers, Tensor] = {
+_VALUES: Mapping[str, Tensor] = {
     "int4": torch.arange(16.0),
     "e2m1": torch.tensor(E2M1),
 }
