@@ -10,22 +10,16 @@ sum (AdapMoE, Eq. 6), the same for all layers where no calibration knows it: to 
 loss grows by F times the squared error of what the layer's experts make, and that error is
 proportional to the one of the weights. Eight bits leave a hundredth of it, which is not counted.
 
-    maximise    sum gain(l, e) x(l, e)
-    subject to  sum (bytes in int8 - bytes in int4) x(l, e) <= budget,  x binary
-
+Experts are all of a size, so that those whose gain is largest are the best choice within a budget.
 Beyond the papers.
 """
 
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
 
-import pulp
-
-from moebatch.errors import StorageError
-from moebatch.plan.search.milp import make_solver
 from moebatch.schedule.slots.expert_load import ExpertKey
+from moebatch.spec.policy.rounding import whole
 
 NARROW, WIDE = 4, 8
 """Bits."""
@@ -47,41 +41,17 @@ def choose_precisions(
     gains: Mapping[ExpertKey, float], bits: float
 ) -> tuple[frozenset[ExpertKey], list[TradeOffPoint]]:
     """Experts that stay wide, for so many bits in the mean, scales not counted; and what other
-    numbers of bits would be worth. Experts are all of a size.
-
-    Raises StorageError where the solver has no room for its files.
-    """
+    numbers of bits would be worth. Of equal gains the first ones count."""
     assert all(isfinite(gain) and gain >= 0 for gain in gains.values()), "gains are amounts"
     total = sum(gains.values()) or 1.0
-    wide = {point: _knapsack(gains, point) for point in sorted({*_CURVE, bits})}
+    best = sorted(gains, key=lambda key: (-gains[key], key))
+    wide = {
+        point: best[: whole((point - NARROW) / (WIDE - NARROW), len(best))]
+        for point in sorted({*_CURVE, bits})
+    }
     curve = [TradeOffPoint(bits=NARROW, num_wide=0, remaining=1.0)]
     for point, chosen in wide.items():
         gain = sum(gains[key] for key in chosen)
         curve.append(TradeOffPoint(bits=point, num_wide=len(chosen), remaining=1 - gain / total))
     curve.append(TradeOffPoint(bits=WIDE, num_wide=len(gains), remaining=0.0))
-    return wide[bits], curve
-
-
-def _knapsack(gains: Mapping[ExpertKey, float], bits: float) -> frozenset[ExpertKey]:
-    keys = sorted(gains)
-    # Equal gains are told apart by number, so that the same experts are chosen everywhere.
-    most = max(gains.values()) or 1.0
-    values = _distinct([gains[key] / most for key in keys])
-    program = pulp.LpProblem("precision", pulp.LpMaximize)
-    chosen = [pulp.LpVariable(f"x_{number}", cat=pulp.LpBinary) for number in range(len(keys))]
-    program += pulp.lpDot(values, chosen)
-    room = (bits - NARROW) * len(keys)
-    program += pulp.lpSum(chosen) * (WIDE - NARROW) <= room, "budget"
-    try:
-        program.solve(make_solver())
-    except OSError as error:
-        folder = tempfile.gettempdir()
-        message = f"{folder}: the solver cannot write its files: {error.strerror}"
-        raise StorageError(f"{message}; make room, or set TMPDIR to another folder") from error
-    assert pulp.LpStatus[program.status] == "Optimal", "no expert wide is always possible"
-    taken = zip(keys, chosen, strict=True)
-    return frozenset(key for key, variable in taken if variable.value() > 0.5)
-
-
-def _distinct(values: Sequence[float]) -> list[float]:
-    return [value + 1e-9 * (1 - number / len(values)) for number, value in enumerate(values)]
+    return frozenset(wide[bits]), curve
