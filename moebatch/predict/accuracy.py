@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from moebatch.arrays import Floats
-from moebatch.predict.predictor import Predictor, counts_of
-from moebatch.predict.trace import RoutingTrace, TracePass
+from moebatch.predict.predictor import Chosen, Predictor, counts_of
+from moebatch.predict.trace import RoutingTrace
 
 _MOST_GROUPS = 256
 """So many groups, evenly taken, are looked at."""
@@ -38,13 +38,14 @@ def accuracy(
     layers, K = trace.moe_layers, trace.experts_per_token
     found = np.zeros((len(layers), 2))
     num_groups = 0
-    for group in _groups(trace, group_tokens):
+    for group_LTK in _groups(trace, group_tokens):
         num_groups += 1
-        predictor.begin_pass(group.num_rows)
-        for position, (layer, experts_TK) in enumerate(group):
+        num_rows = group_LTK.shape[1]
+        predictor.begin_pass(num_rows)
+        for position, (layer, experts_TK) in enumerate(zip(layers, group_LTK, strict=True)):
             counts_E = counts_of(experts_TK, trace.num_experts)
             found[position] += _shares(counts_E, predictor.rank(layer)[:K])
-            predictor.observe(layer, slice(0, group.num_rows), experts_TK)
+            predictor.observe(layer, slice(0, num_rows), experts_TK)
     assert num_groups, "a trace has at least one token"
     return tuple(
         LayerAccuracy(layer=layer, took_part=took_part / num_groups, hot=hot / num_groups)
@@ -64,14 +65,12 @@ def _shares(counts_E: Floats, predicted: list[int]) -> tuple[float, float]:
     return float(took_part.mean()), float((counts_E[predicted] >= least_hot).mean())
 
 
-def _groups(trace: RoutingTrace, group_tokens: int) -> Iterator[TracePass]:
+def _groups(trace: RoutingTrace, group_tokens: int) -> Iterator[Chosen]:
     """Groups of so many tokens of one pass; passes with fewer are groups themselves."""
     starts = [
         (number, start)
-        for number, one in enumerate(trace.passes)
-        for start in range(0, max(1, one.num_rows - group_tokens + 1), group_tokens)
+        for number, experts_LTK in enumerate(trace.passes)
+        for start in range(0, max(1, experts_LTK.shape[1] - group_tokens + 1), group_tokens)
     ]
     for number, start in starts[:: -(-len(starts) // _MOST_GROUPS)]:
-        one = trace.passes[number]
-        some = one.experts_LTK[:, start : start + group_tokens]
-        yield TracePass(moe_layers=one.moe_layers, experts_LTK=some)
+        yield trace.passes[number][:, start : start + group_tokens]

@@ -4,12 +4,11 @@ simulation.
 Shape letters: L MoE layers, T tokens of a pass, E experts, K experts per token.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from moebatch.arrays import Floats
 from moebatch.errors import ConfigError, Fault
@@ -33,30 +32,14 @@ TRACE = FileKind(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TracePass:
-    """One pass: what each of its tokens has chosen at each MoE layer."""
-
-    moe_layers: tuple[int, ...]
-    experts_LTK: NDArray[np.integer]
-
-    @property
-    def num_rows(self) -> int:
-        """Tokens of the pass."""
-        return int(self.experts_LTK.shape[1])
-
-    def __iter__(self) -> Iterator[tuple[int, NDArray[np.integer]]]:
-        """Each MoE layer in order with what was chosen there, [T, K]."""
-        yield from zip(self.moe_layers, self.experts_LTK, strict=True)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RoutingTrace:
     """Passes in their order."""
 
     moe_layers: tuple[int, ...]
     num_experts: int
     experts_per_token: int
-    passes: tuple[TracePass, ...]
+    passes: tuple[Chosen, ...]
+    """What each token of a pass has chosen at each MoE layer, [L, T, K]."""
 
     @classmethod
     def of(
@@ -68,10 +51,7 @@ class RoutingTrace:
             moe_layers=tuple(moe_layers),
             num_experts=num_experts,
             experts_per_token=passes[0].shape[-1],
-            passes=tuple(
-                TracePass(moe_layers=tuple(moe_layers), experts_LTK=experts.astype(dtype))
-                for experts in passes
-            ),
+            passes=tuple(experts_LTK.astype(dtype) for experts_LTK in passes),
         )
 
     @classmethod
@@ -88,7 +68,7 @@ class RoutingTrace:
 
     def save(self, path: Path, *, fingerprint: str = "") -> None:
         """Writes the trace of the model of that fingerprint. Raises StorageError."""
-        arrays = {f"pass.{number}": one.experts_LTK for number, one in enumerate(self.passes)}
+        arrays = {f"pass.{number}": experts for number, experts in enumerate(self.passes)}
         TRACE.save(
             path,
             None,
@@ -98,15 +78,6 @@ class RoutingTrace:
             num_experts=self.num_experts,
             experts_per_token=self.experts_per_token,
         )
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all passes."""
-        return sum(one.num_rows for one in self.passes)
-
-    def __iter__(self) -> Iterator[TracePass]:
-        """The passes in order."""
-        return iter(self.passes)
 
 
 def _sizes(found: Description, arrays: Arrays) -> Sizes | None:
@@ -149,7 +120,7 @@ class TraceRouting:
     def __init__(self, trace: RoutingTrace) -> None:
         self._layers = {layer: place for place, layer in enumerate(trace.moe_layers)}
         self._num_experts = trace.num_experts
-        self._experts_LTK = np.concatenate([one.experts_LTK for one in trace], axis=1)
+        self._experts_LTK = np.concatenate(trace.passes, axis=1)
         # A token never chooses an expert twice, so these are chances.
         self._chances_LE = np.array(
             [counts_of(of, trace.num_experts) / len(of) for of in self._experts_LTK]
