@@ -92,9 +92,9 @@ class Attention(ABC):
         all heads: what prompt tokens take, whose keys and values lie there in full."""
 
     @property
-    @abstractmethod
     def decode_flops_per_pair(self) -> int:
         """The same for a decoding query over cached positions."""
+        return self.flops_per_pair
 
     def expands(self, num_new: int, num_context: int) -> bool:
         """Whether a slice of so many new tokens attends to keys and values that are made anew of

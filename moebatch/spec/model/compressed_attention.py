@@ -157,11 +157,6 @@ class CompressedAttention(Attention):
         """Scores and sums over the head of keys."""
         return 4 * self.query_width
 
-    @property
-    def decode_flops_per_pair(self) -> int:
-        """As for prompts."""
-        return self.flops_per_pair
-
     def step_rooms(self, num_rows: int, num_cached: int) -> tuple[int, ...]:
         """Compressed queries, with room to be normed in; queries, and the same in float32; keys,
         with room to be normed in; results, as they are and compressed; what entries are made of,

@@ -124,11 +124,6 @@ class GroupedAttention(Attention):
         return 2 * (self.query_width + self.result_width)
 
     @property
-    def decode_flops_per_pair(self) -> int:
-        """As for prompts."""
-        return self.flops_per_pair
-
-    @property
     def num_norms(self) -> int:
         """As `qk_norm` and `norms_values` say."""
         return 2 * (self.qk_norm != "none") + self.norms_values

@@ -385,10 +385,12 @@ class ModelShape(Layers):
         """Sizes of the attention of a layer, or of its recurrence, by role: what tells tokens of
         each other."""
         if self.is_recurrent(layer):
-            return self._recurrence_tensors
+            assert self.recurrence is not None, "layers are recurrent by one"
+            return self.recurrence.tensors(self.hidden_size)
         tensors = self.attention_of(layer).tensors(self.hidden_size)
-        crosses = self.encoder is not None and not self.encodes(layer)
-        return tensors | (self._cross_tensors if crosses else {})
+        if isinstance(self.attention, RelativeAttention) and not self.encodes(layer):
+            tensors |= self.attention.cross_tensors(self.hidden_size)
+        return tensors
 
     def row_order(self, role: str, layer: int) -> list[int] | None:
         """In which order the rows of a stored weight are computed with; None where they lie so."""
@@ -410,16 +412,6 @@ class ModelShape(Layers):
             "encoder_bias": biases,
             "decoder_bias": biases,
         }
-
-    @cached_property
-    def _cross_tensors(self) -> Sizes:
-        assert isinstance(self.attention, RelativeAttention), "that of encoders"
-        return self.attention.cross_tensors(self.hidden_size)
-
-    @cached_property
-    def _recurrence_tensors(self) -> Sizes:
-        assert self.recurrence is not None, "layers are recurrent by one"
-        return self.recurrence.tensors(self.hidden_size)
 
     def _mlp_tensors(self, layer: int) -> Sizes:
         if layer in self.hashed_layers:
@@ -530,18 +522,17 @@ class ModelShape(Layers):
     def kv_bytes_per_token(self, compute_bytes: int) -> int:
         """Bytes of the cache of one token in all layers that have one, sliding windows or not,
         where numbers that are computed with have so many."""
-        return sum(
-            len(group.layers) * group.layout.token_bytes(compute_bytes)
-            for group in self.cache_groups(UNLIMITED)
-            if not group.is_state
-        )
+        return self._kept_bytes(compute_bytes, in_states=False)
 
     def state_bytes(self, compute_bytes: int) -> int:
         """Bytes of what recurrent layers keep of a sequence, all of them."""
+        return self._kept_bytes(compute_bytes, in_states=True)
+
+    def _kept_bytes(self, compute_bytes: int, *, in_states: bool) -> int:
         return sum(
             len(group.layers) * group.layout.token_bytes(compute_bytes)
             for group in self.cache_groups(UNLIMITED)
-            if group.is_state
+            if group.is_state == in_states
         )
 
     def cache_groups(self, max_tokens: int) -> tuple[CacheGroup, ...]:
