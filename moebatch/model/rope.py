@@ -204,13 +204,12 @@ def _rope_config(attention: Attention, shape: ModelShape, config: Mapping[str, A
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     family = FAMILIES[shape.architecture]
-    model_type = family.rotary_type or family.model_type
-    keys = ("rope_parameters", "rope_theta", "num_hidden_layers")
-    usual = {key: family.defaults.get(key) for key in keys}
-    said = family.keys(config, usual)
+    model_type = family.rotary_type or family.written_type
+    said = family.keys(config)
     given = {key: deepcopy(said.value(key)) for key in _KEYS if said.value(key) is not None}
     if attention.rotary is not None:
-        given["rope_parameters"] = _of_kind(attention.rotary, given, usual)
+        of_kinds = given.get("rope_parameters") or family.defaults["rope_parameters"]
+        given["rope_parameters"] = _of_kind(attention.rotary, of_kinds)
     if attention.positioned_dim < attention.head_dim:  # which is that share of a head already
         for parameters in (given.get("rope_parameters"), given.get("rope_scaling")):
             if isinstance(parameters, dict):
@@ -218,10 +217,10 @@ def _rope_config(attention: Attention, shape: ModelShape, config: Mapping[str, A
     return CONFIG_MAPPING[model_type](**given, head_dim=attention.positioned_dim)
 
 
-def _of_kind(kind: str, given: Mapping[str, Any], usual: Mapping[str, Any]) -> Mapping[str, Any]:
+def _of_kind(kind: str, rotary: Mapping[str, Any]) -> Mapping[str, Any]:
     """Rotary parameters of layers of a kind, where each kind has its own. Raises ValueError where
     a base is missing, which no default of transformers replaces."""
-    found = (given.get("rope_parameters") or deepcopy(usual["rope_parameters"])).get(kind)
+    found = deepcopy(rotary.get(kind))
     if not isinstance(found, Mapping) or found.get("rope_theta") is None:
         raise ValueError(f"those of {kind} must have a rope_theta")
     return found

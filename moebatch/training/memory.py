@@ -77,5 +77,5 @@ def _chunk_tokens(files: ModelFiles, longest: int) -> int:
     if recurrence is None or recurrence.chunk_key is None:
         return CHUNK_TOKENS
     family = FAMILIES[files.shape.architecture]
-    chunk = family.keys(files.config, family.defaults).count(recurrence.chunk_key)
+    chunk = family.keys(files.config).count(recurrence.chunk_key)
     return chunk if recurrence.fills_chunks else min(chunk, longest)

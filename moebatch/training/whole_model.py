@@ -248,7 +248,7 @@ def load_whole(files: ModelFiles, *, dtype: torch.dtype, experts: ExpertsWay) ->
 def _require_its_positions(module: Any, files: ModelFiles) -> None:
     """transformers does not look everywhere where families keep the base of rotary positions."""
     spelling = FAMILIES[files.shape.architecture].spelling
-    said = ConfigKeys(files.config, {}, spelling).value("rope_theta")
+    said = ConfigKeys(files.config, spelling=spelling).value("rope_theta")
     parameters = getattr(module.config.get_text_config(), "rope_parameters", None) or {}
     found = parameters.get("rope_theta")
     if "rope_theta" in spelling and said is not None and found != said:

@@ -133,7 +133,7 @@ def test_what_is_wrong_is_named(
         ({"attention.head_count": 8}, "do not match the metadata:"),
         ({"embedding_length": 48}, "do not match the metadata:"),
         ({"expert_gating_func": 2}, "gates score in way 2 of GGUF (expert_gating_func), those of"),
-        ({"expert_used_count": 7}, "num_experts_per_tok (7) is more than num_experts (2)"),
+        ({"expert_used_count": 7}, "num_experts_per_tok (7) is more than num_local_experts (2)"),
     ],
 )
 def test_metadata_that_make_no_sense_are_named(

@@ -31,7 +31,7 @@ from moebatch.model.native import loader
 from moebatch.model.products import Products
 from moebatch.model.scratch import Frame
 from moebatch.registry import Registry
-from moebatch.spec.families.family import FamilySpec, grouped_attention, usual_defaults
+from moebatch.spec.families.family import FamilySpec, grouped_attention
 from moebatch.spec.families.registry import FAMILIES as DESCRIBED_FAMILIES
 from moebatch.spec.model.blocks import Mlp, Norm, Router
 from moebatch.spec.model.config_keys import ConfigKeys
@@ -96,9 +96,12 @@ LAYER = "stack.{layer}."
 DESCRIBED = FamilySpec(
     architecture="LlamadilloForCausalLM",
     model_type="llamadillo",
-    defaults=usual_defaults(
-        rms_norm_eps=1e-5, max_position_embeddings=64, num_key_value_heads=2, thickness=F_
-    ),
+    defaults={
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 64,
+        "num_key_value_heads": 2,
+        "thickness": F_,
+    },
     spelling={"thickness": "burrow.thickness"},
     layers=_layers,
     names=TensorNames(

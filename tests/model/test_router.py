@@ -15,7 +15,6 @@ from moebatch.model.routing.router import choose_experts, preferences
 from moebatch.spec.families.family import corrected_router
 from moebatch.spec.families.registry import FAMILIES
 from moebatch.spec.model.blocks import ExpertGroups, Router
-from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape_reader import read_shape
 from tests.gpu_kernels import DEVICE
 from tests.model.driver import Driver
@@ -207,11 +206,10 @@ def test_a_method_of_choice_that_is_not_known_is_refused() -> None:
 
 
 def test_all_groups_kept_are_none() -> None:
-    keys = ConfigKeys({}, FAMILIES["DeepseekV3ForCausalLM"].defaults, {})
-    assert corrected_router(keys).groups == ExpertGroups(8, 4, 2)
+    keys = FAMILIES["DeepseekV3ForCausalLM"].keys
+    assert corrected_router(keys({})).groups == ExpertGroups(8, 4, 2)
     every = {"n_group": 8, "topk_group": 8}
-    keys = ConfigKeys(every, FAMILIES["DeepseekV3ForCausalLM"].defaults, {})
-    assert corrected_router(keys).groups is None
+    assert corrected_router(keys(every)).groups is None
 
 
 def chosen_in_triton(

@@ -29,7 +29,7 @@ _USUAL_SIZES = {
     "num_experts_per_tok": "expert_used_count",
     "clip_qkv": "attention.clamp_kqv",
 }
-"""Keys as most families spell them (`FamilySpec.spelling` knows of others), and those of GGUF,
+"""Keys as most families spell them (`FamilySpec.spelled` knows of others), and those of GGUF,
 behind the architecture's name."""
 _YARN = {
     "factor": "factor",
@@ -109,14 +109,6 @@ class GgufMetadata:
         return CheckpointError(f"{self.where}: {why}")
 
 
-def _no_keys(said: GgufMetadata) -> dict[str, Any]:
-    return {}
-
-
-def _nothing_arranged(said: GgufMetadata) -> Arranged:
-    return {}
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GgufFamily:
     """How a family that llama.cpp knows is configured in transformers."""
@@ -130,13 +122,13 @@ class GgufFamily:
     """Keys of transformers that are true where a layer has a tensor."""
     entries: Mapping[str, Any] = field(default_factory=dict)
     """What llama.cpp takes for granted."""
-    keys: Callable[[GgufMetadata], dict[str, Any]] = _no_keys
+    keys: Callable[[GgufMetadata], dict[str, Any]] = lambda said: {}
     """Keys of transformers that take more than one of GGUF."""
     positions: Mapping[str, Any] = field(default_factory=dict)
     """What llama.cpp takes for granted of scaled positions."""
     knows_factors: bool = False
     """Files have a tensor by which positions are scaled, whose numbers `keys` know."""
-    arranged: Callable[[GgufMetadata], Arranged] = _nothing_arranged
+    arranged: Callable[[GgufMetadata], Arranged] = lambda said: {}
     """Weights that are not as the model has them."""
 
     def config(self, said: GgufMetadata, vocab_size: int, *, is_tied: bool) -> dict[str, Any]:
@@ -169,7 +161,7 @@ class GgufFamily:
             **self.entries,
             **self.keys(said),
         }
-        spelled = {key: described.spelling.get(key, key) for key in config}
+        spelled = {key: described.spelled(key) for key in config}
         # What a family keeps in an object of its own, it knows beside it as well.
         return {
             key if "." in spelled[key] else spelled[key]: value for key, value in config.items()

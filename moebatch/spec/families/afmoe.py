@@ -5,7 +5,6 @@ from moebatch.spec.families.family import (
     by_layer_types,
     grouped_attention,
     rotated_by_windows,
-    usual_defaults,
 )
 from moebatch.spec.model.blocks import Mlp, Norm, Router
 from moebatch.spec.model.config_keys import ConfigKeys
@@ -48,26 +47,6 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
 AFMOE = FamilySpec(
     architecture="AfmoeForCausalLM",
     model_type="afmoe",
-    defaults=usual_defaults(
-        vocab_size=200192,
-        hidden_size=2048,
-        intermediate_size=6144,
-        moe_intermediate_size=1408,
-        num_hidden_layers=32,
-        num_dense_layers=1,
-        num_attention_heads=16,
-        num_key_value_heads=None,
-        head_dim=128,
-        max_position_embeddings=16384,
-        rms_norm_eps=1e-5,
-        num_experts=64,
-        num_experts_per_tok=6,
-        num_shared_experts=2,
-        route_scale=1.0,
-        global_attn_every_n_layers=4,
-        sliding_window=1024,
-        mup_enabled=False,
-    ),
     layers=_layers,
     rotary_type="llama",
     names=TensorNames(

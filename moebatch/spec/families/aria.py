@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from moebatch.spec.families.family import FamilySpec, grouped_attention, usual_defaults
+from moebatch.spec.families.family import FamilySpec, grouped_attention
 from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
@@ -31,21 +31,6 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
 ARIA_TEXT = FamilySpec(
     architecture="AriaTextForCausalLM",
     model_type="aria_text",
-    defaults=usual_defaults(
-        vocab_size=32000,
-        hidden_size=4096,
-        intermediate_size=4096,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        num_key_value_heads=None,
-        head_dim=None,
-        max_position_embeddings=2048,
-        rms_norm_eps=1e-6,
-        mlp_bias=False,
-        num_experts=8,
-        num_experts_per_tok=2,
-        num_shared=2,
-    ),
     spelling={
         "num_experts": "moe_num_experts",
         "num_experts_per_tok": "moe_topk",

@@ -1,7 +1,7 @@
 """DBRX (Databricks)."""
 
 from moebatch.quoting import shown
-from moebatch.spec.families.family import FamilySpec, grouped_attention, usual_defaults
+from moebatch.spec.families.family import FamilySpec, grouped_attention
 from moebatch.spec.model.blocks import Mlp, Norm, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
@@ -52,24 +52,16 @@ def _require_one_theta(keys: ConfigKeys) -> None:
 DBRX = FamilySpec(
     architecture="DbrxForCausalLM",
     model_type="dbrx",
-    defaults=usual_defaults(
-        vocab_size=32000,
-        hidden_size=2048,
-        intermediate_size=3584,
-        num_hidden_layers=24,
-        num_attention_heads=16,
-        num_key_value_heads=1,
-        max_position_embeddings=2048,
-        rms_norm_eps=1e-5,  # of its layer norms; no key says so
-        num_experts_per_tok=1,
-        num_experts=4,
-        moe_normalize_expert_weights=1.0,
-    ),
+    defaults={
+        "hidden_act": "silu",
+        "intermediate_size": 3584,
+        "num_key_value_heads": 1,
+        "rms_norm_eps": 1e-5,  # of its layer norms; no key says so
+        "num_experts_per_tok": 1,
+        "num_experts": 4,
+        "moe_normalize_expert_weights": 1.0,
+    },
     spelling={
-        "hidden_size": "d_model",
-        "num_hidden_layers": "n_layers",
-        "num_attention_heads": "n_heads",
-        "max_position_embeddings": "max_seq_len",
         "num_key_value_heads": "attn_config.kv_n_heads",
         "clip_qkv": "attn_config.clip_qkv",
         "rope_theta": "attn_config.rope_theta",
@@ -78,12 +70,6 @@ DBRX = FamilySpec(
         "num_experts_per_tok": "ffn_config.moe_top_k",
         "moe_normalize_expert_weights": "ffn_config.moe_normalize_expert_weights",
         "hidden_act": "ffn_config.ffn_act_fn.name",
-    },
-    synonyms={
-        "hidden_size": ("hidden_size",),
-        "num_hidden_layers": ("num_hidden_layers",),
-        "num_attention_heads": ("num_attention_heads",),
-        "max_position_embeddings": ("max_position_embeddings",),
     },
     layers=_layers,
     names=TensorNames(

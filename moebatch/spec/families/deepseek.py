@@ -13,7 +13,6 @@ from moebatch.spec.families.family import (
     expert_groups,
     grouped_attention,
     softmax_router,
-    usual_defaults,
 )
 from moebatch.spec.model.attention import Attention
 from moebatch.spec.model.blocks import Mlp, Router
@@ -170,11 +169,11 @@ def latent_layers(
     keys: ConfigKeys, num_layers: int, attention: Attention, router: Router
 ) -> Layers:
     """Dense ones, and then such with experts, of which all tokens share some."""
-    first, step = keys.count_or_zero("first_k_dense_replace"), keys.count("moe_layer_freq")
+    first, step = keys.count_or_zero("first_k_dense_replace"), keys.count_or_none("moe_layer_freq")
     width, num_shared = keys.count("moe_intermediate_size"), keys.count_or_zero("n_shared_experts")
     return Layers(
         attention=attention,
-        moe_layers=tuple(layer for layer in range(first, num_layers) if layer % step == 0),
+        moe_layers=tuple(layer for layer in range(first, num_layers) if layer % (step or 1) == 0),
         expert=Mlp(width=width),
         dense=Mlp(width=keys.count("intermediate_size")),
         shared_expert=Mlp(width=num_shared * width) if num_shared else None,
@@ -182,19 +181,6 @@ def latent_layers(
     )
 
 
-_DEFAULTS = usual_defaults(
-    vocab_size=102400,
-    hidden_size=4096,
-    intermediate_size=11008,
-    num_attention_heads=32,
-    max_position_embeddings=2048,
-    rms_norm_eps=1e-6,
-    moe_intermediate_size=1407,
-    norm_topk_prob=False,
-    first_k_dense_replace=0,
-    moe_layer_freq=1,
-)
-_INDEXER_DEFAULTS = {"index_topk": 2048, "index_head_dim": 128}
 LATENT_NAMES = {
     "q_a": "q_a_proj.weight",
     "q_a_bias": "q_a_proj.bias",
@@ -223,7 +209,17 @@ _NAMES = TensorNames(
 DEEPSEEK_MOE = FamilySpec(
     architecture="DeepseekForCausalLM",
     model_type="deepseek",
-    defaults=_DEFAULTS | {"num_hidden_layers": 30},
+    defaults={
+        "vocab_size": 102400,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "moe_intermediate_size": 1407,
+        "norm_topk_prob": False,
+    },
     spelling={"num_experts": "n_routed_experts"},
     layers=_moe,
     names=_NAMES,
@@ -232,23 +228,8 @@ DEEPSEEK_MOE = FamilySpec(
 DEEPSEEK_V2 = FamilySpec(
     architecture="DeepseekV2ForCausalLM",
     model_type="deepseek_v2",
-    defaults=_DEFAULTS
-    | {
-        "num_hidden_layers": 32,
-        "n_shared_experts": 2,
-        "num_experts": 64,
-        "topk_method": "greedy",
-        "mlp_bias": False,
-        "routed_scaling_factor": 1.0,
-        "kv_lora_rank": 512,
-        "q_lora_rank": 1536,
-        "qk_nope_head_dim": 128,
-        "head_dim": 64,
-        "v_head_dim": 128,
-    },
     # Only the part of a head that has rotary positions is bound by the rules of head sizes.
-    spelling={"num_experts": "n_routed_experts", "head_dim": "qk_rope_head_dim"},
-    synonyms={"num_experts": ("num_experts",)},
+    spelling={"head_dim": "qk_rope_head_dim"},
     layers=_v2,
     names=_NAMES,
 )
@@ -256,74 +237,23 @@ DEEPSEEK_V3 = FamilySpec(
     architecture="DeepseekV3ForCausalLM",
     model_type="deepseek_v3",
     other_types=("kimi_k2",),
-    defaults=dict(DEEPSEEK_V2.defaults)
-    | {
-        "vocab_size": 129280,
-        "hidden_size": 7168,
-        "intermediate_size": 18432,
-        "num_hidden_layers": 61,
-        "num_attention_heads": 128,
-        "num_key_value_heads": 128,
-        "max_position_embeddings": 4096,
-        "n_shared_experts": 1,
-        "num_experts": 256,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 2048,
-        "first_k_dense_replace": 3,
-        "norm_topk_prob": True,
-        "n_group": 8,
-        "topk_group": 4,
-        "routed_scaling_factor": 2.5,
-        "rope_interleave": True,
-    },
     spelling=DEEPSEEK_V2.spelling,
-    synonyms={"num_experts": ("num_local_experts",)},
     layers=v3_layers,
     names=_NAMES,
 )
 GLM4_MOE_LITE = FamilySpec(
     architecture="Glm4MoeLiteForCausalLM",
     model_type="glm4_moe_lite",
-    defaults=dict(DEEPSEEK_V3.defaults)
-    | {
-        "vocab_size": 154880,
-        "hidden_size": 2048,
-        "intermediate_size": 10240,
-        "num_hidden_layers": 47,
-        "num_attention_heads": 20,
-        "num_key_value_heads": 20,
-        "max_position_embeddings": 202752,
-        "rms_norm_eps": 1e-5,
-        "num_experts": 64,
-        "num_experts_per_tok": 4,
-        "moe_intermediate_size": 1536,
-        "first_k_dense_replace": 1,
-        "q_lora_rank": 768,
-        "qk_nope_head_dim": 192,
-        "v_head_dim": 256,
-        "n_group": 1,
-        "topk_group": 1,
-        "routed_scaling_factor": 1.8,
-    },
+    defaults={"first_k_dense_replace": 1},
     spelling=DEEPSEEK_V2.spelling,
-    synonyms={"num_experts": ("num_local_experts",), "head_dim": ("head_dim",)},
     layers=_glm_lite,
     names=_NAMES,
 )
 AXK1 = FamilySpec(
     architecture="AXK1ForCausalLM",
     model_type="axk1",
-    defaults=dict(DEEPSEEK_V3.defaults)
-    | {
-        "vocab_size": 163840,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 64,
-        "max_position_embeddings": 32768,
-        "num_experts": 192,
-        "first_k_dense_replace": 1,
-    },
+    defaults={"first_k_dense_replace": 1},
     spelling=DEEPSEEK_V2.spelling,
-    synonyms=DEEPSEEK_V3.synonyms,
     layers=_axk1,
     names=replace(
         _NAMES,
@@ -341,10 +271,8 @@ AXK1 = FamilySpec(
 DEEPSEEK_V32 = FamilySpec(
     architecture="DeepseekV32ForCausalLM",
     model_type="deepseek_v32",
-    defaults=dict(DEEPSEEK_V3.defaults)
-    | {"max_position_embeddings": 163840, "index_n_heads": 64, **_INDEXER_DEFAULTS},
+    defaults={"rope_interleave": True},
     spelling=DEEPSEEK_V2.spelling,
-    synonyms=DEEPSEEK_V3.synonyms,
     layers=_v32,
     names=_NAMES,
     rotary_type="deepseek_v3",
@@ -352,26 +280,9 @@ DEEPSEEK_V32 = FamilySpec(
 GLM_MOE_DSA = FamilySpec(
     architecture="GlmMoeDsaForCausalLM",
     model_type="glm_moe_dsa",
-    defaults=dict(GLM4_MOE_LITE.defaults)
-    | {
-        "hidden_size": 6144,
-        "intermediate_size": 12288,
-        "num_hidden_layers": 78,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 64,
-        "num_experts": 256,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 2048,
-        "first_k_dense_replace": 3,
-        "q_lora_rank": 2048,
-        "routed_scaling_factor": 2.5,
-        "index_n_heads": 32,
-        "index_topk_freq": 1,
-        "index_skip_topk_offset": 2,
-        **_INDEXER_DEFAULTS,
-    },
+    defaults={"rope_interleave": True, "index_topk_freq": 1, "index_skip_topk_offset": 2},
     spelling=DEEPSEEK_V2.spelling,
-    synonyms=GLM4_MOE_LITE.synonyms,
+    synonyms={"head_dim": ("head_dim",)},
     layers=_glm_dsa,
     names=_NAMES,
     rotary_type="deepseek_v3",

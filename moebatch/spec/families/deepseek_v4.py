@@ -4,7 +4,7 @@ for several tokens each, and first layers whose experts are looked up by the tok
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moebatch.spec.families.family import FamilySpec, layer_types, require_silu, usual_defaults
+from moebatch.spec.families.family import FamilySpec, layer_types, require_silu
 from moebatch.spec.model.blocks import ClampedGate, Mlp, Norm, Router, Streams
 from moebatch.spec.model.compressed_attention import CompressedAttention, Entries
 from moebatch.spec.model.config_keys import ConfigKeys
@@ -204,38 +204,8 @@ _RELEASED_EXPERTS = ExpertLayout(
 DEEPSEEK_V4 = FamilySpec(
     architecture="DeepseekV4ForCausalLM",
     model_type="deepseek_v4",
-    defaults=usual_defaults(
-        vocab_size=129280,
-        hidden_size=4096,
-        moe_intermediate_size=2048,
-        num_hidden_layers=43,
-        num_attention_heads=64,
-        num_key_value_heads=1,
-        head_dim=512,
-        q_lora_rank=1024,
-        num_experts=256,
-        num_experts_per_tok=6,
-        n_shared_experts=1,
-        scoring_func="sqrtsoftplus",
-        routed_scaling_factor=1.5,
-        max_position_embeddings=1048576,
-        rope_theta=10000.0,
-        compress_rope_theta=160000.0,
-        num_hash_layers=3,
-        hc_mult=4,
-        hc_sinkhorn_iters=20,
-        hc_eps=1e-6,
-        swiglu_limit=10.0,
-        sliding_window=128,
-        o_groups=8,
-        o_lora_rank=1024,
-        index_topk=512,
-        index_n_heads=64,
-        index_head_dim=128,
-        rms_norm_eps=1e-6,
-    ),
-    spelling={"num_experts": "n_routed_experts"},
-    synonyms={"num_experts": ("num_local_experts",)},
+    defaults={"num_hash_layers": 3},
+    synonyms={"moe_intermediate_size": ()},
     reworded=_reworded,
     layers=_layers,
     rotary_type="mixtral",

@@ -1,6 +1,6 @@
 """ERNIE-4.5 MoE (Baidu), text alone."""
 
-from moebatch.spec.families.family import FamilySpec, grouped_attention, usual_defaults
+from moebatch.spec.families.family import FamilySpec, grouped_attention
 from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
@@ -42,32 +42,7 @@ def _moe_layers(keys: ConfigKeys, num_layers: int) -> tuple[int, ...]:
 ERNIE_4_5_MOE = FamilySpec(
     architecture="Ernie4_5_MoeForCausalLM",
     model_type="ernie4_5_moe",
-    defaults=usual_defaults(
-        vocab_size=103424,
-        hidden_size=2560,
-        intermediate_size=12288,
-        num_hidden_layers=28,
-        num_attention_heads=20,
-        num_key_value_heads=4,
-        max_position_embeddings=131072,
-        rms_norm_eps=1e-5,
-        tie_word_embeddings=True,
-        use_bias=False,
-        moe_intermediate_size=1536,
-        num_experts_per_tok=6,
-        num_experts=64,
-        num_shared=2,
-        moe_layer_start_index=1,
-        moe_layer_end_index=-1,
-        moe_layer_interval=1,
-        moe_norm_min=1e-12,
-    ),
-    spelling={
-        "num_experts": "moe_num_experts",
-        "num_experts_per_tok": "moe_k",
-        "num_shared": "moe_num_shared_experts",
-    },
-    synonyms={key: (key,) for key in ("num_experts", "num_experts_per_tok")},
+    spelling={"num_shared": "moe_num_shared_experts"},
     layers=_layers,
     names=TensorNames(
         roles=usual_roles(shared="mlp.shared_experts")

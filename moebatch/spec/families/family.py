@@ -1,13 +1,15 @@
 """What a family says of ``config.json`` and of its checkpoints, and the pieces that most share.
 
 Released configurations omit what equals the default of the family's class in transformers, so
-these defaults are part of the format.
+these defaults are part of the format: ``written.json`` has them, by ``model_type``, and the names
+that a key may have there, as ``python -m tests.spec.written`` has read them in those classes.
 """
 
+import json
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from types import MappingProxyType
+from pathlib import Path
 from typing import Any
 
 from moebatch.formats.registry import FORMATS, configured_format
@@ -21,7 +23,11 @@ from moebatch.spec.model.shape import Layers, ModelShape
 from moebatch.spec.model.tensor_names import TensorNames
 
 Windows = tuple[int | None, ...]
-_TEXT = "text_config."
+_USUAL = {"hidden_act": "silu", "tie_word_embeddings": False, "attention_bias": False}
+_WRITTEN: Mapping[str, Mapping[str, Any]] = json.loads(
+    Path(__file__).with_name("written.json").read_text()
+)
+_UNKNOWN = {"defaults": {}, "names": {"num_local_experts": "num_experts"}}
 _SILU = ("silu", "swish")
 _UNLIMITED = (None, [0.0, inf], [0.0, {"__float__": "Infinity"}])
 """The last is how transformers writes it."""
@@ -41,22 +47,32 @@ class FamilySpec:
     transformers writes have its name in ``architectures``, and tell both by ``model_type``."""
     other_types: tuple[str, ...] = ()
     """``model_type`` of others that are alike."""
-    defaults: Mapping[str, Any]
-    """Value of every key of the family that a file may leave out; without one it is null then."""
     layers: Callable[[ConfigKeys, int], Layers]
     """Reads what the layers consist of, given how many there are."""
     names: TensorNames
     """What its tensors are called in files."""
+    config_type: str | None = None
+    """``model_type`` of the class of transformers whose defaults files may leave out; None is the
+    family's own."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Values of keys that a file may leave out and that class does not say; of all others it is
+    null then."""
+    within: str = ""
+    """The object of the file in which its keys are, with a dot behind, where there are others
+    beside it."""
+    beside: Collection[str] = ("model_type", "torch_dtype", "tie_word_embeddings")
+    """Keys that are not in that object."""
     spelling: Mapping[str, str] = field(default_factory=dict)
     """Where the family keeps a key under another name; ``ffn_config.moe_top_k`` is nested."""
     synonyms: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Names under which transformers reads keys beside the family's own."""
+    """Names under which keys are read beside the family's own, where these are others than those of
+    which transformers says so."""
     by_layer: Collection[str] = ()
     """Keys whose numbers files may give for each layer; all have to be the same."""
     reworded: Callable[[ConfigKeys], Mapping[str, Any]] | None = None
     """Values of keys as transformers writes them, of files that say the same in other words."""
     rotary_type: str | None = None
-    """``model_type`` in whose way rotary positions are configured; None is the family's own."""
+    """``model_type`` in whose way rotary positions are configured; None is `config_type`."""
     rotary_keys: Collection[str] = ()
     """Rotary parameters that are read of this family, and passed over in all others."""
 
@@ -68,7 +84,7 @@ class FamilySpec:
     def shape(self, config: Mapping[str, Any], where: str) -> ModelShape:
         """What a raw ``config.json`` describes. Raises FaultyConfig with all faults at once."""
         quantised = _quantised(config, where)
-        keys = self.keys(config, self.defaults)
+        keys = self.keys(config)
         model_type = config.get("model_type", self.model_type)
         if model_type not in self.types:
             expected = f"{shown(self.model_type)} as in the architecture"
@@ -79,9 +95,41 @@ class FamilySpec:
             raise FaultyConfig(where, keys.faults)
         return shape
 
-    def keys(self, config: Mapping[str, Any], defaults: Mapping[str, Any]) -> ConfigKeys:
+    @property
+    def written_type(self) -> str:
+        """As `config_type` says."""
+        return self.config_type or self.model_type
+
+    def spelled(self, key: str) -> str:
+        """The name of a key in files."""
+        return self._spelled.get(key, key)
+
+    @property
+    def _written(self) -> Mapping[str, Any]:
+        return _WRITTEN.get(self.written_type, _UNKNOWN)
+
+    @property
+    def _spelled(self) -> Mapping[str, str]:
+        names = self._written["names"]
+        return {
+            "num_experts": names.get("num_local_experts", "num_experts"),
+            **names,
+            **self.spelling,
+        }
+
+    def keys(self, config: Mapping[str, Any]) -> ConfigKeys:
         """Figures of a raw ``config.json``."""
-        keys = ConfigKeys(config, defaults, self.spelling, self.by_layer, self.synonyms)
+        keys = ConfigKeys(
+            config,
+            defaults=self.defaults,
+            written=_USUAL | self._written["defaults"],
+            names=self._written["names"],
+            spelling=self._spelled,
+            synonyms=self.synonyms,
+            by_layer=self.by_layer,
+            within=self.within,
+            beside=self.beside,
+        )
         if self.reworded is not None:
             keys.reword(self.reworded(keys))
         return keys
@@ -93,11 +141,8 @@ class FamilySpec:
             self,
             architecture=architecture,
             model_type=model_type,
-            spelling=nested(self.defaults, self.spelling),
-            synonyms={
-                key: [f"{_TEXT}{name}" for name in names] for key, names in self.synonyms.items()
-            },
-            rotary_type=self.rotary_type or self.model_type,
+            config_type=self.written_type,
+            within="text_config.",
         )
 
     def _shape(self, keys: ConfigKeys, quantised: WeightFormat | None) -> ModelShape:
@@ -111,7 +156,7 @@ class FamilySpec:
             hidden_size=keys.count("hidden_size"),
             vocab_size=keys.count("vocab_size"),
             tie_word_embeddings=keys.flag("tie_word_embeddings"),
-            num_experts=keys.num_experts(),
+            num_experts=keys.count("num_experts"),
             experts_per_token=keys.experts_per_token(),
             rms_eps=keys.positive("rms_norm_eps"),
             activation=keys.name("hidden_act"),
@@ -145,26 +190,6 @@ def _quantised(config: Mapping[str, Any], where: str) -> WeightFormat | None:
 
 def _faulty_quantisation(where: str, message: str) -> FaultyConfig:
     return FaultyConfig(where, [ConfigFault("quantization_config", message, names_key=True)])
-
-
-def usual_defaults(**values: Any) -> dict[str, Any]:
-    """Defaults of a family, with those that all share."""
-    usual = {"hidden_act": "silu", "tie_word_embeddings": False, "attention_bias": False}
-    return usual | values
-
-
-def nested(
-    defaults: Mapping[str, Any],
-    spelling: Mapping[str, str] = MappingProxyType({}),
-    *,
-    under: str = _TEXT,
-) -> dict[str, str]:
-    """Where keys of a text model are in a configuration that has others beside it; all of them have
-    defaults, be it None."""
-    own = ("tie_word_embeddings",)
-    keys = [*defaults, "dtype", "layer_types", "original_max_position_embeddings"]
-    keys += ["rope_parameters", "rope_scaling", "rope_theta"]
-    return {key: f"{under}{spelling.get(key, key)}" for key in keys if key not in own}
 
 
 def grouped_attention(
@@ -219,7 +244,7 @@ def corrected_router(keys: ConfigKeys) -> Router:
 def expert_groups(keys: ConfigKeys, *, num_scored: int) -> ExpertGroups | None:
     """``n_group`` groups of which ``topk_group`` are kept; None where that leaves all experts."""
     num_groups, num_kept = keys.count("n_group"), keys.count("topk_group")
-    num_experts, num_chosen = keys.num_experts(), keys.experts_per_token()
+    num_experts, num_chosen = keys.count("num_experts"), keys.experts_per_token()
     group_size, rest = divmod(num_experts, num_groups)
     if rest or group_size < num_scored:
         keys.wrong(

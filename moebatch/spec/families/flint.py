@@ -6,7 +6,6 @@ from moebatch.spec.families.family import (
     by_layer_types,
     grouped_attention,
     rotated_by_windows,
-    usual_defaults,
 )
 from moebatch.spec.families.qwen import sparse_layers
 from moebatch.spec.model.blocks import Mlp, Norm, Router
@@ -40,25 +39,7 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
 FLINT = FamilySpec(
     architecture="FlintForCausalLM",
     model_type="flint",
-    defaults=usual_defaults(
-        vocab_size=150144,
-        hidden_size=2048,
-        intermediate_size=6144,
-        num_hidden_layers=49,
-        num_attention_heads=32,
-        num_key_value_heads=4,
-        head_dim=128,
-        max_position_embeddings=262144,
-        rms_norm_eps=1e-6,
-        sliding_window=513,
-        decoder_sparse_step=1,
-        mlp_only_layers=(0, 1),
-        moe_intermediate_size=512,
-        shared_expert_intermediate_size=1024,
-        num_experts_per_tok=6,
-        num_experts=256,
-        norm_topk_prob=True,
-    ),
+    defaults={"mlp_only_layers": (0, 1)},
     layers=_layers,
     names=TensorNames(
         roles=usual_roles()

@@ -8,7 +8,6 @@ from moebatch.spec.families.family import (
     FamilySpec,
     by_layer_types,
     grouped_attention,
-    usual_defaults,
 )
 from moebatch.spec.model.blocks import Mlp, Norm, Router
 from moebatch.spec.model.config_keys import MAX_COUNT, ConfigKeys
@@ -144,42 +143,14 @@ def _as_written(
 GEMMA4_TEXT = FamilySpec(
     architecture="Gemma4ForCausalLM",
     model_type="gemma4_text",
-    defaults=usual_defaults(
-        vocab_size=262144,
-        hidden_size=2304,
-        intermediate_size=9216,
-        num_hidden_layers=30,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=256,
-        global_head_dim=512,
-        num_global_key_value_heads=None,
-        attention_k_eq_v=False,
-        hidden_act="gelu_pytorch_tanh",
-        max_position_embeddings=131072,
-        rms_norm_eps=1e-6,
-        tie_word_embeddings=True,
-        sliding_window=512,
-        layer_types=None,
-        rope_parameters={
+    defaults={
+        "global_head_dim": 512,
+        "rope_parameters": {
             _SLIDING: {"rope_type": "default", "rope_theta": 1e4},
             _FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
         },
-        final_logit_softcapping=None,
-        hidden_size_per_layer_input=256,
-        num_kv_shared_layers=0,
-        use_bidirectional_attention=None,
-        per_layer_config=None,
-        enable_moe_block=False,
-        num_experts=None,
-        num_experts_per_tok=None,
-        moe_intermediate_size=None,
-    ),
-    spelling={
-        "hidden_act": "hidden_activation",
-        "num_experts": "num_experts",
-        "num_experts_per_tok": "top_k_experts",
     },
+    spelling={"hidden_act": "hidden_activation", "num_experts_per_tok": "top_k_experts"},
     layers=_layers,
     names=TensorNames(
         roles=usual_roles(shared="mlp")

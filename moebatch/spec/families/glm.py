@@ -4,7 +4,7 @@ experts dots.llm1 (rednote), Solar Open (Upstage) and K-EXAONE (LG)."""
 from collections.abc import Sequence
 from dataclasses import replace
 
-from moebatch.spec.families.deepseek import DEEPSEEK_MOE, DEEPSEEK_V3
+from moebatch.spec.families.deepseek import DEEPSEEK_V3
 from moebatch.spec.families.family import (
     FamilySpec,
     Windows,
@@ -13,7 +13,6 @@ from moebatch.spec.families.family import (
     corrected_router,
     grouped_attention,
     rotated_by_windows,
-    usual_defaults,
 )
 from moebatch.spec.model.blocks import Mlp
 from moebatch.spec.model.config_keys import ConfigKeys
@@ -83,113 +82,34 @@ _NAMES = DEEPSEEK_V3.names
 GLM4_MOE = FamilySpec(
     architecture="Glm4MoeForCausalLM",
     model_type="glm4_moe",
-    defaults=usual_defaults(
-        vocab_size=151552,
-        hidden_size=4096,
-        intermediate_size=10944,
-        num_hidden_layers=46,
-        num_attention_heads=96,
-        num_key_value_heads=8,
-        max_position_embeddings=131072,
-        rms_norm_eps=1e-5,
-        use_qk_norm=False,
-        partial_rotary_factor=0.5,
-        moe_intermediate_size=1408,
-        num_experts_per_tok=8,
-        n_shared_experts=1,
-        num_experts=128,
-        routed_scaling_factor=1.0,
-        n_group=1,
-        topk_group=1,
-        first_k_dense_replace=1,
-        norm_topk_prob=True,
-    ),
-    spelling=DEEPSEEK_MOE.spelling,
-    synonyms=DEEPSEEK_V3.synonyms,
+    defaults={"partial_rotary_factor": 0.5},
     layers=glm4_layers,
     names=_NAMES,
 )
 _GLM4V_MOE = replace(
     GLM4_MOE,
-    defaults=dict(GLM4_MOE.defaults)
-    | {
-        "vocab_size": 151424,
-        "max_position_embeddings": 65536,
-        "attention_bias": True,
-        "head_dim": None,
-    },
+    config_type="glm4v_moe_text",
+    defaults=dict(GLM4_MOE.defaults) | {"use_qk_norm": False},
     layers=_glm4v,
     names=_NAMES.also_under({"model": "model.language_model"}),
-    rotary_type="glm4v_moe_text",
 )
 GLM4V_MOE = _GLM4V_MOE.beside_others("Glm4vMoeForConditionalGeneration", "glm4v_moe")
 """Images and videos are not read: its vision tensors are left alone."""
 DOTS1 = FamilySpec(
     architecture="Dots1ForCausalLM",
     model_type="dots1",
-    defaults=usual_defaults(
-        vocab_size=152064,
-        hidden_size=4608,
-        intermediate_size=10944,
-        num_hidden_layers=62,
-        num_attention_heads=32,
-        num_key_value_heads=32,
-        max_position_embeddings=2048,
-        rms_norm_eps=1e-6,
-        sliding_window=4096,
-        max_window_layers=62,
-        moe_intermediate_size=1408,
-        routed_scaling_factor=1.0,
-        n_group=1,
-        topk_group=1,
-        first_k_dense_replace=0,
-        norm_topk_prob=False,
-    ),
-    spelling=GLM4_MOE.spelling,
-    synonyms=GLM4_MOE.synonyms,
     layers=_dots1,
     names=_NAMES,
 )
 SOLAR_OPEN = FamilySpec(
     architecture="SolarOpenForCausalLM",
     model_type="solar_open",
-    defaults=dict(GLM4_MOE.defaults)
-    | {
-        "vocab_size": 196608,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 64,
-        "head_dim": 128,
-        "moe_intermediate_size": 1280,
-    },
-    spelling=GLM4_MOE.spelling,
-    synonyms=GLM4_MOE.synonyms,
     layers=_solar,
     names=_NAMES,
 )
 EXAONE_MOE = FamilySpec(
     architecture="ExaoneMoeForCausalLM",
     model_type="exaone_moe",
-    defaults=usual_defaults(
-        vocab_size=102400,
-        hidden_size=4096,
-        intermediate_size=16384,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        num_key_value_heads=32,
-        max_position_embeddings=2048,
-        rms_norm_eps=1e-5,
-        sliding_window=4096,
-        sliding_window_pattern=4,
-        moe_intermediate_size=1024,
-        num_experts_per_tok=8,
-        n_shared_experts=1,
-        num_experts=64,
-        routed_scaling_factor=2.5,
-        n_group=1,
-        topk_group=1,
-        first_k_dense_replace=1,
-        norm_topk_prob=True,
-    ),
     spelling={"n_shared_experts": "num_shared_experts"},
     layers=_exaone,
     names=replace(

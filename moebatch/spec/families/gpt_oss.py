@@ -6,7 +6,6 @@ from moebatch.spec.families.family import (
     FamilySpec,
     by_layer_types,
     grouped_attention,
-    usual_defaults,
 )
 from moebatch.spec.model.blocks import ClampedGate, Mlp, Norm, Router
 from moebatch.spec.model.config_keys import ConfigKeys
@@ -46,24 +45,7 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
 GPT_OSS = FamilySpec(
     architecture="GptOssForCausalLM",
     model_type="gpt_oss",
-    defaults=usual_defaults(
-        vocab_size=201088,
-        hidden_size=2880,
-        intermediate_size=2880,
-        num_hidden_layers=36,
-        num_attention_heads=64,
-        num_key_value_heads=8,
-        head_dim=64,
-        max_position_embeddings=131072,
-        rms_norm_eps=1e-5,
-        attention_bias=True,
-        sliding_window=128,
-        swiglu_limit=7.0,
-        swiglu_alpha=1.702,
-        num_experts_per_tok=4,
-        num_experts=128,
-        torch_dtype="bfloat16",  # which its released files leave out
-    ),
+    defaults={"torch_dtype": "bfloat16"},
     layers=_layers,
     names=TensorNames(
         roles=usual_roles()

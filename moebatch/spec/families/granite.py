@@ -15,7 +15,6 @@ from moebatch.spec.families.family import (
     recurrent_layers,
     require_silu,
     state_space,
-    usual_defaults,
 )
 from moebatch.spec.model.blocks import Mlp, Residual, Router
 from moebatch.spec.model.config_keys import ConfigKeys
@@ -148,39 +147,22 @@ _NAMES = TensorNames(
     ),
 )
 """As released, and as transformers holds them in memory."""
-_DEFAULTS = usual_defaults(
-    vocab_size=32000,
-    hidden_size=4096,
-    intermediate_size=11008,
-    num_hidden_layers=32,
-    num_attention_heads=32,
-    max_position_embeddings=2048,
-    rms_norm_eps=1e-6,
-    embedding_multiplier=1.0,
-    residual_multiplier=1.0,
-    attention_multiplier=1.0,
-    logits_scaling=1.0,
-    num_experts_per_tok=2,
-    num_experts=8,
-)
 GRANITE_MOE = FamilySpec(
     architecture="GraniteMoeForCausalLM",
     model_type="granitemoe",
-    defaults=_DEFAULTS,
     layers=_layers,
     names=_NAMES,
 )
 GRANITE_MOE_SHARED = FamilySpec(
     architecture="GraniteMoeSharedForCausalLM",
     model_type="granitemoeshared",
-    defaults=_DEFAULTS | {"shared_intermediate_size": 0},
     layers=_layers,
     names=_NAMES,
 )
 GRANITE_MOE_SWA = FamilySpec(
     architecture="GraniteMoeSWAForCausalLM",
     model_type="granitemoe_swa",
-    defaults=_DEFAULTS | {"shared_intermediate_size": 0, "sliding_window": 128, "rope_theta": 1e4},
+    defaults={"rope_theta": 1e4},
     reworded=_by_kind,
     rotary_type="granitemoe",
     layers=_sliding,
@@ -189,20 +171,6 @@ GRANITE_MOE_SWA = FamilySpec(
 GRANITE_MOE_HYBRID = FamilySpec(
     architecture="GraniteMoeHybridForCausalLM",
     model_type="granitemoehybrid",
-    defaults=_DEFAULTS
-    | {
-        "shared_intermediate_size": 1024,
-        "mamba_n_heads": 128,
-        "mamba_n_groups": 1,
-        "mamba_d_state": 256,
-        "mamba_d_head": "auto",
-        "mamba_d_conv": 4,
-        "mamba_expand": 2,
-        "mamba_conv_bias": True,
-        "mamba_proj_bias": False,
-        "mamba_chunk_size": 256,
-    },
-    synonyms={"layer_types": ("layers_block_type",)},
     rotary_type="granitemoe",
     layers=_hybrid,
     names=_NAMES,

@@ -4,7 +4,6 @@ from moebatch.spec.families.family import (
     FamilySpec,
     by_mlp_types,
     grouped_attention,
-    usual_defaults,
 )
 from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
@@ -51,22 +50,6 @@ def _v3(keys: ConfigKeys, num_layers: int) -> Layers:
 HUNYUAN_V1_MOE = FamilySpec(
     architecture="HunYuanMoEV1ForCausalLM",
     model_type="hunyuan_v1_moe",
-    defaults=usual_defaults(
-        vocab_size=290943,
-        hidden_size=4096,
-        intermediate_size=11008,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        max_position_embeddings=2048,
-        rms_norm_eps=1e-5,
-        num_experts_per_tok=1,
-        num_experts=1,
-    ),
-    spelling={"num_experts": "num_experts", "num_experts_per_tok": "moe_topk"},
-    synonyms={
-        "num_experts": ("num_local_experts",),
-        "num_experts_per_tok": ("num_experts_per_tok",),
-    },
     by_layer=("num_experts", "num_experts_per_tok"),
     rotary_keys=("alpha",),
     layers=_v1,
@@ -86,23 +69,6 @@ _V3_ROLES = {role: (*names, *_HELD[role]) for role, names in _RELEASED.items()}
 HY_V3 = FamilySpec(
     architecture="HYV3ForCausalLM",
     model_type="hy_v3",
-    defaults=usual_defaults(
-        vocab_size=120832,
-        hidden_size=4096,
-        intermediate_size=13312,
-        num_hidden_layers=80,
-        num_attention_heads=64,
-        num_key_value_heads=8,
-        head_dim=128,
-        max_position_embeddings=131072,
-        rms_norm_eps=1e-5,
-        mlp_bias=False,
-        num_experts_per_tok=8,
-        num_experts=192,
-        num_shared_experts=1,
-        moe_intermediate_size=1536,
-        router_scaling_factor=2.826,
-    ),
     layers=_v3,
     names=TensorNames(
         roles=_V3_ROLES

@@ -11,7 +11,6 @@ from moebatch.spec.families.family import (
     corrected_router,
     recurrent_layers,
     require_silu,
-    usual_defaults,
 )
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.recurrence import MOST_SEEN, ChannelDelta
@@ -99,57 +98,23 @@ _IN_GGUF = {
     **{f"recurrent_conv_{role}": f"ssm_conv1d_{role}.weight" for role in "qkv"},
     "recurrent_out": "attn_output.weight",
 }
-_SPELLING = {
-    # Only the part of a head that latents do not make is bound by the rules of head sizes.
-    "head_dim": "qk_rope_head_dim",
-    "max_position_embeddings": "model_max_length",
-    "n_group": "num_expert_group",
-    "n_shared_experts": "num_shared_experts",
-    "norm_topk_prob": "moe_renormalize",
-    "num_experts_per_tok": "num_experts_per_token",
-    "kda_layers": "linear_attn_config.kda_layers",
-    "full_attn_layers": "linear_attn_config.full_attn_layers",
-    "linear_head_dim": "linear_attn_config.head_dim",
-    "linear_num_heads": "linear_attn_config.num_heads",
-    "linear_conv_kernel_dim": "linear_attn_config.short_conv_kernel_size",
+_IN_AN_OBJECT = {
+    "linear_head_dim": "head_dim",
+    "linear_num_heads": "num_heads",
+    "linear_conv_kernel_dim": "short_conv_kernel_size",
 }
-_OTHER_NAMES = (
-    *("max_position_embeddings", "n_group", "n_shared_experts", "norm_topk_prob"),
-    *("num_experts_per_tok", "linear_head_dim", "linear_num_heads", "linear_conv_kernel_dim"),
-)
 KIMI_LINEAR = FamilySpec(
     architecture="KimiLinearForCausalLM",
     model_type="kimi_linear",
-    defaults=usual_defaults(
-        vocab_size=163840,
-        hidden_size=2304,
-        intermediate_size=9216,
-        num_hidden_layers=27,
-        num_attention_heads=32,
-        num_key_value_heads=32,
-        max_position_embeddings=1048576,
-        rms_norm_eps=1e-5,
-        moe_intermediate_size=1024,
-        num_experts=256,
-        num_experts_per_tok=8,
-        n_shared_experts=1,
-        norm_topk_prob=True,
-        n_group=1,
-        topk_group=1,
-        routed_scaling_factor=2.446,
-        first_k_dense_replace=1,
-        moe_layer_freq=1,
-        kv_lora_rank=512,
-        q_lora_rank=None,
-        qk_nope_head_dim=128,
-        head_dim=64,
-        v_head_dim=128,
-        linear_head_dim=128,
-        linear_num_heads=32,
-        linear_conv_kernel_dim=4,
-    ),
-    spelling=_SPELLING,
-    synonyms={key: (key,) for key in _OTHER_NAMES},
+    defaults={"first_k_dense_replace": 1},
+    spelling={
+        # Only the part of a head that latents do not make is bound by the rules of head sizes.
+        "head_dim": "qk_rope_head_dim",
+        "kda_layers": "linear_attn_config.kda_layers",
+        "full_attn_layers": "linear_attn_config.full_attn_layers",
+        **{key: f"linear_attn_config.{name}" for key, name in _IN_AN_OBJECT.items()},
+    },
+    synonyms={key: (key,) for key in _IN_AN_OBJECT},
     layers=_layers,
     names=TensorNames(
         roles=usual_roles(shared=_BLOCK + "shared_experts")

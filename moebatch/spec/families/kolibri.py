@@ -10,7 +10,6 @@ from moebatch.spec.families.family import (
     grouped_attention,
     require_done,
     rotated_by_windows,
-    usual_defaults,
 )
 from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
@@ -53,22 +52,6 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
 KOLIBRI = FamilySpec(
     architecture="Kolibri1ForCausalLM",
     model_type="kolibri1",
-    defaults=usual_defaults(
-        vocab_size=128000,
-        hidden_size=2560,
-        num_hidden_layers=50,
-        num_attention_heads=48,
-        num_key_value_heads=4,
-        head_dim=128,
-        max_position_embeddings=262144,
-        rms_norm_eps=1e-6,
-        sliding_window=513,
-        moe_intermediate_size=512,
-        shared_expert_intermediate_size=512,
-        num_experts_per_tok=6,
-        num_experts=384,
-        norm_topk_prob=False,
-    ),
     layers=_layers,
     names=TensorNames(
         roles=usual_roles(shared="mlp.shared_experts")

@@ -10,7 +10,6 @@ from moebatch.spec.families.family import (
     grouped_attention,
     in_two_ways,
     layer_types,
-    usual_defaults,
 )
 from moebatch.spec.model.attention import GateOpening
 from moebatch.spec.model.blocks import Mlp, Router
@@ -106,31 +105,12 @@ _ROLES = usual_roles(shared="mlp.shared_expert")
 LAGUNA = FamilySpec(
     architecture="LagunaForCausalLM",
     model_type="laguna",
-    defaults=usual_defaults(
-        vocab_size=100352,
-        hidden_size=2048,
-        intermediate_size=8192,
-        num_hidden_layers=40,
-        num_attention_heads=48,
-        num_key_value_heads=8,
-        head_dim=128,
-        max_position_embeddings=131072,
-        rms_norm_eps=1e-6,
-        num_experts=256,
-        num_experts_per_tok=8,
-        moe_intermediate_size=512,
-        shared_expert_intermediate_size=512,
-        sliding_window=512,
-        gating=True,
-        num_attention_heads_per_layer=None,
-        moe_routed_scaling_factor=1.0,
-        moe_apply_router_weight_on_input=False,
-        moe_router_logit_softcapping=0.0,
-        rope_parameters={
+    defaults={
+        "rope_parameters": {
             _FULL: {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5},
             _SLIDING: {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
         },
-    ),
+    },
     layers=_layers,
     rotary_type="mixtral",
     names=TensorNames(

@@ -7,7 +7,6 @@ from moebatch.spec.families.family import (
     layer_types,
     recurrent_layers,
     rotated_by_windows,
-    usual_defaults,
 )
 from moebatch.spec.families.qwen_delta import DELTA_ROLES, gated_delta
 from moebatch.spec.model.blocks import Mlp, Norm, Router
@@ -44,28 +43,6 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
 LARA_MINI = FamilySpec(
     architecture="LaraMiniForCausalLM",
     model_type="lara_mini",
-    defaults=usual_defaults(
-        vocab_size=151936,
-        hidden_size=1024,
-        num_hidden_layers=34,
-        num_attention_heads=16,
-        num_key_value_heads=4,
-        head_dim=128,
-        max_position_embeddings=131072,
-        rms_norm_eps=1e-6,
-        sliding_window=512,
-        linear_conv_kernel_dim=4,
-        linear_key_head_dim=128,
-        linear_value_head_dim=128,
-        linear_num_key_heads=8,
-        linear_num_value_heads=16,
-        moe_intermediate_size=512,
-        shared_expert_intermediate_size=512,
-        num_experts_per_tok=4,
-        num_experts=128,
-        norm_topk_prob=True,
-    )
-    | {"tie_word_embeddings": True},
     layers=_layers,
     names=TensorNames(
         roles=DELTA_ROLES

@@ -4,7 +4,6 @@ from moebatch.spec.families.family import (
     FamilySpec,
     grouped_attention,
     recurrent_layers,
-    usual_defaults,
 )
 from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
@@ -72,26 +71,6 @@ _OWN_ROLES = {
 LFM2_MOE = FamilySpec(
     architecture="Lfm2MoeForCausalLM",
     model_type="lfm2_moe",
-    defaults=usual_defaults(
-        vocab_size=65536,
-        hidden_size=2048,
-        intermediate_size=7168,
-        moe_intermediate_size=1792,
-        num_hidden_layers=32,
-        tie_word_embeddings=True,
-        max_position_embeddings=128000,
-        rms_norm_eps=1e-5,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        conv_bias=False,
-        conv_L_cache=3,
-        num_dense_layers=2,
-        num_experts_per_tok=4,
-        num_experts=32,
-        use_expert_bias=True,
-        routed_scaling_factor=1.0,
-        norm_topk_prob=True,
-    ),
     spelling={"rms_norm_eps": "norm_eps"},
     synonyms={"tie_word_embeddings": ("tie_embedding",)},
     layers=_layers,

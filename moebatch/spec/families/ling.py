@@ -15,7 +15,6 @@ from moebatch.spec.families.family import (
     recurrent_layers,
     require_done,
     require_silu,
-    usual_defaults,
 )
 from moebatch.spec.families.kimi import OF_DELTA
 from moebatch.spec.model.config_keys import ConfigKeys
@@ -130,51 +129,11 @@ _NAMES_OF_ATTENTION = {
 BAILING_HYBRID = FamilySpec(
     architecture="BailingHybridForCausalLM",
     model_type="bailing_hybrid",
-    defaults=dict.fromkeys(_DONE)
-    | usual_defaults(
-        vocab_size=157184,
-        hidden_size=2560,
-        intermediate_size=6144,
-        num_hidden_layers=42,
-        num_attention_heads=32,
-        num_key_value_heads=32,
-        max_position_embeddings=262144,
-        rms_norm_eps=1e-6,
-        rope_theta=6e6,
-        moe_intermediate_size=768,
-        num_experts=512,
-        num_experts_per_tok=8,
-        n_shared_experts=1,
-        norm_topk_prob=True,
-        n_group=8,
-        topk_group=4,
-        routed_scaling_factor=2.5,
-        first_k_dense_replace=2,
-        moe_layer_freq=1,
-        kv_lora_rank=512,
-        q_lora_rank=None,
-        qk_nope_head_dim=128,
-        head_dim=64,
-        v_head_dim=128,
-        written_head_dim=128,
-        short_conv_kernel_size=4,
-        layer_group_size=6,
-        kda_safe_gate=True,
-        kda_lower_bound=-5.0,
-    ),
     spelling={
         # Only the part of a head that latents do not make is bound by the rules of head sizes.
         "head_dim": "qk_rope_head_dim",
         "written_head_dim": "head_dim",
         "shared_width": "moe_shared_expert_intermediate_size",
-        "n_shared_experts": "num_shared_experts",
-    },
-    synonyms={
-        "max_position_embeddings": ("model_max_length",),
-        "n_group": ("num_expert_group",),
-        "n_shared_experts": ("n_shared_experts",),
-        "norm_topk_prob": ("moe_renormalize",),
-        "num_experts_per_tok": ("num_experts_per_token",),
     },
     layers=_layers,
     names=TensorNames(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from moebatch.spec.families.family import FamilySpec, grouped_attention, layer_types, usual_defaults
+from moebatch.spec.families.family import FamilySpec, grouped_attention, layer_types
 from moebatch.spec.model.attention import Temperature
 from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
@@ -82,31 +82,6 @@ _BLOCK = LAYER + "feed_forward."
 LLAMA4_TEXT = FamilySpec(
     architecture="Llama4ForCausalLM",
     model_type="llama4_text",
-    defaults=usual_defaults(
-        vocab_size=202048,
-        hidden_size=5120,
-        intermediate_size=8192,
-        intermediate_size_mlp=16384,
-        num_hidden_layers=48,
-        num_attention_heads=40,
-        num_key_value_heads=8,
-        head_dim=128,
-        max_position_embeddings=131072,
-        rms_norm_eps=1e-5,
-        num_experts_per_tok=1,
-        num_experts=16,
-        moe_layers=None,
-        interleave_moe_layer_step=1,
-        use_qk_norm=True,
-        no_rope_layers=None,
-        no_rope_layer_interval=4,
-        attention_chunk_size=8192,
-        layer_types=None,
-        attn_temperature_tuning=True,
-        floor_scale=8192,
-        attn_scale=0.1,
-    ),
-    spelling={"num_experts": "num_local_experts"},
     layers=_layers,
     names=TensorNames(
         roles=usual_roles()
@@ -122,10 +97,8 @@ LLAMA4_TEXT = FamilySpec(
         experts=(stacked_experts("feed_forward.experts.").across("gate", "up", "down"),),
     ).also_under({"model": "language_model.model", "lm_head": "language_model.lm_head"}),
 )
-_BESIDE_OTHERS = LLAMA4_TEXT.beside_others("Llama4ForConditionalGeneration", "llama4")
 LLAMA4 = replace(
-    _BESIDE_OTHERS,
-    spelling=dict(_BESIDE_OTHERS.spelling)
-    | {"tie_word_embeddings": "text_config.tie_word_embeddings"},
+    LLAMA4_TEXT.beside_others("Llama4ForConditionalGeneration", "llama4"),
+    beside=("model_type", "torch_dtype"),
 )
 """Its head is a part of the text model, not of what has others beside it."""

@@ -8,7 +8,7 @@ queries are multiplied by what makes up for their width.
 
 from dataclasses import replace
 
-from moebatch.spec.families.deepseek import DEEPSEEK_V3, LATENT_NAMES, latent_attention
+from moebatch.spec.families.deepseek import LATENT_NAMES, latent_attention
 from moebatch.spec.families.family import FamilySpec
 from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
@@ -58,38 +58,12 @@ _MLPS = {"shared": "mlps.0", "mlp": "mlps.1"}
 LONGCAT_FLASH = FamilySpec(
     architecture="LongcatFlashForCausalLM",
     model_type="longcat_flash",
-    defaults=dict(DEEPSEEK_V3.defaults)
-    | {
-        "vocab_size": 131072,
-        "hidden_size": 6144,
-        "intermediate_size": 12288,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 64,
-        "num_key_value_heads": None,
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-5,
-        "num_experts": 512,
-        "num_experts_per_tok": 12,
-        "moe_intermediate_size": 2048,
-        "routed_scaling_factor": 6.0,
-        "zero_expert_num": 256,
-    },
     spelling={
         "head_dim": "qk_rope_head_dim",
-        "intermediate_size": "ffn_hidden_size",
-        "moe_intermediate_size": "expert_ffn_hidden_size",
-        "num_experts": "n_routed_experts",
-        "num_experts_per_tok": "moe_topk",
         "num_hidden_layers": "num_layers",
         "num_halves": "num_hidden_layers",
     },
-    synonyms={
-        "head_dim": ("head_dim",),
-        "intermediate_size": ("intermediate_size",),
-        "moe_intermediate_size": ("moe_intermediate_size",),
-        "num_experts": ("num_local_experts",),
-        "num_experts_per_tok": ("num_experts_per_tok",),
-    },
+    synonyms={"head_dim": ("head_dim",)},
     layers=_layers,
     names=TensorNames(
         roles={

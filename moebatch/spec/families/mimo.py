@@ -10,7 +10,6 @@ from moebatch.spec.families.family import (
     corrected_router,
     grouped_attention,
     in_two_ways,
-    usual_defaults,
 )
 from moebatch.spec.model.blocks import Mlp
 from moebatch.spec.model.config_keys import ConfigKeys
@@ -70,33 +69,12 @@ def _sliding_attention(keys: ConfigKeys) -> GroupedAttention:
 MIMO_V2_FLASH = FamilySpec(
     architecture="MiMoV2FlashForCausalLM",
     model_type="mimo_v2_flash",
-    defaults=usual_defaults(
-        vocab_size=152576,
-        hidden_size=4096,
-        intermediate_size=16384,
-        num_hidden_layers=48,
-        num_attention_heads=64,
-        num_key_value_heads=4,
-        head_dim=192,
-        v_head_dim=128,
-        attention_value_scale=0.707,
-        sliding_window=129,
-        max_position_embeddings=131072,
-        rope_parameters={
+    defaults={
+        "rope_parameters": {
             _FULL: {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": _SHARE},
             _SLIDING: {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": _SHARE},
         },
-        rms_norm_eps=1e-5,
-        moe_intermediate_size=2048,
-        num_experts_per_tok=8,
-        num_experts=256,
-        routed_scaling_factor=1.0,
-        n_group=1,
-        topk_group=1,
-        norm_topk_prob=True,
-    ),
-    spelling={"num_experts": "n_routed_experts"},
-    synonyms={"num_experts": ("num_local_experts",)},
+    },
     layers=_layers,
     rotary_type="mixtral",
     names=TensorNames(

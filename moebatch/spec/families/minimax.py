@@ -9,7 +9,6 @@ from moebatch.spec.families.family import (
     everywhere,
     grouped_attention,
     recurrent_layers,
-    usual_defaults,
 )
 from moebatch.spec.model.blocks import Mlp, Residual, Router
 from moebatch.spec.model.config_keys import ConfigKeys
@@ -99,19 +98,6 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
 MINIMAX_M2 = FamilySpec(
     architecture="MiniMaxM2ForCausalLM",
     model_type="minimax_m2",
-    defaults=usual_defaults(
-        vocab_size=200064,
-        hidden_size=3072,
-        intermediate_size=1536,
-        num_hidden_layers=62,
-        num_attention_heads=48,
-        num_key_value_heads=8,
-        head_dim=128,
-        max_position_embeddings=196608,
-        rms_norm_eps=1e-6,
-        num_experts_per_tok=8,
-        num_experts=256,
-    ),
     layers=_layers,
     names=TensorNames(
         roles=usual_roles()
@@ -132,23 +118,7 @@ _OF_LIGHTNING = {
 MINIMAX = FamilySpec(
     architecture="MiniMaxForCausalLM",
     model_type="minimax",
-    defaults=usual_defaults(
-        vocab_size=32000,
-        hidden_size=4096,
-        intermediate_size=14336,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        max_position_embeddings=131072,
-        rms_norm_eps=1e-5,
-        rope_theta=1e6,
-        num_experts_per_tok=2,
-        num_experts=8,
-        block_size=256,
-        postnorm=True,
-        shared_intermediate_size=0,
-        **{f"{part}_{factor}_factor": 1 for part in _PARTS for factor in ("alpha", "beta")},
-    ),
+    defaults={"rope_theta": 1e6, "postnorm": True, "shared_intermediate_size": 0},
     synonyms={
         f"{part}_{factor}_factor": (f"{released}_{factor}",)
         for part, released in _PARTS.items()
@@ -168,6 +138,7 @@ MINIMAX_TEXT_01 = replace(
     MINIMAX,
     architecture="MiniMaxText01ForCausalLM",
     model_type="minimax_text_01",
+    config_type=MINIMAX.model_type,
     defaults={**MINIMAX.defaults, "postnorm": False},
 )
 """Released files name classes of their own code, which is not run."""

@@ -45,25 +45,8 @@ def _temperature(keys: ConfigKeys) -> Temperature:
 MISTRAL4 = FamilySpec(
     architecture="Mistral4ForCausalLM",
     model_type=_TYPE,
-    defaults=dict(DEEPSEEK_V3.defaults)
-    | {
+    defaults={
         "text_type": _TYPE,
-        "vocab_size": 131072,
-        "hidden_size": 4096,
-        "intermediate_size": 12288,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "max_position_embeddings": 1048576,
-        "num_experts": 128,
-        "num_experts_per_tok": 4,
-        "first_k_dense_replace": 0,
-        "q_lora_rank": 1024,
-        "kv_lora_rank": 256,
-        "qk_nope_head_dim": 64,
-        "n_group": 1,
-        "topk_group": 1,
-        "routed_scaling_factor": 1.0,
         "rope_parameters": {
             "rope_type": "yarn",
             "rope_theta": 10000.0,
@@ -77,7 +60,6 @@ MISTRAL4 = FamilySpec(
         },
     },
     spelling={**DEEPSEEK_V3.spelling, "text_type": "model_type"},
-    synonyms=DEEPSEEK_V3.synonyms,
     layers=_layers,
     names=DEEPSEEK_V3.names,
     rotary_type=DEEPSEEK_V3.model_type,

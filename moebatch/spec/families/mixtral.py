@@ -1,6 +1,6 @@
 """Mixtral (Mistral AI)."""
 
-from moebatch.spec.families.family import FamilySpec, everywhere, grouped_attention, usual_defaults
+from moebatch.spec.families.family import FamilySpec, everywhere, grouped_attention
 from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
@@ -20,18 +20,6 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
 MIXTRAL = FamilySpec(
     architecture="MixtralForCausalLM",
     model_type="mixtral",
-    defaults=usual_defaults(
-        vocab_size=32000,
-        hidden_size=4096,
-        intermediate_size=14336,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        max_position_embeddings=131072,
-        rms_norm_eps=1e-5,
-        num_experts_per_tok=2,
-        num_experts=8,
-    ),
     layers=_layers,
     names=TensorNames(
         roles=usual_roles()

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from moebatch.quoting import shown
-from moebatch.spec.families.family import FamilySpec, everywhere, grouped_attention, usual_defaults
+from moebatch.spec.families.family import FamilySpec, everywhere, grouped_attention
 from moebatch.spec.model.blocks import Mlp, Norm, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
@@ -52,20 +52,6 @@ def _require_known_positions(keys: ConfigKeys) -> None:
 PHIMOE = FamilySpec(
     architecture="PhimoeForCausalLM",
     model_type="phimoe",
-    defaults=usual_defaults(
-        vocab_size=32064,
-        hidden_size=4096,
-        intermediate_size=6400,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        max_position_embeddings=131072,
-        rms_norm_eps=1e-5,
-        lm_head_bias=False,
-        num_experts_per_tok=_NUM_CHOSEN,
-        num_experts=16,
-        router_jitter_noise=0.01,
-    ),
     rotary_keys=("short_mscale", "long_mscale"),
     layers=_layers,
     names=TensorNames(

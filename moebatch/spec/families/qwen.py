@@ -11,9 +11,7 @@ from moebatch.spec.families.family import (
     everywhere,
     grouped_attention,
     in_two_ways,
-    nested,
     softmax_router,
-    usual_defaults,
 )
 from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
@@ -97,137 +95,60 @@ def _qwen2_windows(keys: ConfigKeys, num_layers: int) -> Windows:
     return by_layer_types(keys, num_layers, lambda layer: layer % 2 == 0 and layer < below)
 
 
-_DEFAULTS = usual_defaults(
-    vocab_size=151936,
-    hidden_size=2048,
-    num_hidden_layers=24,
-    max_position_embeddings=32768,
-    rms_norm_eps=1e-6,
-    use_sliding_window=False,
-    sliding_window=4096,
-    decoder_sparse_step=1,
-    mlp_only_layers=(),
-    norm_topk_prob=False,
-)
 _NAMES = TensorNames(roles=usual_roles(), experts=USUAL_EXPERTS)
 
 QWEN2_MOE = FamilySpec(
     architecture="Qwen2MoeForCausalLM",
     model_type="qwen2_moe",
-    defaults=_DEFAULTS
-    | {
-        "intermediate_size": 5632,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 16,
-        "max_window_layers": 28,
-        "moe_intermediate_size": 1408,
-        "shared_expert_intermediate_size": 5632,
-        "num_experts_per_tok": 4,
-        "num_experts": 60,
-        "qkv_bias": True,
-    },
     layers=_qwen2,
     names=_NAMES,
 )
 QWEN3_MOE = FamilySpec(
     architecture="Qwen3MoeForCausalLM",
     model_type="qwen3_moe",
-    defaults=_DEFAULTS
-    | {
-        "intermediate_size": 6144,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "moe_intermediate_size": 768,
-        "num_experts_per_tok": 8,
-        "num_experts": 128,
-    },
     layers=_qwen3,
     names=_NAMES,
 )
 MELLUM = FamilySpec(
     architecture="MellumForCausalLM",
     model_type="mellum",
-    defaults=usual_defaults(
-        vocab_size=98304,
-        hidden_size=2304,
-        intermediate_size=7168,
-        num_hidden_layers=28,
-        num_attention_heads=32,
-        num_key_value_heads=4,
-        head_dim=128,
-        max_position_embeddings=131072,
-        rms_norm_eps=1e-6,
-        sliding_window=1024,
-        moe_intermediate_size=896,
-        num_experts_per_tok=8,
-        num_experts=64,
-        norm_topk_prob=True,
-        rope_parameters={
+    defaults={
+        "rope_parameters": {
             "full_attention": {"rope_type": "default", "rope_theta": 500000.0},
             "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
         },
-    ),
+    },
     layers=_mellum,
     rotary_type="qwen3_moe",
     names=_NAMES,
-)
-_OF_QWEN3_VL = usual_defaults(
-    vocab_size=151936,
-    hidden_size=2048,
-    intermediate_size=5632,
-    num_hidden_layers=24,
-    num_attention_heads=16,
-    num_key_value_heads=16,
-    head_dim=None,
-    max_position_embeddings=128000,
-    rms_norm_eps=1e-6,
-    decoder_sparse_step=1,
-    mlp_only_layers=(),
-    moe_intermediate_size=1408,
-    num_experts_per_tok=4,
-    num_experts=60,
 )
 _BY_COLUMNS = STACKED_EXPERTS.across("gate", "up", "down")
 QWEN3_VL_MOE = FamilySpec(
     architecture="Qwen3VLMoeForConditionalGeneration",
     model_type="qwen3_vl_moe",
-    defaults=_OF_QWEN3_VL,
+    config_type="qwen3_vl_moe_text",
+    defaults={"tie_word_embeddings": False},
+    within="text_config.",
     layers=_qwen3_vl,
-    spelling=nested(_OF_QWEN3_VL | {"num_local_experts": None}),
     names=TensorNames(roles=usual_roles(), experts=(_BY_COLUMNS, *USUAL_EXPERTS)).also_under(
         {"model": "model.language_model"}
     ),
-    rotary_type="qwen3_vl_moe_text",
 )
 """Images and videos are not read: its vision tensors are left alone. Experts are [E, D, 2F] and
 [E, F, D]."""
-_OF_QWEN3_OMNI = _OF_QWEN3_VL | {
-    "vocab_size": 3584,
-    "intermediate_size": 18944,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 32768,
-    "moe_intermediate_size": 768,
-    "num_experts_per_tok": 8,
-    "num_experts": 128,
-    "norm_topk_prob": True,
-}
 QWEN3_OMNI_THINKER = replace(
     QWEN3_VL_MOE,
     architecture="Qwen3OmniMoeThinkerForConditionalGeneration",
     model_type="qwen3_omni_moe_thinker",
-    defaults=_OF_QWEN3_OMNI,
+    config_type="qwen3_omni_moe_text",
     layers=_qwen3_omni,
-    spelling=nested(_OF_QWEN3_OMNI),
     names=_NAMES.also_under({"model": "model.language_model"}),
-    rotary_type="qwen3_omni_moe_text",
 )
 QWEN3_OMNI_MOE = replace(
     QWEN3_OMNI_THINKER,
     architecture="Qwen3OmniMoeForConditionalGeneration",
     model_type="qwen3_omni_moe",
-    spelling=nested(_OF_QWEN3_OMNI, under="thinker_config.text_config."),
+    within="thinker_config.text_config.",
     names=_NAMES.also_under({"model": "thinker.model", "lm_head": "thinker.lm_head"}),
 )
 """As released: what speaks beside it is left alone, as is what sees and what hears."""

@@ -9,7 +9,6 @@ from moebatch.spec.families.family import (
     recurrent_layers,
     require_silu,
     softmax_router,
-    usual_defaults,
 )
 from moebatch.spec.families.qwen import sparse_layers
 from moebatch.spec.model.blocks import Mlp, Norm, Router
@@ -93,51 +92,19 @@ DELTA_ROLES = usual_roles() | {
     "recurrent_out": (f"{LAYER}{_DELTA}out_proj.weight",),
 }
 """Names of a model whose layers attend, or recur by Gated DeltaNet."""
-_DEFAULTS = usual_defaults(
-    hidden_size=2048,
-    num_attention_heads=16,
-    num_key_value_heads=2,
-    head_dim=256,
-    max_position_embeddings=32768,
-    rms_norm_eps=1e-6,
-    partial_rotary_factor=0.25,
-    full_attention_interval=4,
-    linear_conv_kernel_dim=4,
-    linear_key_head_dim=128,
-    linear_value_head_dim=128,
-    linear_num_key_heads=16,
-    linear_num_value_heads=32,
-    moe_intermediate_size=512,
-    shared_expert_intermediate_size=512,
-)
+_DEFAULTS = {"partial_rotary_factor": 0.25, "full_attention_interval": 4}
 
 QWEN3_NEXT = FamilySpec(
     architecture="Qwen3NextForCausalLM",
     model_type="qwen3_next",
-    defaults=_DEFAULTS
-    | {
-        "vocab_size": 151936,
-        "num_hidden_layers": 48,
-        "intermediate_size": 5632,
-        "num_experts_per_tok": 10,
-        "num_experts": 512,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": (),
-        "norm_topk_prob": True,
-    },
+    defaults=_DEFAULTS,
     layers=_next,
     names=TensorNames(roles=DELTA_ROLES, experts=USUAL_EXPERTS),
 )
 QWEN3_5_MOE_TEXT = FamilySpec(
     architecture="Qwen3_5MoeForCausalLM",
     model_type="qwen3_5_moe_text",
-    defaults=_DEFAULTS
-    | {
-        "vocab_size": 248320,
-        "num_hidden_layers": 40,
-        "num_experts_per_tok": 8,
-        "num_experts": 256,
-    },
+    defaults=_DEFAULTS,
     layers=_qwen3_5,
     names=TensorNames(roles=DELTA_ROLES, experts=USUAL_EXPERTS).also_under(
         {"model": "model.language_model"}

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -51,20 +52,31 @@ class ConfigKeys:
     def __init__(
         self,
         config: Mapping[str, Any],
-        defaults: Mapping[str, Any],
-        spelling: Mapping[str, str],
-        by_layer: Collection[str] = (),
+        *,
+        defaults: Mapping[str, Any] = MappingProxyType({}),
+        written: Mapping[str, Any] = MappingProxyType({}),
+        names: Mapping[str, str] = MappingProxyType({}),
+        spelling: Mapping[str, str] = MappingProxyType({}),
         synonyms: Mapping[str, Sequence[str]] = MappingProxyType({}),
+        by_layer: Collection[str] = (),
+        within: str = "",
+        beside: Collection[str] = (),
     ) -> None:
-        """`defaults` are the values of keys that a file may leave out; `spelling` says where the
-        family keeps a key under another name, ``ffn_config.moe_top_k`` is nested; `by_layer` are
-        keys that may hold a list with a value for each layer, all the same; `synonyms` are names
-        of keys that are read beside the family's own."""
+        """`defaults` are the values of keys that a file may leave out, and `written` is a file that
+        has all others. `spelling` says where the family keeps a key under another name,
+        ``ffn_config.moe_top_k`` is nested; `names` are others that are read for those, and
+        `synonyms` are such of keys of which the family says so itself. `by_layer` are keys that may
+        hold a list with a value for each layer, all the same. What the file says is `within` an
+        object of it, but for the keys `beside` that."""
         self._config = config
         self._defaults = defaults
+        self._written = written
         self._spelling = spelling
-        self._by_layer = by_layer
+        self._names = names
         self._synonyms = synonyms
+        self._by_layer = by_layer
+        self._within = within
+        self._beside = beside
         self._reworded: Mapping[str, Any] = {}
         self.faults: list[ConfigFault] = []
 
@@ -132,7 +144,7 @@ class ConfigKeys:
         value = self.value(key)
         if value is None:  # beside those of several models, which may say nothing of their own
             key, value = "dtype", self._config.get("dtype")
-        name = self._defaults.get("torch_dtype", DTYPES[0]) if value is None else value
+        name = self._usual("torch_dtype") or DTYPES[0] if value is None else value
         for dtype in DTYPES:
             if isinstance(name, str) and name.removeprefix("torch.") == dtype:
                 return dtype
@@ -196,23 +208,6 @@ class ConfigKeys:
             self.wrong(key, f"{key} ({share}) of head_dim ({head_dim}) must be an even number")
         return rotary_dim
 
-    def num_experts(self) -> int:
-        """Experts of a layer, under either of the two names in use or the family's own."""
-        names = ("num_experts", "num_local_experts")
-        if names[0] in self._spelling and names[1] not in self._spelling:
-            return self.count("num_experts")
-        found = {key: self._found(key) for key in names}
-        given = {key: value for key, value in found.items() if value not in (None, _ABSENT)}
-        if len(given) == 2 and given["num_experts"] != given["num_local_experts"]:
-            self.wrong(
-                "num_experts",
-                f"num_experts ({shown(given['num_experts'])}) and num_local_experts "
-                f"({shown(given['num_local_experts'])}) contradict each other",
-            )
-        for key, value in given.items():
-            return self.whole_number(key, value)
-        return int(self._defaults["num_experts"])
-
     def require_countable(self, num_layers: int, num_experts: int) -> None:
         """Refuses more experts than could be looked at one by one."""
         if num_layers * num_experts > MAX_EXPERTS:
@@ -221,8 +216,8 @@ class ConfigKeys:
 
     def experts_per_token(self) -> int:
         """Experts that each token chooses, at most all of them."""
-        chosen, experts = self.count("num_experts_per_tok"), self.num_experts()
-        if chosen > experts and not self._is_faulty("num_experts", "num_local_experts"):
+        chosen, experts = self.count("num_experts_per_tok"), self.count("num_experts")
+        if chosen > experts and not self._is_faulty("num_experts"):
             chosen_text = self.worded("num_experts_per_tok", chosen)
             experts_text = self.worded("num_experts", experts)
             self.wrong("num_experts_per_tok", f"{chosen_text} is more than {experts_text}")
@@ -233,46 +228,64 @@ class ConfigKeys:
         if key in self._reworded:
             return self._reworded[key]
         found = self._found(key)
-        return self._defaults.get(key) if found is _ABSENT else found
+        return self._usual(key) if found is _ABSENT else found
+
+    def _usual(self, key: str) -> Any:
+        """What a key says that the file leaves out."""
+        if key in self._defaults:
+            return self._defaults[key]
+        names = (self._spelling.get(key, key), *self._others(key))
+        return next((self._written[name] for name in names if name in self._written), None)
+
+    def _others(self, key: str) -> Sequence[str]:
+        """Names under which a key is read beside the family's own."""
+        if key in self._synonyms:
+            return self._synonyms[key]
+        own = self._spelling.get(key, key)
+        return [other for other, name in self._names.items() if name == own]
+
+    def _names_of(self, key: str) -> Sequence[str]:
+        """All names of a key in the file, the family's own first."""
+        place = "" if key in self._beside else self._within
+        return [place + name for name in (self._spelling.get(key, key), *self._others(key))]
 
     def _found(self, key: str) -> Any:
         """What the file holds, under any of its names."""
-        name = self._spelled(key)
-        found = self._found_as(key, name)
-        for synonym in self._synonyms.get(key, ()):
-            other = self._found_as(key, synonym)
-            if other is None or other is _ABSENT:
-                continue
-            if found not in (None, _ABSENT, other):
-                both = f"{name} ({shown(found)}) and {synonym} ({shown(other)})"
+        found = {name: self._found_as(key, name) for name in self._names_of(key)}
+        given = {name: value for name, value in found.items() if value not in (None, _ABSENT)}
+        for (name, value), (other, said) in pairwise(given.items()):
+            if value != said:
+                both = f"{name} ({shown(value)}) and {other} ({shown(said)})"
                 self.wrong(key, f"{both} contradict each other")
-            name, found = synonym, other
-        return found
+        return [*(given or found).values()][-1 if given else 0]
 
     def _found_as(self, key: str, name: str) -> Any:
         found: Any = self._config
         steps = name.split(".")
         for depth, step in enumerate(steps):
             if found is not None and not isinstance(found, Mapping):
-                self.fault(".".join(steps[:depth]), "an object with keys", found)
+                message = f"expected an object with keys, got {shown(found)}"
+                self._add(ConfigFault(".".join(steps[:depth]), message))
             if not isinstance(found, Mapping) or step not in found:
                 return _ABSENT
             found = found[step]
-        return self._of_all_layers(key, found) if key in self._by_layer else found
+        return self._of_all_layers(name, found) if key in self._by_layer else found
 
-    def _of_all_layers(self, key: str, found: Any) -> Any:
+    def _of_all_layers(self, name: str, found: Any) -> Any:
         if not isinstance(found, list) or not found:
             return found
         if any(value != found[0] for value in found):
-            self.fault(key, "the same for all layers", found)
+            message = f"expected the same for all layers, got {shown(found)}"
+            self._add(ConfigFault(name, message))
         return found[0]
 
-    def _is_faulty(self, *keys: str) -> bool:
-        spelled = {self._spelled(key) for key in keys}
-        return any(fault.key in spelled for fault in self.faults)
+    def _is_faulty(self, key: str) -> bool:
+        return any(fault.key == self._spelled(key) for fault in self.faults)
 
     def _spelled(self, key: str) -> str:
-        return self._spelling.get(key, key)
+        """The name of a key in the file; the family's own where it is not there."""
+        names = self._names_of(key)
+        return next((name for name in names if self._found_as(key, name) is not _ABSENT), names[0])
 
     def worded(self, key: str, value: int) -> str:
         """A figure as messages name it."""
