@@ -9,7 +9,7 @@ from moebatch.spec.families.family import (
 from moebatch.spec.model.blocks import Mlp, Norm, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, usual_roles
+from moebatch.spec.model.tensor_names import usual_names
 
 _OWN_NORMS = {
     "attention_out_norm": "post_attention_layernorm",
@@ -49,14 +49,13 @@ AFMOE = FamilySpec(
     model_type="afmoe",
     layers=_layers,
     rotary_type="llama",
-    names=TensorNames(
-        roles=usual_roles(shared="mlp.shared_experts")
-        | {role: (f"{LAYER}{name}.weight",) for role, name in _OWN_NORMS.items()}
-        | {
-            "output_gate": (LAYER + "self_attn.gate_proj.weight",),
-            "router": (LAYER + "mlp.router.gate.weight",),
-            "router_correction": (LAYER + "mlp.expert_bias",),
+    names=usual_names(
+        {
+            **{role: f"{name}.weight" for role, name in _OWN_NORMS.items()},
+            "output_gate": "self_attn.gate_proj.weight",
+            "router": "mlp.router.gate.weight",
+            "router_correction": "mlp.expert_bias",
         },
-        experts=USUAL_EXPERTS,
+        shared=("mlp.shared_experts",),
     ),
 )

@@ -7,11 +7,9 @@ from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import (
-    LAYER,
     STACKED_EXPERTS,
-    TensorNames,
     stacked_experts,
-    usual_roles,
+    usual_names,
 )
 
 
@@ -37,8 +35,9 @@ ARIA_TEXT = FamilySpec(
         "num_shared": "moe_num_shared_experts",
     },
     layers=_layers,
-    names=TensorNames(
-        roles=usual_roles(shared="mlp.shared_experts") | {"router": (LAYER + "mlp.router.weight",)},
+    names=usual_names(
+        {"router": "mlp.router.weight"},
+        shared=("mlp.shared_experts",),
         experts=tuple(
             layout.across("gate", "up", "down")
             for layout in (

@@ -15,7 +15,7 @@ from moebatch.spec.families.family import (
 from moebatch.spec.model.blocks import Mlp, Norm, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import USUAL_EXPERTS, TensorNames, usual_roles
+from moebatch.spec.model.tensor_names import usual_names
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _PATTERN_OF_DENSE = "prefix_dense_sliding_window_pattern"
@@ -108,5 +108,5 @@ COHERE2_MOE = FamilySpec(
     reworded=_reworded,
     layers=_layers,
     rotary_type="llama",
-    names=TensorNames(roles=usual_roles(shared="mlp.shared_experts"), experts=USUAL_EXPERTS),
+    names=usual_names(shared=("mlp.shared_experts",)),
 )

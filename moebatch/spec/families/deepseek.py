@@ -20,7 +20,7 @@ from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.indexer import Indexer
 from moebatch.spec.model.latent_attention import LatentAttention
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, usual_roles
+from moebatch.spec.model.tensor_names import usual_names
 
 _INDEXERS = ("full", "shared")
 _MOST = 1e9
@@ -197,12 +197,12 @@ LATENT_NAMES = {
     "index_weights": "indexer.weights_proj.weight",
 }
 """Names of what makes latents, and of what is made of them, behind that of attention."""
-LATENT_ROLES = {role: (f"{LAYER}self_attn.{name}",) for role, name in LATENT_NAMES.items()}
-_NAMES = TensorNames(
-    roles=usual_roles(shared="mlp.shared_experts")
-    | LATENT_ROLES
-    | {"router_correction": (LAYER + "mlp.gate.e_score_correction_bias",)},
-    experts=USUAL_EXPERTS,
+_NAMES = usual_names(
+    {
+        **{role: f"self_attn.{name}" for role, name in LATENT_NAMES.items()},
+        "router_correction": "mlp.gate.e_score_correction_bias",
+    },
+    shared=("mlp.shared_experts",),
 )
 """Layers behind the last one, which guess further tokens ahead, are not read."""
 
@@ -255,15 +255,8 @@ AXK1 = FamilySpec(
     defaults={"first_k_dense_replace": 1},
     spelling=DEEPSEEK_V2.spelling,
     layers=_axk1,
-    names=replace(
-        _NAMES,
-        roles=dict(_NAMES.roles)
-        | {
-            "mlp_out_norm": (
-                LAYER + "post_mlp_layernorm.weight",
-                LAYER + "mlp.post_mlp_layernorm.weight",
-            )
-        },
+    names=_NAMES.with_names(
+        {"mlp_out_norm": ("post_mlp_layernorm.weight", "mlp.post_mlp_layernorm.weight")},
         may_lack_correction=True,
     ),
 )

@@ -4,7 +4,7 @@ from moebatch.spec.families.family import FamilySpec, grouped_attention
 from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, usual_roles
+from moebatch.spec.model.tensor_names import usual_names
 
 _CORRECTION = "moe_statics.e_score_correction_bias"
 
@@ -44,10 +44,9 @@ ERNIE_4_5_MOE = FamilySpec(
     model_type="ernie4_5_moe",
     spelling={"num_shared": "moe_num_shared_experts"},
     layers=_layers,
-    names=TensorNames(
-        roles=usual_roles(shared="mlp.shared_experts")
-        | {"router_correction": (f"{LAYER}mlp.{_CORRECTION}", f"{LAYER}mlp.gate.{_CORRECTION}")},
+    names=usual_names(
+        {"router_correction": (f"mlp.{_CORRECTION}", f"mlp.gate.{_CORRECTION}")},
+        shared=("mlp.shared_experts",),
         ones={"router_correction": (1, 0)},
-        experts=USUAL_EXPERTS,
     ),
 )

@@ -11,7 +11,7 @@ from moebatch.spec.families.qwen import sparse_layers
 from moebatch.spec.model.blocks import Mlp, Norm, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, usual_roles
+from moebatch.spec.model.tensor_names import usual_names
 
 
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
@@ -41,14 +41,5 @@ FLINT = FamilySpec(
     model_type="flint",
     defaults={"mlp_only_layers": (0, 1)},
     layers=_layers,
-    names=TensorNames(
-        roles=usual_roles()
-        | {
-            "sink_scores": (
-                LAYER + "self_attn.softmax_offset",
-                LAYER + "self_attn.sinks",
-            )
-        },
-        experts=USUAL_EXPERTS,
-    ),
+    names=usual_names({"sink_scores": ("self_attn.softmax_offset", "self_attn.sinks")}),
 )

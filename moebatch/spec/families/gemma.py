@@ -13,7 +13,7 @@ from moebatch.spec.model.blocks import Mlp, Norm, Router
 from moebatch.spec.model.config_keys import MAX_COUNT, ConfigKeys
 from moebatch.spec.model.grouped_attention import GroupedAttention
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import LAYER, TensorNames, stacked_experts, usual_roles
+from moebatch.spec.model.tensor_names import stacked_experts, usual_names
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _NORMS = {
@@ -152,15 +152,15 @@ GEMMA4_TEXT = FamilySpec(
     },
     spelling={"hidden_act": "hidden_activation", "num_experts_per_tok": "top_k_experts"},
     layers=_layers,
-    names=TensorNames(
-        roles=usual_roles(shared="mlp")
-        | {role: (f"{LAYER}{name}.weight",) for role, name in _NORMS.items()}
-        | {
-            "router": (LAYER + "router.proj.weight",),
-            "router_norm": (LAYER + "router.scale",),
-            "router_expert_weights": (LAYER + "router.per_expert_scale",),
-            "layer_scale": (LAYER + "layer_scalar",),
+    names=usual_names(
+        {
+            **{role: f"{name}.weight" for role, name in _NORMS.items()},
+            "router": "router.proj.weight",
+            "router_norm": "router.scale",
+            "router_expert_weights": "router.per_expert_scale",
+            "layer_scale": "layer_scalar",
         },
+        shared=("mlp",),
         experts=(stacked_experts("experts."),),
         in_gguf=_IN_GGUF,
     ).also_under({"model": "model.language_model"}),

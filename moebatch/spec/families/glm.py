@@ -18,7 +18,6 @@ from moebatch.spec.model.blocks import Mlp
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.grouped_attention import GroupedAttention
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import LAYER
 
 
 def glm4_layers(keys: ConfigKeys, num_layers: int) -> Layers:
@@ -112,14 +111,12 @@ EXAONE_MOE = FamilySpec(
     model_type="exaone_moe",
     spelling={"n_shared_experts": "num_shared_experts"},
     layers=_exaone,
-    names=replace(
-        _NAMES,
-        roles=dict(_NAMES.roles)
-        | {
+    names=_NAMES.with_names(
+        {
             "router_correction": (
-                LAYER + "mlp.e_score_correction_bias",
-                LAYER + "mlp.gate.e_score_correction_bias",
+                "mlp.e_score_correction_bias",
+                "mlp.gate.e_score_correction_bias",
             )
-        },
+        }
     ),
 )

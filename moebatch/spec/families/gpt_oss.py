@@ -10,7 +10,7 @@ from moebatch.spec.families.family import (
 from moebatch.spec.model.blocks import ClampedGate, Mlp, Norm, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import LAYER, STACKED_EXPERTS, TensorNames, usual_roles
+from moebatch.spec.model.tensor_names import LAYER, STACKED_EXPERTS, usual_names
 
 _EXPERTS = LAYER + "mlp.experts."
 _ANY = replace(
@@ -47,12 +47,11 @@ GPT_OSS = FamilySpec(
     model_type="gpt_oss",
     defaults={"torch_dtype": "bfloat16"},
     layers=_layers,
-    names=TensorNames(
-        roles=usual_roles()
-        | {
-            "router": (LAYER + "mlp.router.weight",),
-            "router_bias": (LAYER + "mlp.router.bias",),
-            "sink_scores": (LAYER + "self_attn.sinks",),
+    names=usual_names(
+        {
+            "router": "mlp.router.weight",
+            "router_bias": "mlp.router.bias",
+            "sink_scores": "self_attn.sinks",
         },
         experts=(_BY_ROWS, _BY_COLUMNS),
     ),

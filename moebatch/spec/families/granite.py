@@ -22,11 +22,9 @@ from moebatch.spec.model.grouped_attention import GroupedAttention
 from moebatch.spec.model.recurrence import StateSpace
 from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import (
-    LAYER,
     OF_MAMBA,
-    TensorNames,
     stacked_experts,
-    usual_roles,
+    usual_names,
 )
 
 _BLOCK = "block_sparse_moe."
@@ -131,15 +129,14 @@ def _state_space(keys: ConfigKeys) -> StateSpace:
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _RECUR, _ATTEND = ("mamba", "linear_attention"), ("attention", "full_attention")
-_NAMES = TensorNames(
-    roles=usual_roles()
-    | {
-        "router": (LAYER + _BLOCK + "router.layer.weight", LAYER + _BLOCK + "router.weight"),
-        "sink_scores": (LAYER + "self_attn.sinks",),
-        "shared_gate_up": (LAYER + "shared_mlp.input_linear.weight",),
-        "shared_down": (LAYER + "shared_mlp.output_linear.weight",),
-    }
-    | {role: (f"{LAYER}mamba.{name}",) for role, name in OF_MAMBA.items()},
+_NAMES = usual_names(
+    {
+        "router": (_BLOCK + "router.layer.weight", _BLOCK + "router.weight"),
+        "sink_scores": "self_attn.sinks",
+        "shared_gate_up": "shared_mlp.input_linear.weight",
+        "shared_down": "shared_mlp.output_linear.weight",
+        **{role: f"mamba.{name}" for role, name in OF_MAMBA.items()},
+    },
     joined={"shared_gate_up": ("shared_gate", "shared_up")},
     experts=(
         stacked_experts(_BLOCK, gate_up="input_linear.weight", down="output_linear.weight"),

@@ -8,7 +8,7 @@ from moebatch.spec.families.family import (
 from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, usual_roles
+from moebatch.spec.model.tensor_names import usual_names
 
 
 def _v1(keys: ConfigKeys, num_layers: int) -> Layers:
@@ -53,32 +53,25 @@ HUNYUAN_V1_MOE = FamilySpec(
     by_layer=("num_experts", "num_experts_per_tok"),
     rotary_keys=("alpha",),
     layers=_v1,
-    names=TensorNames(
-        roles=usual_roles(shared="mlp.shared_mlp")
-        | {
-            "router": (LAYER + "mlp.gate.wg.weight",),
-            "q_norm": (LAYER + "self_attn.query_layernorm.weight",),
-            "k_norm": (LAYER + "self_attn.key_layernorm.weight",),
+    names=usual_names(
+        {
+            "router": "mlp.gate.wg.weight",
+            "q_norm": "self_attn.query_layernorm.weight",
+            "k_norm": "self_attn.key_layernorm.weight",
         },
-        experts=USUAL_EXPERTS,
+        shared=("mlp.shared_mlp",),
     ),
 )
-_RELEASED, _HELD = (usual_roles(shared=f"mlp.{name}") for name in ("shared_mlp", "shared_experts"))
-_V3_ROLES = {role: (*names, *_HELD[role]) for role, names in _RELEASED.items()}
-"""Of released files, and of those that transformers holds in memory."""
 HY_V3 = FamilySpec(
     architecture="HYV3ForCausalLM",
     model_type="hy_v3",
     layers=_v3,
-    names=TensorNames(
-        roles=_V3_ROLES
-        | {
-            "router": (LAYER + "mlp.router.gate.weight", LAYER + "mlp.gate.weight"),
-            "router_correction": (
-                LAYER + "mlp.expert_bias",
-                LAYER + "mlp.e_score_correction_bias",
-            ),
+    names=usual_names(
+        {
+            "router": ("mlp.router.gate.weight", "mlp.gate.weight"),
+            "router_correction": ("mlp.expert_bias", "mlp.e_score_correction_bias"),
         },
-        experts=USUAL_EXPERTS,
+        shared=("mlp.shared_mlp", "mlp.shared_experts"),
     ),
 )
+"""Names of released files, and of those that transformers holds in memory."""

@@ -4,7 +4,7 @@ rotary positions."""
 from collections.abc import Sequence
 from dataclasses import replace
 
-from moebatch.spec.families.deepseek import LATENT_ROLES, latent_attention, latent_layers
+from moebatch.spec.families.deepseek import LATENT_NAMES, latent_attention, latent_layers
 from moebatch.spec.families.family import (
     FamilySpec,
     by_mlp_types,
@@ -15,7 +15,7 @@ from moebatch.spec.families.family import (
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.recurrence import MOST_SEEN, ChannelDelta
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import BLOCK_EXPERTS, LAYER, TensorNames, usual_roles
+from moebatch.spec.model.tensor_names import BLOCK_EXPERTS, usual_names
 
 _FULL, _LINEAR = "full_attention", "linear_attention"
 _INTERVAL = 4
@@ -83,7 +83,9 @@ OF_DELTA = {
 }
 """Names of the weights of Kimi Delta Attention, behind that of attention, but for those that make
 gates and fading."""
-_THROUGH_FEW = {
+_OF_MIXERS = {
+    **LATENT_NAMES,
+    **OF_DELTA,
     "delta_z": "g_a_proj.weight",
     "delta_z_wide": "g_b_proj.weight",
     "delta_a": "f_a_proj.weight",
@@ -116,18 +118,17 @@ KIMI_LINEAR = FamilySpec(
     },
     synonyms={key: (key,) for key in _IN_AN_OBJECT},
     layers=_layers,
-    names=TensorNames(
-        roles=usual_roles(shared=_BLOCK + "shared_experts")
-        | LATENT_ROLES
-        | {
-            "router": (LAYER + _BLOCK + "gate.weight",),
-            "router_correction": (LAYER + _BLOCK + "gate.e_score_correction_bias",),
-        }
-        | {
-            f"mlp_{role}": (f"{LAYER}mlp.{role}_proj.weight", f"{LAYER}{_BLOCK}{role}_proj.weight")
-            for role in ("gate", "up", "down")
-        }
-        | {role: (f"{LAYER}self_attn.{n}",) for role, n in (OF_DELTA | _THROUGH_FEW).items()},
+    names=usual_names(
+        {
+            **{role: f"self_attn.{name}" for role, name in _OF_MIXERS.items()},
+            "router": _BLOCK + "gate.weight",
+            "router_correction": _BLOCK + "gate.e_score_correction_bias",
+            **{
+                f"mlp_{role}": (f"mlp.{role}_proj.weight", f"{_BLOCK}{role}_proj.weight")
+                for role in ("gate", "up", "down")
+            },
+        },
+        shared=(_BLOCK + "shared_experts",),
         ones={"recurrent_decay": (2, 1)},
         experts=BLOCK_EXPERTS,
         in_gguf=_IN_GGUF,

@@ -14,7 +14,7 @@ from moebatch.spec.families.family import (
 from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, usual_roles
+from moebatch.spec.model.tensor_names import usual_names
 
 _PERIOD = 5
 _DONE: Mapping[str, Sequence[object]] = MappingProxyType(
@@ -53,9 +53,5 @@ KOLIBRI = FamilySpec(
     architecture="Kolibri1ForCausalLM",
     model_type="kolibri1",
     layers=_layers,
-    names=TensorNames(
-        roles=usual_roles(shared="mlp.shared_experts")
-        | {role: tuple(LAYER + name for name in names) for role, names in _OWN_NAMES.items()},
-        experts=USUAL_EXPERTS,
-    ),
+    names=usual_names(_OWN_NAMES, shared=("mlp.shared_experts",)),
 )

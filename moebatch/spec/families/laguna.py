@@ -16,7 +16,7 @@ from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.grouped_attention import GroupedAttention, OutputGate
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, usual_roles
+from moebatch.spec.model.tensor_names import usual_names
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _OPENING: GateOpening = "softplus"
@@ -101,7 +101,6 @@ def _cap(keys: ConfigKeys) -> float | None:
     return None if keys.value(key) in (None, 0) else keys.positive(key)
 
 
-_ROLES = usual_roles(shared="mlp.shared_expert")
 LAGUNA = FamilySpec(
     architecture="LagunaForCausalLM",
     model_type="laguna",
@@ -113,20 +112,14 @@ LAGUNA = FamilySpec(
     },
     layers=_layers,
     rotary_type="mixtral",
-    names=TensorNames(
-        roles=_ROLES
-        | {
-            "output_gate": (LAYER + "self_attn.g_proj.weight",),
+    names=usual_names(
+        {
+            "output_gate": "self_attn.g_proj.weight",
             "router_correction": (
-                LAYER + "mlp.experts.e_score_correction_bias",
-                LAYER + "mlp.gate.e_score_correction_bias",
+                "mlp.experts.e_score_correction_bias",
+                "mlp.gate.e_score_correction_bias",
             ),
-        }
-        | {
-            role: (*names, names[0].replace("shared_expert", "shared_experts"))
-            for role, names in _ROLES.items()
-            if "shared_expert." in names[0]
         },
-        experts=USUAL_EXPERTS,
+        shared=("mlp.shared_expert", "mlp.shared_experts"),
     ),
 )

@@ -8,15 +8,14 @@ from moebatch.spec.families.family import (
     recurrent_layers,
     rotated_by_windows,
 )
-from moebatch.spec.families.qwen_delta import DELTA_ROLES, gated_delta
+from moebatch.spec.families.qwen_delta import DELTA_NAMES, gated_delta
 from moebatch.spec.model.blocks import Mlp, Norm, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import LAYER, STACKED_EXPERTS, TensorNames
+from moebatch.spec.model.tensor_names import STACKED_EXPERTS, usual_names
 
 _KINDS = _LINEAR, _SLIDING, _FULL = ("linear_attention", "sliding_attention", "full_attention")
 _PERIOD = (_LINEAR, _SLIDING, _LINEAR, _FULL, _SLIDING)
-_RELEASED = {"recurrent_in": "in_proj.weight", "recurrent_norm": "out_norm.weight"}
 
 
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
@@ -44,11 +43,11 @@ LARA_MINI = FamilySpec(
     architecture="LaraMiniForCausalLM",
     model_type="lara_mini",
     layers=_layers,
-    names=TensorNames(
-        roles=DELTA_ROLES
-        | {
-            role: (f"{LAYER}linear_attn.{name}", *DELTA_ROLES.get(role, ()))
-            for role, name in _RELEASED.items()
+    names=usual_names(
+        {
+            **DELTA_NAMES,
+            "recurrent_in": "linear_attn.in_proj.weight",
+            "recurrent_norm": ("linear_attn.out_norm.weight", "linear_attn.norm.weight"),
         },
         joined={"recurrent_in": ("delta_qkv", "delta_z", "delta_b", "delta_a")},
         experts=(STACKED_EXPERTS,),

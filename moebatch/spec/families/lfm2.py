@@ -10,11 +10,9 @@ from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.recurrence import MOST_SEEN, ShortConvolution
 from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import (
-    LAYER,
-    TensorNames,
     separate_experts,
     stacked_experts,
-    usual_roles,
+    usual_names,
 )
 
 _MLP = "feed_forward."
@@ -74,10 +72,9 @@ LFM2_MOE = FamilySpec(
     spelling={"rms_norm_eps": "norm_eps"},
     synonyms={"tie_word_embeddings": ("tie_embedding",)},
     layers=_layers,
-    names=TensorNames(
-        roles=usual_roles()
-        | {role: (LAYER + name,) for role, name in _OWN_ROLES.items()}
-        | {"final_norm": ("model.embedding_norm.weight",)},
+    names=usual_names(
+        _OWN_ROLES,
+        others={"final_norm": ("model.embedding_norm.weight",)},
         experts=(
             separate_experts(_MLP + "experts.{expert}", **_MATRICES),
             stacked_experts(_MLP + "experts."),

@@ -20,7 +20,7 @@ from moebatch.spec.families.kimi import OF_DELTA
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.recurrence import MOST_SEEN, ChannelDelta
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, usual_roles
+from moebatch.spec.model.tensor_names import usual_names
 
 _FULL, _LINEAR = "full_attention", "linear_attention"
 _DONE: Mapping[str, Sequence[object]] = MappingProxyType(
@@ -136,17 +136,16 @@ BAILING_HYBRID = FamilySpec(
         "shared_width": "moe_shared_expert_intermediate_size",
     },
     layers=_layers,
-    names=TensorNames(
-        roles=usual_roles(shared="mlp.shared_experts")
-        | {
-            role: tuple(f"{LAYER}attention.{name}" for name in names)
-            for role, names in _NAMES_OF_ATTENTION.items()
-        }
-        | {
-            "embedding": ("model.word_embeddings.weight",),
-            "router_correction": (LAYER + "mlp.gate.expert_bias",),
+    names=usual_names(
+        {
+            **{
+                role: [f"attention.{name}" for name in names]
+                for role, names in _NAMES_OF_ATTENTION.items()
+            },
+            "router_correction": "mlp.gate.expert_bias",
         },
-        experts=USUAL_EXPERTS,
+        shared=("mlp.shared_experts",),
+        others={"embedding": ("model.word_embeddings.weight",)},
     ),
 )
 BAILING_MOE_V3 = replace(BAILING_HYBRID, architecture="BailingMoeV3ForCausalLM")

@@ -8,7 +8,7 @@ from moebatch.spec.model.attention import Temperature
 from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import LAYER, TensorNames, stacked_experts, usual_roles
+from moebatch.spec.model.tensor_names import stacked_experts, usual_names
 
 _FULL, _CHUNKED = "full_attention", "chunked_attention"
 
@@ -78,17 +78,16 @@ def _moe_layers(keys: ConfigKeys, num_layers: int) -> tuple[int, ...]:
     return tuple(known)
 
 
-_BLOCK = LAYER + "feed_forward."
+_BLOCK = "feed_forward."
 LLAMA4_TEXT = FamilySpec(
     architecture="Llama4ForCausalLM",
     model_type="llama4_text",
     layers=_layers,
-    names=TensorNames(
-        roles=usual_roles()
-        | {
-            "router": (_BLOCK + "router.weight",),
+    names=usual_names(
+        {
+            "router": _BLOCK + "router.weight",
             **{
-                f"{prefix}_{role}": (f"{_BLOCK}{within}{role}_proj.weight",)
+                f"{prefix}_{role}": f"{_BLOCK}{within}{role}_proj.weight"
                 for prefix, within in (("mlp", ""), ("shared", "shared_expert."))
                 for role in ("gate", "up", "down")
             },

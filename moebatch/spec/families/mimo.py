@@ -15,7 +15,7 @@ from moebatch.spec.model.blocks import Mlp
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.grouped_attention import GroupedAttention
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, usual_roles
+from moebatch.spec.model.tensor_names import usual_names
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _SHARE = 0.334
@@ -77,15 +77,10 @@ MIMO_V2_FLASH = FamilySpec(
     },
     layers=_layers,
     rotary_type="mixtral",
-    names=TensorNames(
-        roles=usual_roles()
-        | {
-            "sink_scores": (
-                LAYER + "self_attn.attention_sink_bias",
-                LAYER + "self_attn.sinks",
-            ),
-            "router_correction": (LAYER + "mlp.gate.e_score_correction_bias",),
-        },
-        experts=USUAL_EXPERTS,
+    names=usual_names(
+        {
+            "sink_scores": ("self_attn.attention_sink_bias", "self_attn.sinks"),
+            "router_correction": "mlp.gate.e_score_correction_bias",
+        }
     ),
 )

@@ -14,9 +14,9 @@ from moebatch.spec.model.blocks import Mlp, Residual, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.recurrence import LightningAttention
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import BLOCK_EXPERTS, LAYER, TensorNames, usual_roles
+from moebatch.spec.model.tensor_names import BLOCK_EXPERTS, usual_names
 
-_BLOCKS = (LAYER + "block_sparse_moe.", LAYER + "mlp.")
+_BLOCKS = ("block_sparse_moe.", "mlp.")
 """Of released files, and of those that transformers holds in memory."""
 
 _TYPES = _LINEAR, _FULL = ("linear_attention", "full_attention")
@@ -99,11 +99,10 @@ MINIMAX_M2 = FamilySpec(
     architecture="MiniMaxM2ForCausalLM",
     model_type="minimax_m2",
     layers=_layers,
-    names=TensorNames(
-        roles=usual_roles()
-        | {
-            "router": tuple(block + "gate.weight" for block in _BLOCKS),
-            "router_correction": tuple(block + "e_score_correction_bias" for block in _BLOCKS),
+    names=usual_names(
+        {
+            "router": [block + "gate.weight" for block in _BLOCKS],
+            "router_correction": [block + "e_score_correction_bias" for block in _BLOCKS],
         },
         experts=BLOCK_EXPERTS,
     ),
@@ -127,10 +126,11 @@ MINIMAX = FamilySpec(
     # That of transformers has no heads of which a part rotates.
     rotary_type="minimax_m2",
     layers=_hybrid,
-    names=TensorNames(
-        roles=usual_roles()
-        | {"router": tuple(block + "gate.weight" for block in _BLOCKS)}
-        | {role: (f"{LAYER}self_attn.{name}",) for role, name in _OF_LIGHTNING.items()},
+    names=usual_names(
+        {
+            "router": [block + "gate.weight" for block in _BLOCKS],
+            **{role: f"self_attn.{name}" for role, name in _OF_LIGHTNING.items()},
+        },
         experts=BLOCK_EXPERTS,
     ),
 )

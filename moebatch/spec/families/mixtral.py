@@ -4,7 +4,7 @@ from moebatch.spec.families.family import FamilySpec, everywhere, grouped_attent
 from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import BLOCK_EXPERTS, LAYER, TensorNames, usual_roles
+from moebatch.spec.model.tensor_names import BLOCK_EXPERTS, usual_names
 
 
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
@@ -21,9 +21,8 @@ MIXTRAL = FamilySpec(
     architecture="MixtralForCausalLM",
     model_type="mixtral",
     layers=_layers,
-    names=TensorNames(
-        roles=usual_roles()
-        | {"router": (LAYER + "block_sparse_moe.gate.weight", LAYER + "mlp.gate.weight")},
+    names=usual_names(
+        {"router": ("block_sparse_moe.gate.weight", "mlp.gate.weight")},
         experts=BLOCK_EXPERTS,
     ),
 )

@@ -8,7 +8,7 @@ from moebatch.spec.families.family import (
 from moebatch.spec.model.blocks import Mlp, Norm
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, usual_roles
+from moebatch.spec.model.tensor_names import usual_names
 
 
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
@@ -42,18 +42,16 @@ OLMOE = FamilySpec(
     architecture="OlmoeForCausalLM",
     model_type="olmoe",
     layers=_layers,
-    names=TensorNames(roles=usual_roles(), experts=USUAL_EXPERTS),
+    names=usual_names(),
 )
 FLEX_OLMO = FamilySpec(
     architecture="FlexOlmoForCausalLM",
     model_type="flex_olmo",
     layers=_flex,
-    names=TensorNames(
-        roles=usual_roles()
-        | {
-            "attention_out_norm": (LAYER + "post_attention_layernorm.weight",),
-            "mlp_out_norm": (LAYER + "post_feedforward_layernorm.weight",),
-        },
-        experts=USUAL_EXPERTS,
+    names=usual_names(
+        {
+            "attention_out_norm": "post_attention_layernorm.weight",
+            "mlp_out_norm": "post_feedforward_layernorm.weight",
+        }
     ),
 )

@@ -7,7 +7,7 @@ from moebatch.spec.families.family import FamilySpec, everywhere, grouped_attent
 from moebatch.spec.model.blocks import Mlp, Norm, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import BLOCK_EXPERTS, LAYER, TensorNames, usual_roles
+from moebatch.spec.model.tensor_names import BLOCK_EXPERTS, usual_names
 
 _ROTARY = ("default", "longrope")
 _NUM_CHOSEN = 2
@@ -54,9 +54,8 @@ PHIMOE = FamilySpec(
     model_type="phimoe",
     rotary_keys=("short_mscale", "long_mscale"),
     layers=_layers,
-    names=TensorNames(
-        roles=usual_roles()
-        | {"router": (LAYER + "block_sparse_moe.gate.weight", LAYER + "mlp.router.weight")},
+    names=usual_names(
+        {"router": ("block_sparse_moe.gate.weight", "mlp.router.weight")},
         experts=BLOCK_EXPERTS,
     ),
 )

@@ -19,8 +19,7 @@ from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import (
     STACKED_EXPERTS,
     USUAL_EXPERTS,
-    TensorNames,
-    usual_roles,
+    usual_names,
 )
 
 
@@ -95,7 +94,7 @@ def _qwen2_windows(keys: ConfigKeys, num_layers: int) -> Windows:
     return by_layer_types(keys, num_layers, lambda layer: layer % 2 == 0 and layer < below)
 
 
-_NAMES = TensorNames(roles=usual_roles(), experts=USUAL_EXPERTS)
+_NAMES = usual_names()
 
 QWEN2_MOE = FamilySpec(
     architecture="Qwen2MoeForCausalLM",
@@ -130,7 +129,7 @@ QWEN3_VL_MOE = FamilySpec(
     defaults={"tie_word_embeddings": False},
     within="text_config.",
     layers=_qwen3_vl,
-    names=TensorNames(roles=usual_roles(), experts=(_BY_COLUMNS, *USUAL_EXPERTS)).also_under(
+    names=usual_names(experts=(_BY_COLUMNS, *USUAL_EXPERTS)).also_under(
         {"model": "model.language_model"}
     ),
 )

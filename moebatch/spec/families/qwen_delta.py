@@ -15,7 +15,7 @@ from moebatch.spec.model.blocks import Mlp, Norm, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.recurrence import MOST_SEEN, GatedDelta
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, usual_roles
+from moebatch.spec.model.tensor_names import usual_names
 
 _FULL, _LINEAR = "full_attention", "linear_attention"
 
@@ -77,21 +77,20 @@ def gated_delta(keys: ConfigKeys, *, is_grouped: bool) -> GatedDelta:
     )
 
 
-_DELTA = "linear_attn."
-DELTA_ROLES = usual_roles() | {
-    "gated_q": (LAYER + "self_attn.q_proj.weight",),
-    "gated_q_bias": (LAYER + "self_attn.q_proj.bias",),
+DELTA_NAMES = {
+    "gated_q": "self_attn.q_proj.weight",
+    "gated_q_bias": "self_attn.q_proj.bias",
     **{
-        f"delta_{role}": (f"{LAYER}{_DELTA}in_proj_{role}.weight",)
+        f"delta_{role}": f"linear_attn.in_proj_{role}.weight"
         for role in ("qkvz", "ba", "qkv", "z", "b", "a")
     },
-    "recurrent_conv": (f"{LAYER}{_DELTA}conv1d.weight",),
-    "recurrent_decay": (f"{LAYER}{_DELTA}A_log",),
-    "recurrent_step": (f"{LAYER}{_DELTA}dt_bias",),
-    "recurrent_norm": (f"{LAYER}{_DELTA}norm.weight",),
-    "recurrent_out": (f"{LAYER}{_DELTA}out_proj.weight",),
+    "recurrent_conv": "linear_attn.conv1d.weight",
+    "recurrent_decay": "linear_attn.A_log",
+    "recurrent_step": "linear_attn.dt_bias",
+    "recurrent_norm": "linear_attn.norm.weight",
+    "recurrent_out": "linear_attn.out_proj.weight",
 }
-"""Names of a model whose layers attend, or recur by Gated DeltaNet."""
+"""Those of layers that recur by Gated DeltaNet, and of attention with gates beside queries."""
 _DEFAULTS = {"partial_rotary_factor": 0.25, "full_attention_interval": 4}
 
 QWEN3_NEXT = FamilySpec(
@@ -99,15 +98,13 @@ QWEN3_NEXT = FamilySpec(
     model_type="qwen3_next",
     defaults=_DEFAULTS,
     layers=_next,
-    names=TensorNames(roles=DELTA_ROLES, experts=USUAL_EXPERTS),
+    names=usual_names(DELTA_NAMES),
 )
 QWEN3_5_MOE_TEXT = FamilySpec(
     architecture="Qwen3_5MoeForCausalLM",
     model_type="qwen3_5_moe_text",
     defaults=_DEFAULTS,
     layers=_qwen3_5,
-    names=TensorNames(roles=DELTA_ROLES, experts=USUAL_EXPERTS).also_under(
-        {"model": "model.language_model"}
-    ),
+    names=usual_names(DELTA_NAMES).also_under({"model": "model.language_model"}),
 )
 QWEN3_5_MOE = QWEN3_5_MOE_TEXT.beside_others("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe")

@@ -24,8 +24,7 @@ from moebatch.spec.model.tensor_names import (
     LAYER,
     STACKED_EXPERTS,
     ExpertLayout,
-    TensorNames,
-    usual_roles,
+    usual_names,
 )
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -173,7 +172,6 @@ def _numbered(keys: ConfigKeys, num_layers: int) -> frozenset[int] | range:
         return range(num_layers)
 
 
-_ROLES = usual_roles(shared="share_expert")
 _HUB_EXPERTS = ExpertLayout(
     weights={f"{LAYER}moe.{role}_proj.weight": (role,) for role in ("gate", "up", "down")},
     is_stacked=True,
@@ -187,21 +185,13 @@ STEP3P5 = FamilySpec(
     reworded=_reworded,
     layers=_layers,
     rotary_type="mixtral",
-    names=TensorNames(
-        roles=_ROLES
-        | {
-            "output_gate": (LAYER + "self_attn.g_proj.weight",),
-            "router": (LAYER + "moe.gate.weight", LAYER + "mlp.gate.weight"),
-            "router_correction": (
-                LAYER + "moe.router_bias",
-                LAYER + "mlp.gate.e_score_correction_bias",
-            ),
-        }
-        | {
-            role: (*names, names[0].replace("share_expert", "mlp.shared_experts"))
-            for role, names in _ROLES.items()
-            if "share_expert" in names[0]
+    names=usual_names(
+        {
+            "output_gate": "self_attn.g_proj.weight",
+            "router": ("moe.gate.weight", "mlp.gate.weight"),
+            "router_correction": ("moe.router_bias", "mlp.gate.e_score_correction_bias"),
         },
+        shared=("share_expert", "mlp.shared_experts"),
         experts=(_HUB_EXPERTS, STACKED_EXPERTS),
     ),
 )

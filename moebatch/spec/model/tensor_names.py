@@ -3,8 +3,10 @@
 Shape letters: E experts, D hidden, F expert width.
 """
 
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
 
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.spec.model.attention import Sizes
@@ -12,6 +14,8 @@ from moebatch.spec.model.shape import ModelShape
 
 Named = dict[str, tuple[str, tuple[int, ...]]]
 """Name and size of weights, by role."""
+InLayers = Mapping[str, str | Sequence[str]]
+"""Name of a weight behind that of its layer, or several, by role."""
 LAYER = "model.layers.{layer}."
 
 
@@ -119,6 +123,10 @@ class TensorNames:
         """Whether a weight lies under a name of its own."""
         return role in self.roles and _is_there(self._name(role, names, place), names)
 
+    def with_names(self, own: InLayers, **changes: Any) -> "TensorNames":
+        """The same with other names in layers, and changes to other fields."""
+        return replace(self, roles={**self.roles, **_in_layers(own)}, **changes)
+
     def also_under(self, beginnings: Mapping[str, str]) -> "TensorNames":
         """The same names, and first of all those that begin otherwise, up to their first dot, as
         checkpoints have them that hold other models beside the decoder."""
@@ -160,40 +168,6 @@ def _is_there(name: str, names: Container[str]) -> bool:
     stem = name.removesuffix(".weight")
     ways = (name, f"{name}_packed", f"{name}_blocks", f"{stem}.qweight")
     return any(each in names for each in ways)
-
-
-def usual_roles(*, shared: str = "mlp.shared_expert") -> dict[str, tuple[str, ...]]:
-    """Names that most families use for what is not their own; `shared` is the shared expert."""
-    layer = {
-        "input_norm": "input_layernorm.weight",
-        "mlp_norm": "post_attention_layernorm.weight",
-        "input_norm_bias": "input_layernorm.bias",
-        "mlp_norm_bias": "post_attention_layernorm.bias",
-        **{role: f"self_attn.{role}_proj.weight" for role in "qkvo"},
-        **{f"{role}_bias": f"self_attn.{role}_proj.bias" for role in "qkvo"},
-        **{f"{role}_norm": f"self_attn.{role}_norm.weight" for role in "qk"},
-        "router": "mlp.gate.weight",
-        **_mlp_roles("mlp", "mlp"),
-        **_mlp_roles("shared", shared),
-        "shared_mix": f"{shared}_gate.weight",
-    }
-    return {
-        "embedding": ("model.embed_tokens.weight",),
-        "final_norm": ("model.norm.weight",),
-        "final_norm_bias": ("model.norm.bias",),
-        "head": ("lm_head.weight",),
-        "head_bias": ("lm_head.bias",),
-        **{role: (LAYER + name,) for role, name in layer.items()},
-    }
-
-
-def _mlp_roles(prefix: str, name: str) -> dict[str, str]:
-    kinds = {"": "weight", "_bias": "bias"}
-    return {
-        f"{prefix}_{role}{end}": f"{name}.{role}_proj.{kind}"
-        for role in ("gate", "up", "down")
-        for end, kind in kinds.items()
-    }
 
 
 def separate_experts(prefix: str, *, gate: str, up: str, down: str) -> ExpertLayout:
@@ -239,6 +213,59 @@ BLOCK_EXPERTS = (
     STACKED_EXPERTS,
 )
 """Those of Mixtral, and of families that are named after it."""
+
+
+def usual_names(
+    own: InLayers = MappingProxyType({}),
+    *,
+    shared: Sequence[str] = ("mlp.shared_expert",),
+    others: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+    experts: tuple[ExpertLayout, ...] = USUAL_EXPERTS,
+    **further: Any,
+) -> TensorNames:
+    """Names that most families use, but for the family's `own` ones, in layers, and `others`;
+    `shared` is what it calls the shared expert, and `further` fields of `TensorNames`."""
+    layer: InLayers = {
+        "input_norm": "input_layernorm.weight",
+        "mlp_norm": "post_attention_layernorm.weight",
+        "input_norm_bias": "input_layernorm.bias",
+        "mlp_norm_bias": "post_attention_layernorm.bias",
+        **{role: f"self_attn.{role}_proj.weight" for role in "qkvo"},
+        **{f"{role}_bias": f"self_attn.{role}_proj.bias" for role in "qkvo"},
+        **{f"{role}_norm": f"self_attn.{role}_norm.weight" for role in "qk"},
+        "router": "mlp.gate.weight",
+        **_mlp_roles("mlp", ("mlp",)),
+        **_mlp_roles("shared", shared),
+        "shared_mix": [f"{name}_gate.weight" for name in shared],
+        **own,
+    }
+    roles = {
+        "embedding": ("model.embed_tokens.weight",),
+        "final_norm": ("model.norm.weight",),
+        "final_norm_bias": ("model.norm.bias",),
+        "head": ("lm_head.weight",),
+        "head_bias": ("lm_head.bias",),
+        **_in_layers(layer),
+        **others,
+    }
+    return TensorNames(roles=roles, experts=experts, **further)
+
+
+def _mlp_roles(prefix: str, names: Sequence[str]) -> InLayers:
+    kinds = {"": "weight", "_bias": "bias"}
+    return {
+        f"{prefix}_{role}{end}": [f"{name}.{role}_proj.{kind}" for name in names]
+        for role in ("gate", "up", "down")
+        for end, kind in kinds.items()
+    }
+
+
+def _in_layers(names: InLayers) -> dict[str, tuple[str, ...]]:
+    return {
+        role: tuple(LAYER + name for name in ([each] if isinstance(each, str) else each))
+        for role, each in names.items()
+    }
+
 
 _GGUF_EMBEDDING = "token_embd.weight"
 _GGUF_LAYER, _GGUF_MLP = "blk.{layer}.", "blk.{mlp}."
