@@ -19,7 +19,6 @@ from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.errors import CheckpointError
 from moebatch.quoting import reason, shown
 from moebatch.spec.families.registry import FAMILIES
-from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import ModelShape
 from moebatch.training.reading import Reading, ReadingBatch, num_expected, reading_batches
 
@@ -247,8 +246,8 @@ def load_whole(files: ModelFiles, *, dtype: torch.dtype, experts: ExpertsWay) ->
 
 def _require_its_positions(module: Any, files: ModelFiles) -> None:
     """transformers does not look everywhere where families keep the base of rotary positions."""
-    spelling = FAMILIES[files.shape.architecture].spelling
-    said = ConfigKeys(files.config, spelling=spelling).value("rope_theta")
+    family = FAMILIES[files.shape.architecture]
+    spelling, said = family.spelling, family.keys(files.config).value("rope_theta")
     parameters = getattr(module.config.get_text_config(), "rope_parameters", None) or {}
     found = parameters.get("rope_theta")
     if "rope_theta" in spelling and said is not None and found != said:

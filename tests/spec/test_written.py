@@ -10,5 +10,5 @@ def test_defaults_and_names_are_those_of_transformers() -> None:
     kept, said = json.loads(FILE.read_text()), json.loads(json.dumps(written()))
     assert kept.keys() == said.keys()
     for kind, of_kind in kept.items():
-        for part in ("defaults", "names"):
+        for part in ("defaults", "aliases"):
             assert of_kind[part].items() <= said[kind][part].items(), kind

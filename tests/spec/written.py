@@ -36,7 +36,7 @@ def _of_class(config_class: Any) -> dict[str, Any]:
     both = ("num_experts", "num_local_experts")  # which are in use for experts
     own = next((name for name in both if name in defaults), None)
     same = {name: own for name in both if own not in (None, name)}
-    return {"defaults": defaults, "names": same | names}
+    return {"defaults": defaults, "aliases": same | names}
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ that a key may have there, as ``python -m tests.spec.written`` has read them in 
 
 import json
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from moebatch.formats.registry import FORMATS, configured_format
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.quoting import shown
 from moebatch.spec.model.blocks import ClampedGate, ExpertGroups, Router
-from moebatch.spec.model.config_keys import ConfigFault, ConfigKeys, FaultyConfig
+from moebatch.spec.model.config_keys import ConfigFault, ConfigKeys, FaultyConfig, Wording
 from moebatch.spec.model.grouped_attention import GroupedAttention
 from moebatch.spec.model.recurrence import MOST_SEEN, StateSpace
 from moebatch.spec.model.shape import Layers, ModelShape
@@ -24,10 +24,13 @@ from moebatch.spec.model.tensor_names import TensorNames
 
 Windows = tuple[int | None, ...]
 _USUAL = {"hidden_act": "silu", "tie_word_embeddings": False, "attention_bias": False}
-_WRITTEN: Mapping[str, Mapping[str, Any]] = json.loads(
+_WRITTEN: Mapping[str, Mapping[str, Mapping[str, Any]]] = json.loads(
     Path(__file__).with_name("written.json").read_text()
 )
-_UNKNOWN = {"defaults": {}, "names": {"num_local_experts": "num_experts"}}
+_UNKNOWN: Mapping[str, Mapping[str, Any]] = {
+    "defaults": {},
+    "aliases": {"num_local_experts": "num_experts"},
+}
 _SILU = ("silu", "swish")
 _UNLIMITED = (None, [0.0, inf], [0.0, {"__float__": "Infinity"}])
 """The last is how transformers writes it."""
@@ -37,7 +40,7 @@ _READABLE = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FamilySpec:
+class FamilySpec(Wording):
     """One architecture, as its files describe it."""
 
     architecture: str
@@ -54,21 +57,6 @@ class FamilySpec:
     config_type: str | None = None
     """``model_type`` of the class of transformers whose defaults files may leave out; None is the
     family's own."""
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Values of keys that a file may leave out and that class does not say; of all others it is
-    null then."""
-    within: str = ""
-    """The object of the file in which its keys are, with a dot behind, where there are others
-    beside it."""
-    beside: Collection[str] = ("model_type", "torch_dtype", "tie_word_embeddings")
-    """Keys that are not in that object."""
-    spelling: Mapping[str, str] = field(default_factory=dict)
-    """Where the family keeps a key under another name; ``ffn_config.moe_top_k`` is nested."""
-    synonyms: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Names under which keys are read beside the family's own, where these are others than those of
-    which transformers says so."""
-    by_layer: Collection[str] = ()
-    """Keys whose numbers files may give for each layer; all have to be the same."""
     reworded: Callable[[ConfigKeys], Mapping[str, Any]] | None = None
     """Values of keys as transformers writes them, of files that say the same in other words."""
     rotary_type: str | None = None
@@ -100,36 +88,23 @@ class FamilySpec:
         """As `config_type` says."""
         return self.config_type or self.model_type
 
-    def spelled(self, key: str) -> str:
-        """The name of a key in files."""
-        return self._spelled.get(key, key)
+    @property
+    def written(self) -> Mapping[str, Any]:
+        """Defaults of that class, by names in files."""
+        return {**_USUAL, **self._of_class["defaults"]}
 
     @property
-    def _written(self) -> Mapping[str, Any]:
+    def aliases(self) -> Mapping[str, str]:
+        """Those of that class."""
+        return self._of_class["aliases"]
+
+    @property
+    def _of_class(self) -> Mapping[str, Mapping[str, Any]]:
         return _WRITTEN.get(self.written_type, _UNKNOWN)
-
-    @property
-    def _spelled(self) -> Mapping[str, str]:
-        names = self._written["names"]
-        return {
-            "num_experts": names.get("num_local_experts", "num_experts"),
-            **names,
-            **self.spelling,
-        }
 
     def keys(self, config: Mapping[str, Any]) -> ConfigKeys:
         """Figures of a raw ``config.json``."""
-        keys = ConfigKeys(
-            config,
-            defaults=self.defaults,
-            written=_USUAL | self._written["defaults"],
-            names=self._written["names"],
-            spelling=self._spelled,
-            synonyms=self.synonyms,
-            by_layer=self.by_layer,
-            within=self.within,
-            beside=self.beside,
-        )
+        keys = ConfigKeys(config, self)
         if self.reworded is not None:
             keys.reword(self.reworded(keys))
         return keys

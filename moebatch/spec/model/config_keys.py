@@ -2,9 +2,8 @@
 
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Any
 
 from moebatch.errors import CheckpointError, Fault, FaultyFile
@@ -42,6 +41,49 @@ class FaultyConfig(FaultyFile, CheckpointError):
         self.config_faults = tuple(faults)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wording:
+    """How a family says in a configuration what it has in common with others."""
+
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Values of keys that a file may leave out and `written` does not say; of all others it is null
+    then."""
+    within: str = ""
+    """The object of the file in which its keys are, with a dot behind, where there are others
+    beside it."""
+    beside: Collection[str] = ("model_type", "torch_dtype", "tie_word_embeddings")
+    """Keys that are not in that object."""
+    spelling: Mapping[str, str] = field(default_factory=dict)
+    """Where the family keeps a key under another name that is not in `aliases`;
+    ``ffn_config.moe_top_k`` is nested."""
+    synonyms: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Names under which keys are read beside the family's own, in place of those in `aliases`."""
+    by_layer: Collection[str] = ()
+    """Keys whose numbers files may give for each layer; all have to be the same."""
+
+    @property
+    def written(self) -> Mapping[str, Any]:
+        """What a file says that leaves out nothing."""
+        return {}
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        """Names of keys by others that are read for them."""
+        return {}
+
+    def spelled(self, key: str) -> str:
+        """The family's own name of a key."""
+        aliases = self.aliases
+        usual = aliases.get("num_local_experts", key) if key == "num_experts" else key
+        return self.spelling.get(key) or aliases.get(key, usual)
+
+    def names_of(self, key: str) -> Sequence[str]:
+        """All names of a key, the family's own first."""
+        own = self.spelled(key)
+        others = [other for other, name in self.aliases.items() if name == own]
+        return own, *self.synonyms.get(key, others)
+
+
 class ConfigKeys:
     """Reads typed figures out of one config and collects what is wrong in ``faults``.
 
@@ -49,34 +91,9 @@ class ConfigKeys:
     that reading goes on to the next fault.
     """
 
-    def __init__(
-        self,
-        config: Mapping[str, Any],
-        *,
-        defaults: Mapping[str, Any] = MappingProxyType({}),
-        written: Mapping[str, Any] = MappingProxyType({}),
-        names: Mapping[str, str] = MappingProxyType({}),
-        spelling: Mapping[str, str] = MappingProxyType({}),
-        synonyms: Mapping[str, Sequence[str]] = MappingProxyType({}),
-        by_layer: Collection[str] = (),
-        within: str = "",
-        beside: Collection[str] = (),
-    ) -> None:
-        """`defaults` are the values of keys that a file may leave out, and `written` is a file that
-        has all others. `spelling` says where the family keeps a key under another name,
-        ``ffn_config.moe_top_k`` is nested; `names` are others that are read for those, and
-        `synonyms` are such of keys of which the family says so itself. `by_layer` are keys that may
-        hold a list with a value for each layer, all the same. What the file says is `within` an
-        object of it, but for the keys `beside` that."""
+    def __init__(self, config: Mapping[str, Any], wording: Wording) -> None:
         self._config = config
-        self._defaults = defaults
-        self._written = written
-        self._spelling = spelling
-        self._names = names
-        self._synonyms = synonyms
-        self._by_layer = by_layer
-        self._within = within
-        self._beside = beside
+        self._wording = wording
         self._reworded: Mapping[str, Any] = {}
         self.faults: list[ConfigFault] = []
 
@@ -232,32 +249,27 @@ class ConfigKeys:
 
     def _usual(self, key: str) -> Any:
         """What a key says that the file leaves out."""
-        if key in self._defaults:
-            return self._defaults[key]
-        names = (self._spelling.get(key, key), *self._others(key))
-        return next((self._written[name] for name in names if name in self._written), None)
-
-    def _others(self, key: str) -> Sequence[str]:
-        """Names under which a key is read beside the family's own."""
-        if key in self._synonyms:
-            return self._synonyms[key]
-        own = self._spelling.get(key, key)
-        return [other for other, name in self._names.items() if name == own]
+        wording = self._wording
+        if key in wording.defaults:
+            return wording.defaults[key]
+        written = wording.written
+        return next((written[name] for name in wording.names_of(key) if name in written), None)
 
     def _names_of(self, key: str) -> Sequence[str]:
         """All names of a key in the file, the family's own first."""
-        place = "" if key in self._beside else self._within
-        return [place + name for name in (self._spelling.get(key, key), *self._others(key))]
+        place = "" if key in self._wording.beside else self._wording.within
+        return [place + name for name in self._wording.names_of(key)]
 
     def _found(self, key: str) -> Any:
         """What the file holds, under any of its names."""
-        found = {name: self._found_as(key, name) for name in self._names_of(key)}
+        names = self._names_of(key)
+        found = {name: self._found_as(key, name) for name in names}
         given = {name: value for name, value in found.items() if value not in (None, _ABSENT)}
         for (name, value), (other, said) in pairwise(given.items()):
             if value != said:
                 both = f"{name} ({shown(value)}) and {other} ({shown(said)})"
                 self.wrong(key, f"{both} contradict each other")
-        return [*(given or found).values()][-1 if given else 0]
+        return [*given.values()][-1] if given else found[names[0]]
 
     def _found_as(self, key: str, name: str) -> Any:
         found: Any = self._config
@@ -269,7 +281,7 @@ class ConfigKeys:
             if not isinstance(found, Mapping) or step not in found:
                 return _ABSENT
             found = found[step]
-        return self._of_all_layers(name, found) if key in self._by_layer else found
+        return self._of_all_layers(name, found) if key in self._wording.by_layer else found
 
     def _of_all_layers(self, name: str, found: Any) -> Any:
         if not isinstance(found, list) or not found:
