@@ -15,6 +15,7 @@ from moebatch.spec.files.library import names
 from moebatch.spec.model.models import ModelEntry, load_model
 from moebatch.units import format_bytes
 from tests.command import moebatch
+from tests.shapes import stored_bytes
 
 _WORK = ("--prompt-len", "512", "--gen-len", "256", "--requests", "2000")
 _MACHINES: Mapping[str, Sequence[str]] = {
@@ -44,7 +45,7 @@ def _dense(model: ModelEntry) -> float:
 
 def _stored(model: ModelEntry) -> float:
     shape = model.shape
-    experts = len(shape.moe_layers) * shape.num_experts * shape.expert_stored_bytes
+    experts = len(shape.moe_layers) * shape.num_experts * stored_bytes(shape)
     return experts + shape.resident_params * shape.dtype_bytes
 
 

@@ -12,12 +12,12 @@ from moebatch.engine.approximation import Approximation
 from moebatch.engine.build import build_engine
 from moebatch.engine.spec import EngineSpec
 from moebatch.schedule.task import Kind
-from moebatch.spec.model.shape_reader import load_shape
 from moebatch.spec.request import Request
 from tests.engine.test_engine import TokenText, policy, requests, tokens_of
 from tests.engine.test_schedules import emulated, gpu_policy, run
 from tests.model.oracle import greedy, load
 from tests.model.pregated import random_pregates, with_pregates
+from tests.shapes import load_shape
 
 LAYERS = {"num_hidden_layers": 5}
 SOME_DENSE = {"num_hidden_layers": 7, "mlp_only_layers": [0, 3]}

@@ -15,12 +15,13 @@ from moebatch.formats.weight_format import Matrix
 from moebatch.model.dense_weights import DenseWeights
 from moebatch.spec.families.registry import FAMILIES
 from moebatch.spec.model.shape import ModelShape
-from moebatch.spec.model.shape_reader import load_shape, read_shape
+from moebatch.spec.model.shape_reader import read_shape
 from moebatch.spec.model.stored_experts import StoredExperts, StoredPiece
 from moebatch.spec.model.tensor_names import TensorNames
 from tests import tiny
 from tests.model.cases import CASES, PLAIN
 from tests.model.driver import read_tensors
+from tests.shapes import load_shape
 from tests.spec.test_shape import ARCHITECTURES, minimal
 
 PASSED_OVER = (

@@ -36,10 +36,11 @@ from moebatch.spec.families.registry import FAMILIES as DESCRIBED_FAMILIES
 from moebatch.spec.model.blocks import Mlp, Norm, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers, ModelShape
-from moebatch.spec.model.shape_reader import load_shape, read_shape
+from moebatch.spec.model.shape_reader import read_shape
 from moebatch.spec.model.tensor_names import ExpertLayout, TensorNames
 from moebatch.store.dense import load_embedded, load_gates
 from tests.model.driver import Driver
+from tests.shapes import load_shape
 
 D, F_, E, K, V, LAYERS, HEADS = 32, 24, 5, 2, 60, 2, 4
 PROMPTS = [[5, 9, 2, 40, 7, 11, 3], [8], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]]

@@ -31,6 +31,7 @@ from moebatch.spec.model.shape import ModelShape
 from moebatch.spec.model.shape_reader import read_shape
 from tests.few import examples
 from tests.plan.problems import MIXTRAL
+from tests.shapes import stored_bytes
 
 GIB = 2**30
 MIXTRAL_8X22B = MIXTRAL | {
@@ -93,7 +94,7 @@ def t4s(count: int) -> Hardware:
 def model(hardware: Hardware, s: float, n: float, shape: ModelShape = SMALL) -> PaperModel:
     asked = PaperProblem(
         shape=shape,
-        expert_bytes=shape.expert_stored_bytes,
+        expert_bytes=stored_bytes(shape),
         hardware=hardware,
         prompt_tokens=s,
         gen_tokens=n,
@@ -154,7 +155,7 @@ def test_operations_have_the_intensities_of_the_paper():
     long = 1_000_000
 
     attention = attention_flops(SMALL, 1, 1, long) / attention_bytes(SMALL, 1, 1, long)
-    ffn = ffn_flops(SMALL, 128) / ffn_bytes(SMALL, 128, expert_bytes=SMALL.expert_stored_bytes)
+    ffn = ffn_flops(SMALL, 128) / ffn_bytes(SMALL, 128, expert_bytes=stored_bytes(SMALL))
 
     assert attention == pytest.approx(2.0, abs=0.02)
     assert ffn == pytest.approx(31.95, abs=0.005)
@@ -204,7 +205,7 @@ def test_a_cpu_that_computes_experts_moves_hidden_states_only():
 
     assert hrm.t_comm(policy) == pytest.approx(8 * 2 * 4096 / (16 * GIB))
     assert hrm.t_gpu(policy) == 0
-    assert hrm.t_cpu(policy) > 2 * SMALL.num_experts * SMALL.expert_stored_bytes / (76 * GIB)
+    assert hrm.t_cpu(policy) > 2 * SMALL.num_experts * stored_bytes(SMALL) / (76 * GIB)
 
 
 def test_experts_stay_on_the_cpu_where_the_link_is_hopeless():

@@ -23,6 +23,7 @@ from moebatch.plan.roofline import (
 )
 from moebatch.spec.machine.hardware import Hardware, Level, Link, Processor, RateCurve
 from tests.plan.problems import GIVING_BACK, SHAPE
+from tests.shapes import stored_bytes
 
 GIB = 2**30
 DTYPES = Dtypes(stored=BFLOAT16, compute="bfloat16")
@@ -47,7 +48,7 @@ L4_MEASURED = roofline(gpu=121e12, cpu=1.6e12, i=231e9, j=48e9, link=12.35e9)
 
 def paper_intensity(tokens: float) -> float:
     return moe_lightning.ffn_flops(SHAPE, tokens) / moe_lightning.ffn_bytes(
-        SHAPE, tokens, expert_bytes=SHAPE.expert_stored_bytes
+        SHAPE, tokens, expert_bytes=stored_bytes(SHAPE)
     )
 
 

@@ -14,6 +14,7 @@ from moebatch.spec.model.named_formats import named_format
 from moebatch.spec.model.recurrence import ChannelDelta, GatedDelta
 from moebatch.spec.model.shape import ModelShape
 from moebatch.spec.model.shape_reader import read_shape
+from tests.shapes import stored_bytes
 
 BILLIONS = {
     "mixtral-8x7b": 46.7,
@@ -134,7 +135,7 @@ class TestLibrary:
     def test_quantised_checkpoints_are_as_large_as_published(self, name: str, gib: float) -> None:
         """Table 1 of the gpt-oss model card."""
         shape = shape_of(name)
-        num_bytes = len(shape.moe_layers) * shape.num_experts * shape.expert_stored_bytes
+        num_bytes = len(shape.moe_layers) * shape.num_experts * stored_bytes(shape)
         num_bytes += shape.resident_params * shape.dtype_bytes
         assert num_bytes / 2**30 == pytest.approx(gib, abs=0.05)
 
@@ -143,7 +144,7 @@ class TestLibrary:
         entry = load_model(name)
         for other in entry.also_published:
             num_bytes = entry.shape.expert_bytes(named_format(other, entry.shape))
-            assert num_bytes < entry.shape.expert_stored_bytes
+            assert num_bytes < stored_bytes(entry.shape)
 
     def test_windows_of_gpt_oss_alternate(self) -> None:
         assert shape_of("gpt-oss-20b").sliding_windows == (128, None) * 12
@@ -174,7 +175,7 @@ class TestLibrary:
     ) -> None:
         shape = shape_of(name)
         assert 2 * shape.mixer_params(0) == attention_bytes
-        assert shape.expert_stored_bytes == 2 * shape.expert_params == expert_bytes
+        assert stored_bytes(shape) == 2 * shape.expert_params == expert_bytes
 
     def test_channels_that_fade_apart_cost_as_much_as_heads_that_do(self) -> None:
         """As kernels take it: within a tenth, steps and slices."""
@@ -401,7 +402,7 @@ class TestQuantised:
     def test_bytes_of_an_expert(
         self, name: str, quantization: dict[str, Any], expert_bytes: int
     ) -> None:
-        assert shape_with(name, quantization).expert_stored_bytes == expert_bytes
+        assert stored_bytes(shape_with(name, quantization)) == expert_bytes
 
     def test_kimi_k2_thinking(self) -> None:
         """Experts in groups of 32, its card says 594 GB in all."""
@@ -423,8 +424,8 @@ class TestQuantised:
             },
         }
         shape = read_shape(config, "config.json")
-        assert shape.expert_stored_bytes == 3 * 7168 * 2048 * 9 // 16
-        num_bytes = 60 * 384 * shape.expert_stored_bytes + 2 * shape.resident_params
+        assert stored_bytes(shape) == 3 * 7168 * 2048 * 9 // 16
+        num_bytes = 60 * 384 * stored_bytes(shape) + 2 * shape.resident_params
         assert num_bytes / 1e9 == pytest.approx(594, rel=0.01)
 
     @pytest.mark.parametrize(

@@ -13,8 +13,9 @@ from moebatch.spec.model.grouped_attention import GroupedAttention
 from moebatch.spec.model.models import load_model
 from moebatch.spec.model.recurrence import StateSpace
 from moebatch.spec.model.shape import ModelShape
-from moebatch.spec.model.shape_reader import load_shape, read_planned_shape, read_shape
+from moebatch.spec.model.shape_reader import read_planned_shape, read_shape
 from tests import tiny
+from tests.shapes import load_shape
 
 OWN = {"architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h"}
 LETTERS = {"M": "linear_attention", "*": "full_attention", "E": "moe", "-": "mlp"}

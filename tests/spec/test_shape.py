@@ -19,12 +19,12 @@ from moebatch.spec.model.latent_attention import LatentAttention
 from moebatch.spec.model.shape import ModelShape
 from moebatch.spec.model.shape_reader import (
     ACTIVATIONS,
-    load_shape,
     read_planned_shape,
     read_runnable_shape,
     read_shape,
 )
 from tests import tiny
+from tests.shapes import load_shape
 
 ARCHITECTURES = {
     "mixtral": "MixtralForCausalLM",

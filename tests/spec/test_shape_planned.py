@@ -15,8 +15,9 @@ from moebatch.quoting import shown
 from moebatch.spec.model.config_keys import FaultyConfig
 from moebatch.spec.model.latent_attention import LatentAttention
 from moebatch.spec.model.shape import ModelShape
-from moebatch.spec.model.shape_reader import load_shape, read_shape
+from moebatch.spec.model.shape_reader import read_shape
 from tests import tiny
+from tests.shapes import load_shape, stored_bytes
 
 ARCHITECTURES = {
     "dbrx": "DbrxForCausalLM",
@@ -266,10 +267,10 @@ def test_quantised_experts_are_counted_as_they_are_stored() -> None:
     shape = shape_of("gpt_oss", **sizes, quantization_config=mxfp4)
     gate_up, down = 2 * 96 * (64 // 32), 64 * (96 // 32)
     assert shape.expert_format is MXFP4
-    assert shape.expert_stored_bytes == (gate_up + down) * (16 + 1) + (2 * 96 + 64) * 2
+    assert stored_bytes(shape) == (gate_up + down) * (16 + 1) + (2 * 96 + 64) * 2
     whole = shape_of("gpt_oss", **sizes)
     assert whole.expert_format is BFLOAT16
-    assert whole.expert_stored_bytes == 2 * whole.expert_params
+    assert stored_bytes(whole) == 2 * whole.expert_params
 
 
 def test_data_type_that_released_files_leave_out() -> None:

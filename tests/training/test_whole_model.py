@@ -12,7 +12,6 @@ import torch
 from moebatch.checkpoint.model_files import open_model
 from moebatch.errors import CheckpointError
 from moebatch.model.routing.gating import AdaptiveGating, GatingCount
-from moebatch.spec.model.shape_reader import load_shape
 from moebatch.training.gating_trial import GatingTrial
 from moebatch.training.learning_gates import LearningGates
 from moebatch.training.memory import whole_footprint
@@ -22,6 +21,7 @@ from tests.model.cases import CASES
 from tests.model.driver import Driver, read_tensors
 from tests.model.oracle import load, prompts
 from tests.quantised import decoded_beside, write_quantised
+from tests.shapes import load_shape
 from tests.tiny import CACHED_APART, FAMILIES, edit_config, write_checkpoint
 
 Checkpoint = Callable[..., Path]

@@ -325,11 +325,6 @@ class ModelShape(Layers):
     def _expert_bytes(self) -> dict[WeightFormat, int]:
         return {}
 
-    @property
-    def expert_stored_bytes(self) -> int:
-        """Bytes of one expert in the checkpoint, as far as ``config.json`` says."""
-        return self.expert_bytes(self.expert_format)
-
     def global_tensors(self) -> Sizes:
         """Sizes of what no layer owns, by role; a tied head is none of its own."""
         sizes: Sizes = {"embedding": (self.vocab_size, self.hidden_size)}

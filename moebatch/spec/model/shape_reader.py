@@ -1,14 +1,12 @@
 """Shapes of models out of their ``config.json``."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from textwrap import fill
 from typing import Any
 
 from moebatch.quoting import shown
 from moebatch.spec.families.family import FamilySpec
 from moebatch.spec.families.registry import FAMILIES
-from moebatch.spec.files.json_file import read_object
 from moebatch.spec.model.config_keys import ConfigFault, FaultyConfig
 from moebatch.spec.model.shape import ModelShape
 
@@ -22,12 +20,6 @@ ACTIVATIONS = frozenset(_ACTIVATIONS.split())
 _LEARNT = ("prelu", "xielu")
 _LINE = 100
 """Characters of a line of names; longer ones would lose their middle."""
-
-
-def load_shape(folder: Path) -> ModelShape:
-    """The shape of the model in a folder. Raises CheckpointError."""
-    path = folder / "config.json"
-    return read_shape(read_object(path), str(path))
 
 
 def read_shape(config: Mapping[str, Any], where: str) -> ModelShape:

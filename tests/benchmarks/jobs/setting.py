@@ -8,7 +8,7 @@ from pathlib import Path
 
 from moebatch.spec.machine.profile import load_profile
 from moebatch.spec.model.shape import ModelShape
-from moebatch.spec.model.shape_reader import load_shape
+from tests.shapes import load_shape
 
 
 @dataclass(frozen=True, kw_only=True)

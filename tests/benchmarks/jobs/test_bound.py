@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from moebatch.spec.model.shape import ModelShape
-from moebatch.spec.model.shape_reader import load_shape
 from tests.benchmarks.jobs.bound import bound_of, job_flop
 from tests.benchmarks.jobs.lengths import even
 from tests.benchmarks.jobs.probe import Probe, between
+from tests.shapes import load_shape
 
 RATES = Probe(disk_rate=2e9, gemm_rate=1e12)
 
