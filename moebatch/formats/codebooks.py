@@ -41,7 +41,6 @@ class Codebook(WeightFormat):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """By the codebook."""
         return f"bitsandbytes {self.kind}"
 
     @property
@@ -55,7 +54,6 @@ class Codebook(WeightFormat):
         return (self, replace(self, nested_block=_NESTED_BLOCK))
 
     def fill(self, parts: Sequence[Tensor]) -> None:
-        """With a text."""
         super().fill(parts)
         state = {"blocksize": self.block, "dtype": "bfloat16"}
         if self.nested_block is not None:

@@ -98,7 +98,6 @@ class FourBitFloats(CodedFormat):
         return this if this.fits(name, shape, look) else None
 
     def configured(self, quantization: Mapping[str, Any]) -> WeightFormat | None:
-        """By what each method calls it."""
         scheme, method = Scheme.of(quantization), quantization.get("quant_method")
         if scheme is not None:
             said = scheme.layout

@@ -34,12 +34,10 @@ class GgmlRows(WeightFormat):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """By its type."""
         return format_name(self.type)
 
     @property
     def is_coded(self) -> bool:  # type: ignore[override]
-        """Of the types that kernels read."""
         return block_numbers(self.type) is not None
 
     def parts(self, name: str, shape: tuple[int, ...]) -> tuple[StoredPart, ...]:

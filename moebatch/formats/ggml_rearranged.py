@@ -42,7 +42,6 @@ class Rearranged(WeightFormat):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """That of the first tensor's."""
         return self.stored[0][1].name
 
     def parts(self, name: str, shape: Shape) -> tuple[StoredPart, ...]:
@@ -77,7 +76,6 @@ class Interleaved:
     num_heads: int
 
     def stored_shapes(self, shape: Shape) -> tuple[Shape, ...]:
-        """The same."""
         return (shape,)
 
     def restore(self, stored: Sequence[Tensor], out: Tensor) -> None:
@@ -96,7 +94,6 @@ class LatentHalves:
     """Numbers of a head's key that are made of a latent."""
 
     def stored_shapes(self, shape: Shape) -> tuple[Shape, ...]:
-        """Those of keys and of values."""
         rows, rank = shape
         value_width = rows // self.num_heads - self.key_width
         return (self.num_heads, rank, self.key_width), (self.num_heads, value_width, rank)
@@ -113,11 +110,9 @@ class CountedFromZero:
     """A norm that multiplies by one more than its weight, with that one added."""
 
     def stored_shapes(self, shape: Shape) -> tuple[Shape, ...]:
-        """The same."""
         return (shape,)
 
     def restore(self, stored: Sequence[Tensor], out: Tensor) -> None:
-        """Takes it off again."""
         out.copy_(stored[0] - 1)
 
 
@@ -138,7 +133,6 @@ class ByKeyHead:
         return (rows - gates, columns), (gates, columns)
 
     def restore(self, stored: Sequence[Tensor], out: Tensor) -> None:
-        """Head by head."""
         keys, columns = self.num_heads * self.key_head_dim, out.shape[1]
         qkv, gates = stored
         start = 0
@@ -157,12 +151,10 @@ class AsRows:
     num_columns: int
 
     def stored_shapes(self, shape: Shape) -> tuple[Shape, ...]:
-        """Of that matrix."""
         rows = prod(shape) // self.num_columns
         return ((rows, self.num_columns) if rows > 1 else (self.num_columns,),)
 
     def restore(self, stored: Sequence[Tensor], out: Tensor) -> None:
-        """One after the other."""
         out.copy_(stored[0].view(out.shape))
 
 
@@ -173,11 +165,9 @@ class Fading:
     arrangement: Arrangement
 
     def stored_shapes(self, shape: Shape) -> tuple[Shape, ...]:
-        """As arranged."""
         return self.arrangement.stored_shapes(shape)
 
     def restore(self, stored: Sequence[Tensor], out: Tensor) -> None:
-        """Takes the logarithm again."""
         self.arrangement.restore([numbers.neg().log() for numbers in stored], out)
 
 

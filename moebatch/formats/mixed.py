@@ -25,29 +25,23 @@ class MixedFormat(WeightFormat):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """That of the one that takes most."""
         return self.widest.name
 
     @property
     def is_coded(self) -> bool:  # type: ignore[override]
-        """Of all of them."""
         return all(stored.is_coded for stored, _ in self.mix)
 
     @property
     def shares(self) -> tuple[tuple[WeightFormat, float], ...]:
-        """As they are."""
         return self.mix
 
     def parts(self, name: str, shape: tuple[int, ...]) -> tuple[StoredPart, ...]:
-        """Those of the one that takes most."""
         return self.widest.parts(name, shape)
 
     def decode(self, parts: Sequence[Tensor], out: Tensor) -> None:
-        """As the one that takes most."""
         self.widest.decode(parts, out)
 
     def coded(self, parts: Sequence[Tensor], shape: tuple[int, int]) -> CodedMatrix | None:
-        """As the one that takes most."""
         return self.widest.coded(parts, shape)
 
     def __str__(self) -> str:

@@ -36,7 +36,6 @@ class PackedIntegers(CodedFormat):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """By its bits."""
         return f"packed int{self.bits}"
 
     def parts(self, name: str, shape: tuple[int, ...]) -> tuple[StoredPart, ...]:
@@ -93,7 +92,6 @@ class PackedIntegers(CodedFormat):
         )
 
     def configured(self, quantization: Mapping[str, Any]) -> WeightFormat | None:
-        """``pack-quantized`` of as many bits."""
         scheme = Scheme.of(quantization)
         if not scheme or (scheme.layout, scheme.bits) != ("pack-quantized", self.bits):
             return None

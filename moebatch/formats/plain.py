@@ -22,15 +22,12 @@ class PlainFormat(WeightFormat):
         self.dtype = dtype
 
     def parts(self, name: str, shape: tuple[int, ...]) -> tuple[StoredPart, ...]:
-        """The tensor itself."""
         return (StoredPart(name, self.dtype, shape),)
 
     def decode(self, parts: Sequence[Tensor], out: Tensor) -> None:
-        """Converts the numbers."""
         out.copy_(parts[0])
 
     def is_computed_in(self, dtype: str) -> bool:
-        """Only in its own."""
         return dtype == self.name
 
 
@@ -41,7 +38,6 @@ class TransposedFormat(PlainFormat):
     is_tiled = False
 
     def is_computed_in(self, dtype: str) -> bool:
-        """Never for sure."""
         return False
 
     def __str__(self) -> str:

@@ -48,7 +48,6 @@ class ScaledBytes(CodedFormat):
     """Of the only scale of a matrix, where it is no grid of one block."""
 
     def parts(self, name: str, shape: tuple[int, ...]) -> tuple[StoredPart, ...]:
-        """Codes and scales."""
         grid = self.blocks.grid(shape)
         if self.scalar_shape is not None:
             grid = (*shape[:-2], *self.scalar_shape)
@@ -110,7 +109,6 @@ class ScaledBytes(CodedFormat):
         return replace(named, blocks=blocks) if blocks else named
 
     def configured(self, quantization: Mapping[str, Any]) -> WeightFormat | None:
-        """Described by any of the methods that store weights so."""
         scheme = Scheme.of(quantization)
         if scheme is not None:
             return self._compressed(scheme)

@@ -177,7 +177,6 @@ class CodedFormat(WeightFormat):
     is_coded = True
 
     def is_viewed(self, shape: tuple[int, ...]) -> bool:
-        """Always."""
         return True
 
     @abstractmethod

@@ -58,7 +58,6 @@ class Words(CodedFormat):
         return (self, ordered) if self.packs_inputs else (self,)
 
     def fill(self, parts: Sequence[Tensor]) -> None:
-        """Of the first group where groups are named."""
         super().fill(parts)
         if self.has_order:
             parts[-1].zero_()
@@ -140,7 +139,6 @@ class Words(CodedFormat):
 
     @property
     def quant_method(self) -> str:  # type: ignore[override]
-        """By its first word."""
         return self.name.split()[0]
 
     def _words(self, count: int) -> int:

@@ -90,6 +90,5 @@ class _Counter(RoutingObserver):
     def observe(
         self, layer: int, rows: slice, experts_RK: Chosen, hidden_RD: Tensor | None = None
     ) -> None:
-        """Some rows have chosen."""
         counts = self.counts[layer]
         counts += np.bincount(experts_RK.ravel(), minlength=len(counts))

@@ -73,7 +73,6 @@ class TokenGuesser(Guesser):
     shares_LVE: NDArray[np.float16]
 
     def from_tokens(self, known: KnownTokens) -> Iterator[Guess]:
-        """All layers."""
         for position, shares_VE in enumerate(self.shares_LVE):
             yield Guess(position, SharesByToken(shares_VE, known.tokens_T))
 
@@ -91,7 +90,6 @@ class GateGuesser(Guesser):
     """Layers ahead: 1 to 3."""
 
     def from_hidden(self, position: int, hidden_RD: Tensor) -> Iterator[Guess]:
-        """The next `depth` layers."""
         following = range(position + 1, min(position + 1 + self.depth, len(self.gates)))
         for later in following:
             yield Guess(later, top_shares(self.gates[later](hidden_RD), self.num_chosen))
@@ -152,7 +150,6 @@ class LearnedGuesser(Guesser):
         return len(self.beginning)
 
     def from_tokens(self, known: KnownTokens) -> Iterator[Guess]:
-        """The first layers."""
         if known.embedded_TD is None:
             return
         blocks = [self._begin(known, rows) for rows in _blocks(len(known.tokens_T))]
@@ -160,7 +157,6 @@ class LearnedGuesser(Guesser):
             yield Guess(position, np.concatenate(shares))
 
     def from_hidden(self, position: int, hidden_RD: Tensor) -> Iterator[Guess]:
-        """The layer a stride further."""
         pass_, later = divmod(position + self.stride, len(self.ahead))
         shares_RE = top_shares(self.ahead[position].logits(hidden_RD), self.num_chosen)
         yield Guess(later, shares_RE, is_next_pass=bool(pass_))

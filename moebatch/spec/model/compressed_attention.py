@@ -62,12 +62,10 @@ class CompressedAttention(Attention):
 
     @property
     def positioned_dim(self) -> int:
-        """The part that rotates."""
         return self.rope_head_dim
 
     @property
     def rotary_dim(self) -> int:
-        """All of that."""
         return self.rope_head_dim
 
     @property
@@ -77,12 +75,10 @@ class CompressedAttention(Attention):
 
     @property
     def cached_parts(self) -> CacheLayout:
-        """Keys."""
         return CacheLayout((CachePart("keys", 1, self.head_dim),))
 
     @property
     def entries_per_token(self) -> float:
-        """One of so many."""
         return 0.0 if self.entries is None else 1 / self.entries.num_tokens
 
     @property
@@ -154,7 +150,6 @@ class CompressedAttention(Attention):
 
     @property
     def flops_per_pair(self) -> int:
-        """Scores and sums over the head of keys."""
         return 4 * self.query_width
 
     def step_rooms(self, num_rows: int, num_cached: int) -> tuple[int, ...]:

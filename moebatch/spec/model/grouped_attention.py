@@ -52,7 +52,6 @@ class GroupedAttention(Attention):
 
     @property
     def rotary_dim(self) -> int:
-        """As `num_rotated` says."""
         return self.head_dim if self.num_rotated is None else self.num_rotated
 
     def row_order(self, role: str) -> list[int] | None:
@@ -73,12 +72,10 @@ class GroupedAttention(Attention):
 
     @property
     def cached_parts(self) -> CacheLayout:
-        """Keys and values."""
         return CacheLayout.of_heads(self.num_kv_heads, self.head_dim, self.value_head_dim)
 
     @property
     def cached_value_dim(self) -> int:
-        """As `value_head_dim` says."""
         return self.head_dim if self.value_head_dim is None else self.value_head_dim
 
     @property
@@ -125,12 +122,10 @@ class GroupedAttention(Attention):
 
     @property
     def num_norms(self) -> int:
-        """As `qk_norm` and `norms_values` say."""
         return 2 * (self.qk_norm != "none") + self.norms_values
 
     @property
     def output_gate(self) -> GateOpening | None:
-        """As `gate` and `gate_opening` say."""
         return None if self.gate == "none" else self.gate_opening
 
 

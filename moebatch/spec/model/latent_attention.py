@@ -43,7 +43,6 @@ class LatentAttention(Attention):
 
     @property
     def rotary_dim(self) -> int:
-        """All of the part that has positions, or nothing, as `rotates` says."""
         return self.rope_head_dim if self.rotates else 0
 
     def row_order(self, role: str) -> list[int] | None:
@@ -96,12 +95,10 @@ class LatentAttention(Attention):
 
     @property
     def cached_key_dim(self) -> int:
-        """That of a latent and a rotated key."""
         return self.kv_rank + self.rope_head_dim
 
     @property
     def cached_value_dim(self) -> int:
-        """That of a latent."""
         return self.kv_rank
 
     @property
@@ -111,7 +108,6 @@ class LatentAttention(Attention):
 
     @property
     def rotated_from(self) -> int:
-        """Behind the latent."""
         return self.kv_rank
 
     def heads_expanded_at_once(self, num_cached: int) -> int:
@@ -151,7 +147,6 @@ class LatentAttention(Attention):
         return num_new > 1 and self._expanded_flops(num_pairs, num_context) < as_cached
 
     def prompt_flops(self, num_pairs: float, num_context: float) -> float:
-        """In whichever way that takes fewer."""
         as_cached = num_pairs * self.decode_flops_per_pair
         return min(as_cached, self._expanded_flops(num_pairs, num_context))
 
@@ -191,7 +186,6 @@ class LatentAttention(Attention):
 
     @property
     def output_gate(self) -> GateOpening | None:
-        """As `gates_heads` says."""
         return "sigmoid" if self.gates_heads else None
 
     @property

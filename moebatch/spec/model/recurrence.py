@@ -191,7 +191,6 @@ class ShortConvolution(Recurrence):
 
     @property
     def conv_channels(self) -> int:
-        """That of hidden states."""
         return self.width
 
     @property
@@ -201,7 +200,6 @@ class ShortConvolution(Recurrence):
 
     @property
     def output_width(self) -> int:
-        """That of hidden states."""
         return self.width
 
 
@@ -242,12 +240,10 @@ class MatrixRecurrence(Recurrence):
 
     @property
     def conv_channels(self) -> int:
-        """Width of queries, keys and values together."""
         return 2 * self.key_width + self.value_width
 
     @property
     def output_width(self) -> int:
-        """That of values."""
         return self.value_width
 
     @property
@@ -352,7 +348,6 @@ class GatedDelta(MatrixRecurrence):
         return self.conv_channels + self.value_width + 2 * self.num_value_heads
 
     def input_tensors(self, hidden_size: int) -> Sizes:
-        """As `is_grouped` says."""
         D, heads = hidden_size, self.num_value_heads
         if self.is_grouped:
             return {
@@ -397,7 +392,6 @@ class ChannelDelta(MatrixRecurrence):
 
     @property
     def fading_dim(self) -> int:
-        """One for each channel."""
         return self.key_head_dim
 
     @property
@@ -433,7 +427,6 @@ class ChannelDelta(MatrixRecurrence):
 
     @property
     def conv_tensors(self) -> Sizes:
-        """Queries, keys and values apart."""
         widths = {"q": self.key_width, "k": self.key_width, "v": self.value_width}
         return {
             f"recurrent_conv_{role}": (width, 1, self.conv_width) for role, width in widths.items()
@@ -514,7 +507,6 @@ class LightningAttention(MatrixRecurrence):
         return self.value_width
 
     def input_tensors(self, hidden_size: int) -> Sizes:
-        """Gates apart."""
         D = hidden_size
         return {"lightning_qkv": (self.conv_channels, D), "lightning_gate": (self.value_width, D)}
 
