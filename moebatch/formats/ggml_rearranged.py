@@ -7,10 +7,11 @@ letters: R rows, C columns, H heads, K heads of keys, V heads of values that sha
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 from moebatch.formats.ggml import GgmlRows
 from moebatch.formats.weight_format import StoredPart, WeightFormat
@@ -21,12 +22,17 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 
 
-class Arrangement(Protocol):
+class Arrangement(ABC):
     """What has been done to a weight. Those that are equal do the same."""
 
+    tensors: ClassVar[tuple[str, ...]] = ()
+    """Those that hold it, without the name of its layer; empty is one of its own name."""
+
+    @abstractmethod
     def stored_shapes(self, shape: Shape) -> tuple[Shape, ...]:
         """Of the tensors that hold a weight of that shape."""
 
+    @abstractmethod
     def restore(self, stored: Sequence[Tensor], out: Tensor) -> None:
         """Writes the weight that these float32 numbers are into `out`, of its shape and any
         type."""
@@ -69,7 +75,7 @@ class Rearranged(WeightFormat):
 
 
 @dataclass(frozen=True)
-class Interleaved:
+class Interleaved(Arrangement):
     """Queries or keys [H x C, R] whose two halves of a head are interleaved, so that those numbers
     lie side by side that llama.cpp rotates by one angle."""
 
@@ -85,10 +91,11 @@ class Interleaved:
 
 
 @dataclass(frozen=True)
-class LatentHalves:
+class LatentHalves(Arrangement):
     """What makes keys and values of latents (``kv_b_proj``, [H x (keys + values), C]), as two
     tensors: keys [H, C, keys], which queries are multiplied with, and values [H, values, C]."""
 
+    tensors = ("attn_k_b.weight", "attn_v_b.weight")
     num_heads: int
     key_width: int
     """Numbers of a head's key that are made of a latent."""
@@ -106,7 +113,7 @@ class LatentHalves:
 
 
 @dataclass(frozen=True)
-class CountedFromZero:
+class CountedFromZero(Arrangement):
     """A norm that multiplies by one more than its weight, with that one added."""
 
     def stored_shapes(self, shape: Shape) -> tuple[Shape, ...]:
@@ -117,11 +124,12 @@ class CountedFromZero:
 
 
 @dataclass(frozen=True)
-class ByKeyHead:
+class ByKeyHead(Arrangement):
     """Projections of Qwen3-Next's recurrent layers (``in_proj_qkvz``), in which the rows of a head
     of keys lie together: queries, keys, values, gates of the output. As two tensors: all heads of
     queries, keys and values, then all of gates."""
 
+    tensors = ("attn_qkv.weight", "attn_gate.weight")
     num_heads: int
     """Of keys."""
     key_head_dim: int
@@ -144,7 +152,7 @@ class ByKeyHead:
 
 
 @dataclass(frozen=True)
-class AsRows:
+class AsRows(Arrangement):
     """Numbers in the model's order, as a matrix of so many columns, or a vector where that has one
     row."""
 
@@ -159,7 +167,7 @@ class AsRows:
 
 
 @dataclass(frozen=True)
-class Fading:
+class Fading(Arrangement):
     """What a state fades by, -exp(weight), in place of the weight; arranged as others are."""
 
     arrangement: Arrangement
@@ -172,7 +180,7 @@ class Fading:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ByTurns:
+class ByTurns(Arrangement):
     """Heads of values in turns: the first of each head of keys, then the second of each, in place
     of all that share a head of keys [K, V]. Sizes of one in the middle are left out."""
 

@@ -1,12 +1,10 @@
 """Families that llama.cpp knows, by the names that it gives their architectures."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from moebatch.checkpoint.gguf.family import Arranged, GgufFamily, GgufMetadata
 from moebatch.formats.ggml_rearranged import (
-    Arrangement,
     AsRows,
     ByKeyHead,
     ByTurns,
@@ -18,11 +16,6 @@ from moebatch.formats.ggml_rearranged import (
 from moebatch.quoting import shown
 
 _KEY_HEADS = "attention.head_count_kv"
-
-
-def _each_alone(arrangements: Mapping[str, Arrangement]) -> Arranged:
-    """Weights that each are one tensor, of the same name."""
-    return {name: ((name,), each) for name, each in arrangements.items()}
 
 
 def _key_heads(said: GgufMetadata, usual: int | None = None) -> int:
@@ -62,13 +55,9 @@ def _kinds_by_heads(said: GgufMetadata, *, recurs: str, attends: str) -> dict[st
 def _interleaved(said: GgufMetadata) -> Arranged:
     heads = said.count("attention.head_count")
     by_role = {"q": Interleaved(heads), "k": Interleaved(_key_heads(said, heads))}
-    return _each_alone(
-        {
-            f"attn_{role}.{kind}": each
-            for role, each in by_role.items()
-            for kind in ("weight", "bias")
-        }
-    )
+    return {
+        f"attn_{role}.{kind}": each for role, each in by_role.items() for kind in ("weight", "bias")
+    }
 
 
 def _latent(said: GgufMetadata) -> dict[str, Any]:
@@ -109,8 +98,9 @@ def _groups(said: GgufMetadata) -> dict[str, Any]:
 
 def _latent_halves(said: GgufMetadata) -> Arranged:
     sizes = _latent(said)
-    halves = LatentHalves(sizes["num_key_value_heads"], sizes["qk_nope_head_dim"])
-    return {"attn_kv_b.weight": (("attn_k_b.weight", "attn_v_b.weight"), halves)}
+    return {
+        "attn_kv_b.weight": LatentHalves(sizes["num_key_value_heads"], sizes["qk_nope_head_dim"])
+    }
 
 
 _RECURRENT_SIZES = {
@@ -137,7 +127,7 @@ def _recurrent(said: GgufMetadata) -> dict[str, Any]:
 def _from_zero(said: GgufMetadata) -> Arranged:
     """Norms count from one, but that behind a recurrence."""
     norms = ("attn_norm", "post_attention_norm", "attn_q_norm", "attn_k_norm", "output_norm")
-    return _each_alone({f"{norm}.weight": CountedFromZero() for norm in norms})
+    return {f"{norm}.weight": CountedFromZero() for norm in norms}
 
 
 def _recurrence(said: GgufMetadata, *, by_turns: bool) -> Arranged:
@@ -151,7 +141,7 @@ def _recurrence(said: GgufMetadata, *, by_turns: bool) -> Arranged:
     def turns(**others: Any) -> ByTurns:
         return ByTurns(num_key_heads=num_heads, num_shared=shared, **others)
 
-    arrangements: dict[str, Arrangement] = {
+    return {
         "attn_qkv.weight": turns(num_rows_before=before),
         "attn_gate.weight": turns(),
         "ssm_alpha.weight": turns(),
@@ -161,14 +151,13 @@ def _recurrence(said: GgufMetadata, *, by_turns: bool) -> Arranged:
         "ssm_dt.bias": turns(),
         "ssm_out.weight": turns(has_columns=True),
     }
-    return _each_alone(arrangements)
 
 
 def _qwen3_next(said: GgufMetadata) -> Arranged:
     """Older files have ``ssm_in`` as the model has it."""
     by_key_head = ByKeyHead(said.count("ssm.group_count"), said.count("ssm.state_size"))
-    projections = {"ssm_in.weight": (("attn_qkv.weight", "attn_gate.weight"), by_key_head)}
-    return {**_from_zero(said), **_recurrence(said, by_turns=False), **projections}
+    recurrence = _recurrence(said, by_turns=False)
+    return {**_from_zero(said), **recurrence, "ssm_in.weight": by_key_head}
 
 
 def _qwen3_5(said: GgufMetadata) -> Arranged:
@@ -183,7 +172,7 @@ def _lfm2(said: GgufMetadata) -> dict[str, Any]:
 
 
 def _short_convolution(said: GgufMetadata) -> Arranged:
-    return _each_alone({"shortconv.conv.weight": AsRows(said.count("shortconv.l_cache"))})
+    return {"shortconv.conv.weight": AsRows(said.count("shortconv.l_cache"))}
 
 
 def _granite_hybrid(said: GgufMetadata) -> dict[str, Any]:
@@ -223,13 +212,13 @@ def _nemotron(said: GgufMetadata) -> dict[str, Any]:
 def _state_space(said: GgufMetadata) -> Arranged:
     by_head = AsRows(1)
     by_group = AsRows(said.count("ssm.inner_size") // said.count("ssm.group_count"))
-    arrangements: dict[str, Arrangement] = {
+    return {
+        **_interleaved(said),
         "ssm_conv1d.weight": AsRows(said.count("ssm.conv_kernel")),
         "ssm_a": Fading(by_head),
         "ssm_d": by_head,
         "ssm_norm.weight": by_group,
     }
-    return {**_interleaved(said), **_each_alone(arrangements)}
 
 
 def _gemma(said: GgufMetadata) -> dict[str, Any]:
@@ -277,11 +266,11 @@ def _kimi(said: GgufMetadata) -> dict[str, Any]:
 
 def _channel_delta(said: GgufMetadata) -> Arranged:
     taps = AsRows(said.count("ssm.conv_kernel"))
-    arrangements: dict[str, Arrangement] = {
+    return {
+        **_latent_halves(said),
         **{f"ssm_conv1d_{role}.weight": taps for role in "qkv"},
         "ssm_a": Fading(AsRows(1)),
     }
-    return {**_latent_halves(said), **_each_alone(arrangements)}
 
 
 _SHARED_SIZES = {

@@ -14,9 +14,8 @@ from moebatch.quoting import shown
 from moebatch.spec.families.registry import FAMILIES
 from moebatch.spec.model.blocks import Router
 
-Arranged = Mapping[str, tuple[tuple[str, ...], Arrangement]]
-"""By the name of a weight, without that of its layer: the tensors that hold it, and what has been
-done to them."""
+Arranged = Mapping[str, Arrangement]
+"""By the name of a weight, without that of its layer: what has been done to it."""
 _USUAL_SIZES = {
     "num_hidden_layers": "block_count",
     "hidden_size": "embedding_length",

@@ -108,7 +108,8 @@ def _rearranged(
     """Formats of weights, in any layer or in none, that are not as the model has them."""
     found: dict[str, WeightFormat] = {}
     for place in {_place(name) for name in tensors}:
-        for weight, (names, arrangement) in arranged.items():
+        for weight, arrangement in arranged.items():
+            names = arrangement.tensors or (weight,)
             stored = [place + name for name in names]
             is_whole = weight not in names and place + weight in tensors
             if is_whole or not all(name in tensors for name in stored):
