@@ -143,7 +143,7 @@ class Calibration:
         self, reading: TextReading, table: PathTable, *, num_passes: int, run_s: float
     ) -> CalibrationSummary:
         order, text, files = self._order, reading.text, self._opened.files
-        counted = count(table, reading.known, reading.unseen)
+        popular_LE, comparisons = count(table, reading.known, reading.unseen)
         self._write(replace(table, num_tokens=text.num_tokens), reading)
         summary = CalibrationSummary(
             table=order.table,
@@ -153,7 +153,7 @@ class Calibration:
             num_held_out=sum(map(len, text.held_out)),
             num_passes=num_passes,
             run_s=run_s,
-            comparisons=counted.comparisons,
+            comparisons=comparisons,
         )
         if order.predictors:
             begun = time.perf_counter()
@@ -164,7 +164,7 @@ class Calibration:
             unseen_LTK = np.concatenate(reading.unseen, axis=1)
             accuracy = earlier_accuracies(order, files.owner)
             accuracy |= accuracies(summary.comparisons, summary.lessons)
-            habits = measure_habits(unseen_LTK, counted.popular_LE, accuracy)
+            habits = measure_habits(unseen_LTK, popular_LE, accuracy)
             save_habits(HABITS.beside(order.table), habits, files.owner)
         return summary
 

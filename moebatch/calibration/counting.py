@@ -48,22 +48,18 @@ def trace_of(passes: Sequence[Chosen], table: PathTable) -> RoutingTrace:
     return RoutingTrace.of(passes, table.moe_layers, num_experts=table.num_experts)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Counted:
-    """What counting has shown by the way."""
+def count(
+    table: PathTable, known: Sequence[Chosen], unseen: Sequence[Chosen]
+) -> tuple[NDArray[np.integer], tuple[Comparison, ...]]:
+    """Counts portions, [L, T, K] each; those held out once the table was asked what it foresees.
 
-    popular_LE: NDArray[np.integer]
-    """How often each expert was chosen in what is not held out."""
-    comparisons: tuple[Comparison, ...]
-    """What the table foresaw of what is held out; empty if nothing is."""
-
-
-def count(table: PathTable, known: Sequence[Chosen], unseen: Sequence[Chosen]) -> Counted:
-    """Counts portions, [L, T, K] each; those held out once the table was asked what it foresees."""
+    Returns how often each expert was chosen in what is not held out, [L, E], and what the table
+    foresaw of what is; empty if nothing is.
+    """
     for experts_LTK in known:
         table.add_pass(experts_LTK)
     popular_LE = table.counts[0][:, 0].copy()
     comparisons = _compared(table, unseen) if unseen else ()
     for experts_LTK in unseen:
         table.add_pass(experts_LTK)
-    return Counted(popular_LE=popular_LE, comparisons=comparisons)
+    return popular_LE, comparisons

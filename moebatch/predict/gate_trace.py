@@ -58,17 +58,6 @@ class GateTrace:
         """Tokens, the first ones, of which is kept what gates see."""
         return int(self.hidden_LND.shape[1])
 
-    def put_choices(self, position: int, places_R: NDArray[np.integer], experts_RK: Chosen) -> None:
-        """Keeps what the gate of a layer, by its position, has chosen for some tokens."""
-        self.experts_LNK[position, places_R] = experts_RK
-
-    def put_hidden(
-        self, position: int, places_R: NDArray[np.integer], hidden_RD: NDArray[np.float16]
-    ) -> None:
-        """Keeps what it has seen of them, as far as there is room."""
-        is_kept_R = places_R < self.num_hidden
-        self.hidden_LND[position, places_R[is_kept_R]] = hidden_RD[is_kept_R]
-
     def checksum(self, places: range) -> int:
         """Stands for everything that is kept at those places."""
         found = 0
@@ -124,10 +113,11 @@ class GateRecorder(RoutingObserver):
         first, last = self._portion.start, self._portion.stop
         is_ours_R = (places_R >= first) & (places_R < last)
         ours = places_R[is_ours_R]
-        self._trace.put_choices(position, ours, experts_RK[is_ours_R])
+        self._trace.experts_LNK[position, ours] = experts_RK[is_ours_R]
         if self._trace.num_hidden:
-            hidden = hidden_RD.cpu().to(torch.float16).numpy()
-            self._trace.put_hidden(position, ours, hidden[is_ours_R])
+            hidden = hidden_RD.cpu().to(torch.float16).numpy()[is_ours_R]
+            is_kept_R = ours < self._trace.num_hidden  # as far as there is room
+            self._trace.hidden_LND[position, ours[is_kept_R]] = hidden[is_kept_R]
         self._is_put_LP[position, ours - first] = True
         self._num_put += len(ours)
         num_tokens = self._trace.experts_LNK.shape[1]

@@ -84,6 +84,10 @@ def owner_of(model: Path) -> ModelOwner:
     return ModelOwner.of(model, checkpoint_fingerprint(files.config, files.checkpoint), files.shape)
 
 
+def tokens_of(trace: RoutingTrace) -> int:
+    return sum(experts_LTK.shape[1] for experts_LTK in trace.passes)
+
+
 def routing_of_transformers(model: Path, num_tokens: int) -> list[np.ndarray[Any, Any]]:
     """What each sequence of 60 tokens of the text chooses, [L, T, K]."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -148,7 +152,7 @@ def test_the_trace_has_every_token_at_every_layer(
         CalibrationOrder(model=model, text=text, num_tokens=500, output=output, trace=path)
     )
     trace = RoutingTrace.load(path)
-    assert sum(one.shape[1] for one in trace.passes) == summary.num_tokens == 500
+    assert tokens_of(trace) == summary.num_tokens == 500
     counted = PathTable.empty(trace.moe_layers, num_experts=8, experts_per_token=2)
     for experts_LTK in trace.passes:
         counted.add_pass(experts_LTK)
@@ -536,7 +540,7 @@ def test_rows_are_kept_apart_where_a_window_forgets_their_beginnings(
     rows.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
     trace = tmp_path / "trace"
     summary = run(CalibrationOrder(model=model, text=rows, output=tmp_path / "t", trace=trace))
-    assert summary.num_tokens == 20 * longest + 10 == RoutingTrace.load(trace).num_tokens
+    assert summary.num_tokens == 20 * longest + 10 == tokens_of(RoutingTrace.load(trace))
 
 
 def test_a_token_table_that_is_too_large_is_refused_before_anything_is_read(
@@ -627,7 +631,7 @@ def test_rows_that_begin_alike_are_counted_once_wherever_it_was_broken_off(
     other = tmp_path / "undisturbed"
     run(replace(order, output=other / "table", trace=other / "trace"))
     assert files_in(order.table.parent) == files_in(other)
-    assert RoutingTrace.load(other / "trace").num_tokens < summary.num_tokens * 0.6
+    assert tokens_of(RoutingTrace.load(other / "trace")) < summary.num_tokens * 0.6
 
 
 def test_another_text_or_a_damaged_file_begins_anew(

@@ -16,8 +16,8 @@ def empty() -> PathTable:
 
 def test_what_is_held_out_is_foreseen_by_what_is_known_and_then_counted_as_well() -> None:
     table = empty()
-    counted = count(table, [KNOWN_LTK], [UNSEEN_LTK])
-    assert counted.popular_LE.tolist() == [[10, 10, 0], [10, 10, 0]], "without what is held out"
+    popular_LE, _ = count(table, [KNOWN_LTK], [UNSEEN_LTK])
+    assert popular_LE.tolist() == [[10, 10, 0], [10, 10, 0]], "without what is held out"
     whole = empty()
     for portion_LTK in (KNOWN_LTK, UNSEEN_LTK):
         whole.add_pass(portion_LTK)
@@ -27,13 +27,13 @@ def test_what_is_held_out_is_foreseen_by_what_is_known_and_then_counted_as_well(
 
 def test_the_table_is_compared_with_its_marginal_counts() -> None:
     marginal_LTK = np.array([[[1]] * 3, [[1]] * 3])  # so that 1 is the most frequent in both
-    counted = count(empty(), [KNOWN_LTK, marginal_LTK], [UNSEEN_LTK])
-    assert tuple(one.group_tokens for one in counted.comparisons) == GROUP_TOKENS
-    for one in counted.comparisons:
+    _, comparisons = count(empty(), [KNOWN_LTK, marginal_LTK], [UNSEEN_LTK])
+    assert tuple(one.group_tokens for one in comparisons) == GROUP_TOKENS
+    for one in comparisons:
         assert [layer.layer for layer in one.correlation] == [0, 3]
         assert one.correlation[1].hot == 1.0, "after 1 comes 0"
         assert one.marginal[1].hot == 0.0, "of all, 1 is the most frequent"
 
 
 def test_without_anything_held_out_nothing_is_compared() -> None:
-    assert count(empty(), [KNOWN_LTK], []).comparisons == ()
+    assert count(empty(), [KNOWN_LTK], [])[1] == ()
