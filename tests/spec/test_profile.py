@@ -148,7 +148,7 @@ class TestLibrary:
     def test_every_profile_is_sound_and_says_where_figures_come_from(self, name: str) -> None:
         profile = load_profile(name)
         assert profile.name == name
-        assert all(figure.source for _, figure in profile.figures())
+        assert all(figure.source for *_, figure in profile.figures())
         assert profile.hardware().disk is not None
         assert "disk->dram" in profile.links
         for dtype in ("float32", "bfloat16", "float16"):
@@ -596,7 +596,9 @@ class TestText:
     def test_library_profiles_keep_four_digits(self, tmp_path: Path, name: str) -> None:
         profile = load_profile(name)
         again = load(tmp_path, profile.to_yaml())
-        for (path, old), (new_path, new) in zip(profile.figures(), again.figures(), strict=True):
+        for (path, _, old), (new_path, _, new) in zip(
+            profile.figures(), again.figures(), strict=True
+        ):
             assert (path, old.source) == (new_path, new.source)
             old_value, new_value = old.on("paper"), new.on("paper")
             if isinstance(old_value, float):

@@ -51,15 +51,11 @@ class HardwareProfile:
 
     def assumed(self, basis: Basis) -> tuple[str, ...]:
         """Dotted paths of the figures that are missing on that basis and taken from another."""
-        return tuple(path for path, figure in self.figures() if not figure.has(basis))
-
-    def figures(self) -> Iterator[tuple[str, Figure | CurveFigure]]:
-        """All figures by their dotted paths."""
-        yield from ((path, figure) for path, _, figure in self._figures())
+        return tuple(path for path, _, figure in self.figures() if not figure.has(basis))
 
     def numbers(self) -> Iterator[tuple[str, Quantity, float]]:
         """All single numbers by their dotted paths."""
-        for path, quantity, figure in self._figures():
+        for path, quantity, figure in self.figures():
             yield from ((f"{path}.{key}", quantity, number) for key, number in figure.numbers())
         for name, link in self.links.items():
             key, quantity = beside_rate(name)
@@ -127,7 +123,8 @@ class HardwareProfile:
         }
         return as_yaml(content)
 
-    def _figures(self) -> Iterator[tuple[str, Quantity, Figure | CurveFigure]]:
+    def figures(self) -> Iterator[tuple[str, Quantity, Figure | CurveFigure]]:
+        """All figures by their dotted paths."""
         for level in self.levels.values():
             for name, quantity, figure in level.figures():
                 yield f"levels.{level.name}.{name}", quantity, figure
