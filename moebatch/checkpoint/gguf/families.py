@@ -72,7 +72,7 @@ def _latent(said: GgufMetadata) -> dict[str, Any]:
         raise said.fault("queries have a temperature, which is not read of this architecture")
     return {
         "num_key_value_heads": heads,
-        "head_dim": rotated,
+        "qk_rope_head_dim": rotated,
         "qk_nope_head_dim": key - rotated,
         "v_head_dim": value,
         "kv_lora_rank": said.count("attention.kv_lora_rank"),

@@ -113,7 +113,8 @@ def latent_attention(
     keys: ConfigKeys, *, rotates_neighbours: bool, rotates: bool = True
 ) -> LatentAttention:
     """With latents as DeepSeek-V2 has them; positions that are not rotated have no scaling."""
-    heads, kv_heads, rope_head_dim = keys.heads()
+    # Only the part of a head that has positions is bound by the rules of head sizes.
+    heads, kv_heads, rope_head_dim = keys.heads(size="qk_rope_head_dim")
     bias = keys.flag("attention_bias")
     head_dim = rope_head_dim + keys.count("qk_nope_head_dim")
     factor = _score_factor(keys) if rotates else 1.0
@@ -228,8 +229,6 @@ DEEPSEEK_MOE = FamilySpec(
 DEEPSEEK_V2 = FamilySpec(
     architecture="DeepseekV2ForCausalLM",
     model_type="deepseek_v2",
-    # Only the part of a head that has rotary positions is bound by the rules of head sizes.
-    spelling={"head_dim": "qk_rope_head_dim"},
     layers=_v2,
     names=_NAMES,
 )
@@ -237,7 +236,6 @@ DEEPSEEK_V3 = FamilySpec(
     architecture="DeepseekV3ForCausalLM",
     model_type="deepseek_v3",
     other_types=("kimi_k2",),
-    spelling=DEEPSEEK_V2.spelling,
     layers=v3_layers,
     names=_NAMES,
 )
@@ -245,7 +243,6 @@ GLM4_MOE_LITE = FamilySpec(
     architecture="Glm4MoeLiteForCausalLM",
     model_type="glm4_moe_lite",
     defaults={"first_k_dense_replace": 1},
-    spelling=DEEPSEEK_V2.spelling,
     layers=_glm_lite,
     names=_NAMES,
 )
@@ -253,7 +250,6 @@ AXK1 = FamilySpec(
     architecture="AXK1ForCausalLM",
     model_type="axk1",
     defaults={"first_k_dense_replace": 1},
-    spelling=DEEPSEEK_V2.spelling,
     layers=_axk1,
     names=_NAMES.with_names(
         {"mlp_out_norm": ("post_mlp_layernorm.weight", "mlp.post_mlp_layernorm.weight")},
@@ -265,7 +261,6 @@ DEEPSEEK_V32 = FamilySpec(
     architecture="DeepseekV32ForCausalLM",
     model_type="deepseek_v32",
     defaults={"rope_interleave": True},
-    spelling=DEEPSEEK_V2.spelling,
     layers=_v32,
     names=_NAMES,
     rotary_type="deepseek_v3",
@@ -274,8 +269,7 @@ GLM_MOE_DSA = FamilySpec(
     architecture="GlmMoeDsaForCausalLM",
     model_type="glm_moe_dsa",
     defaults={"rope_interleave": True, "index_topk_freq": 1, "index_skip_topk_offset": 2},
-    spelling=DEEPSEEK_V2.spelling,
-    synonyms={"head_dim": ("head_dim",)},
+    synonyms={"qk_rope_head_dim": ("head_dim",)},
     layers=_glm_dsa,
     names=_NAMES,
     rotary_type="deepseek_v3",

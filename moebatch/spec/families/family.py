@@ -178,8 +178,9 @@ def grouped_attention(
 ) -> GroupedAttention:
     """Attention with keys and values of their own; `biases` is the key that says whether all
     projections have one, `qkv_bias` whether all but the last have, `rotates_part` says that a part
-    of a head may rotate alone, and `fills_hidden` that heads together have to be as wide as hidden
-    states. What else the attention of a family is like, it says in fields of `GroupedAttention`."""
+    of a head may rotate alone, as rotary parameters of its kind have it, and `fills_hidden` that
+    heads together have to be as wide as hidden states. What else the attention of a family is like,
+    it says in fields of `GroupedAttention`."""
     has_biases = biases is not None and keys.flag(biases)
     heads, kv_heads, head_dim = keys.heads(fill_hidden=fills_hidden)
     return GroupedAttention(
@@ -188,7 +189,7 @@ def grouped_attention(
         head_dim=head_dim,
         qkv_bias=has_biases or (qkv_bias is not None and keys.flag(qkv_bias)),
         output_bias=has_biases,
-        num_rotated=keys.rotary_dim(head_dim) if rotates_part else None,
+        num_rotated=keys.rotary_dim(head_dim, others.get("rotary")) if rotates_part else None,
         **others,
     )
 

@@ -110,8 +110,6 @@ KIMI_LINEAR = FamilySpec(
     model_type="kimi_linear",
     defaults={"first_k_dense_replace": 1},
     spelling={
-        # Only the part of a head that latents do not make is bound by the rules of head sizes.
-        "head_dim": "qk_rope_head_dim",
         "kda_layers": "linear_attn_config.kda_layers",
         "full_attn_layers": "linear_attn_config.full_attn_layers",
         **{key: f"linear_attn_config.{name}" for key, name in _IN_AN_OBJECT.items()},

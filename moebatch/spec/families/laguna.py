@@ -51,16 +51,13 @@ def _attention(keys: ConfigKeys, types: Sequence[str], kind: str) -> GroupedAtte
     found = grouped_attention(
         keys,
         biases="attention_bias",
+        rotates_part=True,
         qk_norm="head",
         gate=_gate(keys),
         gate_opening=_OPENING,
         rotary=kind,
     )
-    return replace(
-        found,
-        num_heads=_num_heads(keys, found, types, kind),
-        num_rotated=keys.rotary_dim(found.head_dim, kind),
-    )
+    return replace(found, num_heads=_num_heads(keys, found, types, kind))
 
 
 def _num_heads(keys: ConfigKeys, usual: GroupedAttention, types: Sequence[str], kind: str) -> int:

@@ -89,7 +89,7 @@ def _delta(keys: ConfigKeys) -> ChannelDelta:
     """Sizes are those of attention, unless transformers has written them."""
     require_silu(keys)
     heads = keys.count_or_none("linear_num_heads") or keys.count("num_attention_heads")
-    head_dim = keys.count_or_none("linear_head_dim") or keys.count("written_head_dim")
+    head_dim = keys.count_or_none("linear_head_dim") or keys.count("head_dim")
     conv = "linear_conv_kernel_dim"
     if keys.value(conv) is None:
         conv = "short_conv_kernel_size"
@@ -129,12 +129,7 @@ _NAMES_OF_ATTENTION = {
 BAILING_HYBRID = FamilySpec(
     architecture="BailingHybridForCausalLM",
     model_type="bailing_hybrid",
-    spelling={
-        # Only the part of a head that latents do not make is bound by the rules of head sizes.
-        "head_dim": "qk_rope_head_dim",
-        "written_head_dim": "head_dim",
-        "shared_width": "moe_shared_expert_intermediate_size",
-    },
+    spelling={"shared_width": "moe_shared_expert_intermediate_size"},
     layers=_layers,
     names=usual_names(
         {

@@ -58,12 +58,8 @@ _MLPS = {"shared": "mlps.0", "mlp": "mlps.1"}
 LONGCAT_FLASH = FamilySpec(
     architecture="LongcatFlashForCausalLM",
     model_type="longcat_flash",
-    spelling={
-        "head_dim": "qk_rope_head_dim",
-        "num_hidden_layers": "num_layers",
-        "num_halves": "num_hidden_layers",
-    },
-    synonyms={"head_dim": ("head_dim",)},
+    spelling={"num_hidden_layers": "num_layers", "num_halves": "num_hidden_layers"},
+    synonyms={"qk_rope_head_dim": ("head_dim",)},
     layers=_layers,
     names=TensorNames(
         roles={

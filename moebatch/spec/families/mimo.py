@@ -44,14 +44,14 @@ def _windows(keys: ConfigKeys, num_layers: int) -> Windows:
 
 
 def _attention(keys: ConfigKeys, kind: str) -> GroupedAttention:
-    found = grouped_attention(
+    return grouped_attention(
         keys,
         qkv_bias="attention_bias",
+        rotates_part=True,
         value_head_dim=keys.count("v_head_dim"),
         value_scale=keys.positive_or_none("attention_value_scale") or 1.0,
         rotary=kind,
     )
-    return replace(found, num_rotated=keys.rotary_dim(found.head_dim, kind))
 
 
 def _sliding_attention(keys: ConfigKeys) -> GroupedAttention:

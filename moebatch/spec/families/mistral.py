@@ -59,7 +59,7 @@ MISTRAL4 = FamilySpec(
             "llama_4_scaling_beta": 0.1,
         },
     },
-    spelling={**DEEPSEEK_V3.spelling, "text_type": "model_type"},
+    spelling={"text_type": "model_type"},
     layers=_layers,
     names=DEEPSEEK_V3.names,
     rotary_type=DEEPSEEK_V3.model_type,

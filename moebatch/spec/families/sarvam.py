@@ -34,7 +34,6 @@ SARVAM_MLA = FamilySpec(
     architecture="SarvamMLAForCausalLM",
     model_type="sarvam_mla",
     runs_as="DeepseekV3ForCausalLM",
-    spelling=DEEPSEEK_V3.spelling,
     layers=v3_layers,
     names=DEEPSEEK_V3.names,
 )

@@ -122,15 +122,15 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
 
 def _attention(keys: ConfigKeys, kind: str) -> GroupedAttention:
     scalar = keys.positive_or_none("query_pre_attn_scalar")
-    found = grouped_attention(
+    return grouped_attention(
         keys,
         biases="attention_bias",
+        rotates_part=True,
         qk_norm="head",
         gate="of heads",
         rotary=kind,
         score_scale=None if scalar is None else scalar**-0.5,
     )
-    return replace(found, num_rotated=keys.rotary_dim(found.head_dim, kind))
 
 
 def _sliding_attention(

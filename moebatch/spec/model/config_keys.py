@@ -168,18 +168,18 @@ class ConfigKeys:
         self.fault(key, "one of " + ", ".join(DTYPES), value)
         return DTYPES[0]
 
-    def heads(self, *, fill_hidden: bool = False) -> tuple[int, int, int]:
+    def heads(self, *, fill_hidden: bool = False, size: str = "head_dim") -> tuple[int, int, int]:
         """Query heads, KV heads and the size of a head; `fill_hidden` says that the heads together
-        have to be as wide as hidden states."""
+        have to be as wide as hidden states, and `size` is the key of the last."""
         num_faults = len(self.faults)
         heads, hidden = self.count("num_attention_heads"), self.count("hidden_size")
         kv_heads = self.count_or_none("num_key_value_heads") or heads
-        given_head_dim = self.count_or_none("head_dim")
+        given_head_dim = self.count_or_none(size)
         head_dim = given_head_dim or hidden // heads
         if len(self.faults) > num_faults:
             return 1, 1, 2
         heads_text = self.worded("num_attention_heads", heads)
-        head_text = self.worded("head_dim", head_dim)
+        head_text = self.worded(size, head_dim)
         hidden_text = self.worded("hidden_size", hidden)
         if heads % kv_heads:
             kv_text = self.worded("num_key_value_heads", kv_heads)
@@ -188,7 +188,7 @@ class ConfigKeys:
             rule = f"must be a multiple of {heads_text} where head_dim is not given"
             self.wrong("hidden_size", f"{hidden_text} {rule}")
         elif head_dim % 2:
-            self.wrong("head_dim", f"{head_text} must be even for rotary positions")
+            self.wrong(size, f"{head_text} must be even for rotary positions")
         elif fill_hidden and heads * head_dim != hidden:
             message = f"{heads_text} x {head_text} must be {hidden_text} in this architecture"
             self.wrong("num_attention_heads", message)
