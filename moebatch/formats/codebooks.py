@@ -148,8 +148,5 @@ FP4 = Codebook(kind="fp4")
 def _block(count: int, scales: StoredPart | None, usual: int) -> int:
     """The size of which so many numbers have these scales; the usual one where none fits."""
     num_scales = prod(scales.shape) if scales else 0
-    return next((size for size in _sizes(usual) if -(-count // size) == num_scales), usual)
-
-
-def _sizes(usual: int) -> tuple[int, ...]:
-    return usual, *_BLOCKS
+    sizes = (usual, *_BLOCKS)
+    return next((size for size in sizes if -(-count // size) == num_scales), usual)

@@ -160,11 +160,20 @@ def rows_of_codebook(parts: Sequence[Tensor], shape: tuple[int, int]) -> CodedMa
     """A weight of bitsandbytes, whose numbers lie in a row after the other, as a matrix with rows;
     None where blocks run over the ends of rows. Raises BadParts for a text that does not go with
     the other parts."""
+    block = _size(_codebook_state(parts[2]), "blocksize")
+    return None if shape[1] % block else _codebook(parts, shape, block)
+
+
+def decode_codebook(parts: Sequence[Tensor], out: Tensor) -> None:
+    """Writes any such weight into `out` [O, I], block by block. Raises BadParts likewise."""
+    block = _size(_codebook_state(parts[2]), "blocksize")
+    blocks = out.view(-1, block) if out.numel() % block == 0 else out.view(1, -1)
+    decode(_codebook(parts, (len(blocks), blocks.shape[1]), block), blocks)
+
+
+def _codebook(parts: Sequence[Tensor], shape: tuple[int, int], block: int) -> CodedMatrix:
     codes, values, text, *_ = parts
     state, (O, I) = _codebook_state(text), shape
-    block = _size(state, "blocksize")
-    if I % block:
-        return None
     return CodedMatrix(
         numbers="codebook",
         codes=codes.view(O, -1),
@@ -177,28 +186,15 @@ def rows_of_codebook(parts: Sequence[Tensor], shape: tuple[int, int]) -> CodedMa
     )
 
 
-def decode_codebook(parts: Sequence[Tensor], out: Tensor) -> None:
-    """Writes any such weight into `out` [O, I]. Raises BadParts likewise."""
-    codes, values, text, *_ = parts
-    state = _codebook_state(text)
-    flat, block = out.view(-1), _size(state, "blocksize")
-    scales_B = _codebook_scales(parts, state, len(flat))
-    step = max(1, _CHUNK_NUMBERS // block) * block
-    for start in range(0, len(flat), step):
-        stop = min(start + step, len(flat))
-        pairs = codes.flatten()[start // 2 : -(-stop // 2)]
-        numbers = values[torch.stack((pairs >> 4, pairs & 15), -1).flatten().int()][: stop - start]
-        steps = _repeated(scales_B[start // block : -(-stop // block)], block, stop - start)
-        flat[start:stop] = (numbers * steps).to(_STATE_DTYPES[state["dtype"]])
-
-
 def _codebook_scales(parts: Sequence[Tensor], state: Mapping[str, Any], count: int) -> Tensor:
     """One of each block of so many numbers, in float32."""
     scales_B, *nested = parts[3:]
     _require_scales(scales_B, _size(state, "blocksize"), count)
     if not nested:
         return scales_B
-    shared = _repeated(nested[0], _size(state, "nested_blocksize"), len(scales_B))
+    nested_block = _size(state, "nested_blocksize")
+    _require_scales(nested[0], nested_block, len(scales_B))
+    shared = nested[0].repeat_interleave(nested_block)[: len(scales_B)]
     return nested[1][scales_B.int()] * shared + _number(state, "nested_offset")
 
 
@@ -224,12 +220,6 @@ def _number(state: Mapping[str, Any], key: str) -> float:
     if type(number) is not float:
         raise BadParts(f"{key} of quant_state is {shown(number)}, expected a number")
     return number
-
-
-def _repeated(scales: Tensor, block: int, count: int) -> Tensor:
-    """A scale for each number of blocks. Raises BadParts where there are not as many."""
-    _require_scales(scales, block, count)
-    return scales.repeat_interleave(block)[:count]
 
 
 def _require_scales(scales: Tensor, block: int, count: int) -> None:
