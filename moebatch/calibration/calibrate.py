@@ -143,8 +143,12 @@ class Calibration:
         self, reading: TextReading, table: PathTable, *, num_passes: int, run_s: float
     ) -> CalibrationSummary:
         order, text, files = self._order, reading.text, self._opened.files
-        popular_LE, comparisons = count(table, reading.known, reading.unseen)
-        self._write(replace(table, num_tokens=text.num_tokens), reading)
+        known, unseen = (reading.chosen(held_out=held_out) for held_out in (False, True))
+        popular_LE, comparisons = count(table, known, unseen)
+        save_table(order.table, replace(table, num_tokens=text.num_tokens), files.owner)
+        if order.trace is not None:
+            trace = trace_of([*known, *unseen], table)
+            trace.save(order.trace, fingerprint=files.owner.fingerprint)
         summary = CalibrationSummary(
             table=order.table,
             trace=order.trace,
@@ -161,7 +165,7 @@ class Calibration:
             learn_s = time.perf_counter() - begun
             summary = replace(summary, lessons=lessons, learn_s=learn_s)
         if summary.comparisons:  # what caches and predictors are worth, for the planner
-            unseen_LTK = np.concatenate(reading.unseen, axis=1)
+            unseen_LTK = np.concatenate(unseen, axis=1)
             accuracy = earlier_accuracies(order, files.owner)
             accuracy |= accuracies(summary.comparisons, summary.lessons)
             habits = measure_habits(unseen_LTK, popular_LE, accuracy)
@@ -200,13 +204,6 @@ class Calibration:
         with reading_engine(spec, self._opened, self._log) as engine:
             reading.go_on(engine, spec.policy)
         return engine.statistics.num_passes
-
-    def _write(self, table: PathTable, reading: TextReading) -> None:
-        owner = self._opened.files.owner
-        save_table(self._order.table, table, owner)
-        if self._order.trace is not None:
-            trace = trace_of([*reading.known, *reading.unseen], table)
-            trace.save(self._order.trace, fingerprint=owner.fingerprint)
 
 
 def reading_folder(table: Path) -> WorkFolder:

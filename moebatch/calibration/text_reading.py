@@ -130,15 +130,14 @@ class TextReading:
 
     # --- what has been read ---------------------------------------------------------------------
 
-    @property
-    def known(self) -> list[NDArray[np.uint16]]:
-        """What was chosen in the text that is not held out, portion by portion, [L, T, K]."""
-        return self._chosen(held_out=False)
-
-    @property
-    def unseen(self) -> list[NDArray[np.uint16]]:
-        """The same for what is held out."""
-        return self._chosen(held_out=True)
+    def chosen(self, *, held_out: bool) -> list[NDArray[np.uint16]]:
+        """What was chosen in the text that is held out, or in the rest, by portion, [L, T, K]."""
+        found = []
+        for portion in self._record.portions:
+            if (portion.start >= self.text.num_counted) == held_out:
+                places = self.text.places(portion)
+                found.append(self._trace.experts_LNK[:, places.start : places.stop])
+        return found
 
     @property
     def num_seen(self) -> int:
@@ -171,14 +170,6 @@ class TextReading:
 
     def _keep(self) -> None:
         self._folder.save(self._record)
-
-    def _chosen(self, *, held_out: bool) -> list[NDArray[np.uint16]]:
-        found = []
-        for portion in self._record.portions:
-            if (portion.start >= self.text.num_counted) == held_out:
-                places = self.text.places(portion)
-                found.append(self._trace.experts_LNK[:, places.start : places.stop])
-        return found
 
     def _opened(self, *, with_hidden: bool) -> GateTrace:
         owner, shape = self._files.owner, self._files.shape
