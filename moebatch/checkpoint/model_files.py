@@ -89,12 +89,14 @@ class ModelFiles:
 
     def global_weights(self) -> dict[str, Weight]:
         """What no layer owns, by role."""
-        return self._weights(self._names.global_weights(self.shape, self.checkpoint.tensors))
+        return self._weights(
+            _names_of(self.shape).global_weights(self.shape, self.checkpoint.tensors)
+        )
 
     def layer_weights(self, layer: int) -> dict[str, Weight]:
         """Everything in a layer but its experts, by role."""
         names = self.checkpoint.tensors
-        return self._weights(self._names.layer_weights(self.shape, layer, names))
+        return self._weights(_names_of(self.shape).layer_weights(self.shape, layer, names))
 
     def expert_weights(self, layer: int, expert: int) -> Iterator[Weight]:
         """The weights in which an expert lies, its biases last, without others beside it."""
@@ -150,17 +152,13 @@ class ModelFiles:
         stored = self.experts.format
         return TORCH_DTYPES[stored.dtype] if isinstance(stored, PlainFormat) else None
 
-    @property
-    def _names(self) -> TensorNames:
-        return _names_of(self.shape)
-
     def _weights(self, named: Named) -> dict[str, Weight]:
         shape, checkpoint = self.shape, self.checkpoint
         found = {
             role: checkpoint.weight(*weight, _likely(shape, checkpoint, role, *weight))
             for role, weight in named.items()
         }
-        for role in found.keys() & self._names.ones.keys():
+        for role in found.keys() & _names_of(self.shape).ones.keys():
             found[role] = replace(found[role], shape=(prod(found[role].shape),))
         return found
 

@@ -49,21 +49,12 @@ def load_model(name_or_path: str) -> ModelEntry:
     if is_there(path, Path.is_dir):
         path = path / _CONFIG_FILE
     if path.suffix.lower() == ".json":
-        return _from_json(path)
-    return _from_yaml(path)
-
-
-def _from_json(path: Path) -> ModelEntry:
-    shape = read_planned_shape(read_object(path), str(path))
-    named_by = path.absolute().parent.name if path.name == _CONFIG_FILE else path.stem
-    return ModelEntry(name=named_by or path.stem, shape=shape, path=path)
-
-
-def _from_yaml(path: Path) -> ModelEntry:
+        shape = read_planned_shape(read_object(path), str(path))
+        named_by = path.absolute().parent.name if path.name == _CONFIG_FILE else path.stem
+        return ModelEntry(name=named_by or path.stem, shape=shape, path=path)
     file = read_form(path, _ModelForm, kind="model file")
-    name = file.name.strip() or path.stem
     return ModelEntry(
-        name=name,
+        name=file.name.strip() or path.stem,
         shape=file.config,
         path=path,
         source=file.source.strip(),
