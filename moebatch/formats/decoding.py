@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moebatch.formats.coded import BITS, E2M1, WORD_BITS, ZEROS, CodedMatrix
+from moebatch.formats.coded import BITS, E2M1, WORD_BITS, ZEROS, CodedMatrix, Lies
 from moebatch.formats.ggml_decoding import decode_ggml
 from moebatch.formats.weight_format import BadParts
 from moebatch.quoting import shown
@@ -76,48 +76,37 @@ def halves(codes: Tensor) -> Tensor:
     return torch.stack((codes & 15, codes >> 4), -1).flatten(-2)
 
 
-def _is_in_order(order_I: Tensor, group: int) -> bool:
-    """Whether groups are those of neighbouring inputs."""
-    return torch.equal(order_I, torch.arange(len(order_I), device=order_I.device).int() // group)
-
-
-def gptq_matrix(
-    parts: Sequence[Tensor], shape: tuple[int, int], *, bits: int, group: int, is_second: bool
+def words_matrix(
+    parts: Sequence[Tensor],
+    shape: tuple[int, int],
+    *,
+    bits: int,
+    group: int,
+    lies: Lies,
+    added: int,
 ) -> CodedMatrix:
-    """A weight in GPTQ's words, where they lie. Raises BadParts for an order that names groups that
-    there are not."""
+    """A weight in words of GPTQ or AWQ, where they lie; to zero points as stored this is `added`.
+    Raises BadParts for an order that names groups that there are not."""
     codes, zeros_GW, scales_GO, *order = parts
-    is_in_order = not order or _is_in_order(order[0], group)
+    neighbours_I = torch.arange(shape[1], device=codes.device).int() // group
+    is_in_order = not order or torch.equal(order[0], neighbours_I)
     num_groups = len(scales_GO)
     if not is_in_order and not 0 <= int(order[0].min()) <= int(order[0].max()) < num_groups:
         raise BadParts(f"g_idx names groups that there are not; there are {num_groups}")
-    usual = (1 << bits - 1, (1 << bits - 1) - 1)  # in either version, which they then show
-    are_usual = any(_are_all(zeros_GW, code, bits, shape[0]) for code in usual)
+    usual = (1 << bits - 1, (1 << bits - 1) - 1)  # in either version of GPTQ, which they then show
+    are_usual = lies == "words of inputs" and any(
+        _are_all(zeros_GW, code, bits, shape[0]) for code in usual
+    )
     return CodedMatrix(
         numbers="int4" if bits == 4 else "uint8",
-        lies="words of inputs",
+        lies=lies,
         codes=codes,
         scales=scales_GO.T,
         block=(1, group),
         shape=shape,
         zeros=None if are_usual else zeros_GW.T,
-        zero_added=0 if is_second else 1,
+        zero_added=added,
         groups=None if is_in_order else order[0],
-        rounds_to=None if scales_GO.dtype == torch.float32 else scales_GO.dtype,
-    )
-
-
-def awq_matrix(parts: Sequence[Tensor], shape: tuple[int, int], *, group: int) -> CodedMatrix:
-    """A weight in AWQ's words, where they lie."""
-    codes, zeros_GW, scales_GO = parts
-    return CodedMatrix(
-        numbers="int4",
-        lies="words of outputs",
-        codes=codes,
-        scales=scales_GO.T,
-        block=(1, group),
-        shape=shape,
-        zeros=zeros_GW.T,
         rounds_to=None if scales_GO.dtype == torch.float32 else scales_GO.dtype,
     )
 

@@ -85,11 +85,13 @@ class Words(CodedFormat):
         """Words where they lie. Rounded to the numbers of the scales, as upstream does."""
         from moebatch.formats import decoding
 
-        group = Blocks(1, self.group).size(shape)[1]
-        if not self.packs_inputs:
-            return decoding.awq_matrix(parts, shape, group=group)
-        return decoding.gptq_matrix(
-            parts, shape, bits=self.bits, group=group, is_second=self.is_second
+        return decoding.words_matrix(
+            parts,
+            shape,
+            bits=self.bits,
+            group=Blocks(1, self.group).size(shape)[1],
+            lies="words of inputs" if self.packs_inputs else "words of outputs",
+            added=self.packs_inputs and not self.is_second,
         )
 
     def heights(self, shape: tuple[int, ...]) -> tuple[int, ...]:
