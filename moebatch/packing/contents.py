@@ -60,11 +60,6 @@ class Contents:
             name = template.format(**self.files.shape.place_of(key.layer), expert=key.expert)
             yield role, name, (rows, columns)
 
-    @property
-    def first(self) -> ExpertKey:
-        """Some expert: all have matrices of the same sizes."""
-        return next(self.experts)
-
     def keys_of(self, layer: int) -> list[ExpertKey]:
         """Its experts."""
         return [ExpertKey(layer, expert) for expert in range(self.files.shape.num_experts)]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from math import isfinite
+from math import isfinite, prod
 from typing import Self
 
 import torch
@@ -47,11 +47,15 @@ class Error:
         return float((self.squared_difference / (self.squared_weight or 1.0)) ** 0.5)
 
 
+_Portion = tuple[tuple[Tensor, ...], Error]
+"""What is made of some rows, and how far it is from them."""
+
+
 def encoder_bytes(contents: Contents) -> int:
     """Memory that an `ExpertEncoder` takes: an expert as it is stored, once more decoded or
     encoded, and what threads work with."""
     files = contents.files
-    largest = max(rows * columns for _, _, (rows, columns) in contents.matrices(contents.first))
+    largest = max(map(prod, files.shape.expert.matrices(files.shape.expert_size).values()))
     threads = detect_machine().num_cores * _PORTION * _NUMBER_BYTES
     decoded = 0 if files.experts.format.is_tiled else 4 * largest
     return slot_bytes(files.expert_records().values()) + 2 * largest + decoded + threads
@@ -90,33 +94,27 @@ class ExpertEncoder:
         for role, name, size in self._contents.matrices(key):
             portions = self._portions(matrices[role], encoding)
             of_matrix = Error()
-            for portion in portions:
-                of_matrix.add(portion.error)
+            for _, of_portion in portions:
+                of_matrix.add(of_portion)
             if not isfinite(of_matrix.squared_difference):
                 folder = self._contents.files.checkpoint.folder
                 raise CheckpointError(f"{folder}: {name} has weights that are no finite numbers")
             error.add(of_matrix)
-            by_part = zip(*(portion.tensors for portion in portions), strict=True)
+            by_part = zip(*(encoded for encoded, _ in portions), strict=True)
             for part, pieces in zip(encoding.parts(name, size), by_part, strict=True):
                 yield part, torch.cat(pieces)
 
-    def _portions(self, matrix: Matrix, encoding: Encoding) -> list["_Portion"]:
+    def _portions(self, matrix: Matrix, encoding: Encoding) -> list[_Portion]:
         weight_OI = _numbers(matrix)
         rows = max(1, _PORTION // weight_OI.shape[1] // encoding.rows) * encoding.rows
         return list(self._pool.map(partial(_encode, encoding), torch.split(weight_OI, rows)))
-
-
-@dataclass(frozen=True, slots=True)
-class _Portion:
-    tensors: tuple[Tensor, ...]
-    error: Error
 
 
 def _encode(encoding: Encoding, stored_OI: Tensor) -> _Portion:
     weight_OI = stored_OI.float().contiguous()  # files may have columns as rows
     tensors = encoding.encode(weight_OI)
     difference = _squared(encoding.decoded(tensors, weight_OI.shape).sub_(weight_OI))
-    return _Portion(tensors, Error(difference, _squared(weight_OI)))
+    return tensors, Error(difference, _squared(weight_OI))
 
 
 def _squared(numbers_OI: Tensor) -> float:
