@@ -49,9 +49,7 @@ from moebatch.predict.learnt_files import (
     LEARNED,
     TOKENS,
     load_habits,
-    save_first_gate,
     save_learned,
-    save_tokens,
 )
 from moebatch.predict.path_table import MAX_TABLE_BYTES
 from moebatch.spec.policy.policy import PredictorName
@@ -134,7 +132,7 @@ class Teacher:
             num_experts=self.owner.num_experts,
             vocab_size=self.files.shape.vocab_size,
         )
-        save_tokens(path, shares_LVE, self.owner)
+        TOKENS.save(path, self.owner, {"shares": shares_LVE})
         guesses = TokenGuesser(shares_LVE).from_tokens(KnownTokens(self._examined.tokens_N))
         return self._accuracy({guess.position: guess.shares_RE[:] for guess in guesses})
 
@@ -148,7 +146,7 @@ class Teacher:
             effort=self.effort,
             advance=self.advance,
         )
-        save_first_gate(path, first_ED, self.owner)
+        FIRST_GATE.save(path, self.owner, {"gate": first_ED.to(torch.float16).numpy()})
         examples = examples_ahead(self._examined, len(gates) - 1, stride=1)
         of_first = self._right(0, examples, partial(linear_of, gate_ED=first_ED))
         found = self._seen_by(GateGuesser(gates, self.owner.experts_per_token))

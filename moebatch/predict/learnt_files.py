@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from moebatch.checkpoint.fingerprint import ModelOwner
@@ -130,11 +129,6 @@ def load_habits(path: Path, owner: ModelOwner) -> Habits:
 # --- predictors ---------------------------------------------------------------------------------
 
 
-def save_tokens(path: Path, shares_LVE: NDArray[np.float16], owner: ModelOwner) -> None:
-    """Writes a token table. Raises StorageError."""
-    TOKENS.save(path, owner, {"shares": shares_LVE})
-
-
 def load_tokens(path: Path, owner: ModelOwner, *, vocab_size: int) -> TokenGuesser:
     """A token table of that model. Raises CheckpointError."""
     size = (len(owner.moe_layers), vocab_size, owner.num_experts)
@@ -182,11 +176,6 @@ def load_learned(path: Path, owner: ModelOwner, *, hidden_size: int) -> LearnedG
         perceptrons("beginning", description["stride"]),
     )
     return LearnedGuesser(ahead, beginning, owner.experts_per_token)
-
-
-def save_first_gate(path: Path, gate_ED: Tensor, owner: ModelOwner) -> None:
-    """Writes the gate for the first layer of the next token. Raises StorageError."""
-    FIRST_GATE.save(path, owner, {"gate": gate_ED.to(torch.float16).numpy()})
 
 
 def load_first_gate(path: Path, owner: ModelOwner, *, hidden_size: int) -> Tensor:

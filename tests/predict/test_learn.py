@@ -29,9 +29,7 @@ from moebatch.predict.learnt_files import (
     load_first_gate,
     load_learned,
     load_tokens,
-    save_first_gate,
     save_learned,
-    save_tokens,
 )
 
 LAYERS, EXPERTS, CHOSEN, HIDDEN, VOCAB = (0, 1, 2), 6, 2, 16, 10
@@ -184,10 +182,10 @@ def test_files_come_back_as_they_were(tmp_path: Path) -> None:
         for theirs, ours in zip(one, other, strict=True):
             assert torch.allclose(theirs, ours, atol=1e-2)
     gate = torch.randn(EXPERTS, HIDDEN)
-    save_first_gate(path, gate, OWNER)
+    FIRST_GATE.save(path, OWNER, {"gate": gate.to(torch.float16).numpy()})
     assert torch.allclose(load_first_gate(path, OWNER, hidden_size=HIDDEN), gate, atol=1e-2)
     shares = np.full((len(LAYERS), VOCAB, EXPERTS), 0.25, np.float16)
-    save_tokens(path, shares, OWNER)
+    TOKENS.save(path, OWNER, {"shares": shares})
     assert np.array_equal(load_tokens(path, OWNER, vocab_size=VOCAB).shares_LVE, shares)
 
 

@@ -23,16 +23,16 @@ from moebatch.model.routing.gating import GatingPoint, LearntGating
 from moebatch.model.routing.pregates import PreGates
 from moebatch.predict.guesser import LearnedGuesser, Perceptron
 from moebatch.predict.learnt_files import (
+    FIRST_GATE,
+    TOKENS,
     load_first_gate,
     load_habits,
     load_learned,
     load_table,
     load_tokens,
-    save_first_gate,
     save_habits,
     save_learned,
     save_table,
-    save_tokens,
 )
 from moebatch.predict.trace import RoutingTrace
 from moebatch.spec.policy.policy import CACHE_RULES
@@ -79,7 +79,7 @@ KINDS: Mapping[str, tuple[Callable[[Path, ModelOwner], None], Loader]] = {
         lambda path: load_habits(path, OWNER),
     ),
     "tokens": (
-        lambda path, owner: save_tokens(path, np.ones((L, V, E), np.float16), owner),
+        lambda path, owner: TOKENS.save(path, owner, {"shares": np.ones((L, V, E), np.float16)}),
         lambda path: load_tokens(path, OWNER, vocab_size=V),
     ),
     "learned": (
@@ -89,7 +89,7 @@ KINDS: Mapping[str, tuple[Callable[[Path, ModelOwner], None], Loader]] = {
         lambda path: load_learned(path, OWNER, hidden_size=D),
     ),
     "first gate": (
-        lambda path, owner: save_first_gate(path, torch.ones(E, D), owner),
+        lambda path, owner: FIRST_GATE.save(path, owner, {"gate": np.ones((E, D), np.float16)}),
         lambda path: load_first_gate(path, OWNER, hidden_size=D),
     ),
     "gating": (
