@@ -107,12 +107,13 @@ class ModelFiles:
 
     def expert_records(self) -> dict[ExpertKey, Record]:
         """Where each expert lies in the files."""
-        records = {}
+        stored, records = self.experts.format, {}
+        plain = TORCH_DTYPES[stored.dtype] if isinstance(stored, PlainFormat) else None
         for layer in self.shape.moe_layers:
             for expert in range(self.shape.num_experts):
                 extents = self._expert_extents(layer, expert)
                 num_biases = len(self.experts.biases)
-                dtypes = [self._expert_dtype] * (len(extents) - num_biases) + [None] * num_biases
+                dtypes = [plain] * (len(extents) - num_biases) + [None] * num_biases
                 records[ExpertKey(layer, expert)] = Record.of(extents, dtypes)
         return records
 
@@ -145,12 +146,6 @@ class ModelFiles:
         if any(offset % self.dtype.itemsize for offset in offsets):
             return self  # numbers may lie in two pieces
         return replace(self, experts=replace(self.experts, format=computed))
-
-    @property
-    def _expert_dtype(self) -> torch.dtype | None:
-        """Of plain numbers."""
-        stored = self.experts.format
-        return TORCH_DTYPES[stored.dtype] if isinstance(stored, PlainFormat) else None
 
     def _weights(self, named: Named) -> dict[str, Weight]:
         shape, checkpoint = self.shape, self.checkpoint

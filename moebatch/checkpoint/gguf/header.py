@@ -175,19 +175,15 @@ def _tensor(taken: _Bytes) -> tuple[str, GgmlRows, TensorEntry]:
 
 
 def _format(name: str, number: int) -> GgmlRows:
-    known = _known_types().get(number)
+    try:
+        known = ggml_types().get(number)
+    except ImportError:
+        raise _Broken("reading GGUF needs the package gguf: pip install 'moebatch[gguf]'") from None
     if known is None:
         raise _Broken(f"tensor {shown(name)} is of type {number}, which gguf does not know")
     if known.block_bytes == 0:
         raise _Broken(f"tensor {shown(name)} is of type {known.type}, which gguf does not decode")
     return known
-
-
-def _known_types() -> Mapping[int, GgmlRows]:
-    try:
-        return ggml_types()
-    except ImportError:
-        raise _Broken("reading GGUF needs the package gguf: pip install 'moebatch[gguf]'") from None
 
 
 def _placed(
