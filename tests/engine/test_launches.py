@@ -345,6 +345,7 @@ def assert_planned(counting: CountingDevice, launches: Launches) -> None:
         ("qwen3_moe", False),
         ("granitemoeshared", False),
         ("deepseek_v2", False),
+        ("laguna", False),
         pytest.param("granitemoeshared", True, marks=pytest.mark.exhaustive),  # takes 5 s
     ],
     indirect=["counting"],
@@ -357,14 +358,18 @@ def test_tasks_around_attention_on_the_cpu_launch_as_much_as_they_are_priced_for
     assert {kind: counting.mean(kind) for kind in kinds} == pytest.approx(
         {kind: launches.of_batch(kind, counting.load) for kind in kinds}, rel=0.02
     )
-    num_posts = counting.number(Kind.POST)
+    shape, num_posts = launches.shape, counting.number(Kind.POST)
+    of_layer = num_posts / shape.num_layers
     experts = num_posts * launches.of_experts([1, 1])
     if not counting.is_fused:
         num_gates = sum(counted["silu_"] for _, counted in counting.tasks[Kind.POST])
-        num_experts = num_gates - num_posts * bool(launches.shape.shared_expert)
-        experts = num_experts * launches.of_experts([1])
-    of_batch = launches.of_gates[0] + launches.of_batch(Kind.OUT, counting.load)
-    planned = num_posts * (of_batch + launches.of_combine(is_joined=False)) + experts
+        num_shared = sum(
+            not shape.is_moe(n) or bool(shape.shared_expert) for n in range(shape.num_layers)
+        )
+        experts = (num_gates - of_layer * num_shared) * launches.of_experts([1])
+    combining = len(shape.moe_layers) * launches.of_combine(is_joined=False)
+    of_posts = num_posts * launches.of_batch(Kind.OUT, counting.load)
+    planned = of_posts + of_layer * (sum(launches.of_gates) + combining) + experts
     assert counting.total(Kind.POST) == pytest.approx(planned, rel=0.05)
 
 

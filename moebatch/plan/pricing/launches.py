@@ -378,9 +378,8 @@ class Launches:
             groups, group = int(load.decode_positions > 0), 1
         slices = ceil(load.prompt_tokens / PROMPT_ROWS)
         core = parts + groups * group + slices * one_slice
-        gating = 0 if attention.output_gate is None else _OUTPUT_GATE[attention.output_gate]
         added = self._added(self.shape.attention_residual)
-        return self._projection(attention) + core + gating + added
+        return self._projection(attention) + core + self._gating(attention) + added
 
     def _of_compressed(self, attention: CompressedAttention, load: PassLoad) -> float:
         """Sequences are attended one after the other, some of their tokens at a time."""
@@ -417,11 +416,17 @@ class Launches:
         return self._projection(attention) + absorbed + 1 + self._num_parts
 
     def _of_out(self, load: PassLoad) -> float:
-        """Sums of latents are brought back before, and what is kept of hidden states is normed
-        once more."""
-        residual = self.shape.attention_residual
-        brought = _BROUGHT_BACK * isinstance(self.shape.attention, LatentAttention)
-        return brought + self._added(residual) + self._norm * residual.keeps_normed
+        """Sums of latents are brought back before, and what opens gates, or is kept of hidden
+        states, is normed once more."""
+        attention, residual = self.shape.attention, self.shape.attention_residual
+        brought = _BROUGHT_BACK * isinstance(attention, LatentAttention)
+        gating = self._gating(attention)
+        again = self._before("input_norm") * (gating > 0 or residual.keeps_normed)
+        return brought + gating + again + self._added(residual)
+
+    @staticmethod
+    def _gating(attention: Attention) -> int:
+        return 0 if attention.output_gate is None else _OUTPUT_GATE[attention.output_gate]
 
     def _added(self, residual: Residual) -> int:
         """What is projected at last, and added to the hidden states."""
