@@ -444,6 +444,17 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
         "rope_theta": 20.0,
         "compress_rope_theta": 300.0,
     },
+    "hy_v4": _LATENT
+    | _INDEXED
+    | {
+        "num_hidden_layers": 4,
+        "v_head_dim": 18,
+        "hc_mult": 3,
+        "hc_magnitude": 1.3,
+        "hc_eps": 0.03,
+        "swiglu_limit": 0.8,
+        "routed_scaling_factor": 1.7,
+    },
     "laguna": {
         "num_hidden_layers": 4,
         "num_attention_heads_per_layer": [4, 6, 4, 6],

@@ -294,7 +294,7 @@ def _attention_elements(
     gate = (
         rows * D,  # normed input, once more
         rows * D * 2,  # the norm's input in float32
-        rows * attention.query_width,  # gates of the attention output
+        rows * attention.gate_width,  # gates of the attention output
     ) * (attention.output_gate is not None)
     return (
         rows * D,  # normed input

@@ -19,7 +19,6 @@ from moebatch.layout.scratch import Limits, converted_elements, step_elements
 from moebatch.model import layers
 from moebatch.model.attention.by_torch import Parts, Qkv
 from moebatch.model.attention.core import AttentionCore
-from moebatch.model.attention.grouped import gate_output
 from moebatch.model.attention.span import Span
 from moebatch.model.attention.stacked import StackedAttention
 from moebatch.model.batch import BatchPlanner, MicroBatch
@@ -230,8 +229,7 @@ class Decoder:
         if attention.output_gate is not None or self.shape.attention_residual.keeps_normed:
             # The input is normed once more: other micro-batches may have had the scratch.
             normed_ND = self._normed(frame, x, weights, "input_norm")
-        gate_output(frame.branch(), attention, normed_ND, out_NHV, weights, self._products)
-        out_ND = self._attention[layer].output(frame, out_NHV, weights)
+        out_ND = self._attention[layer].output(frame, normed_ND, out_NHV, weights)
         self._add_mixed(frame, layer, micro_batch, x, normed_ND, out_ND)
 
     def _add_mixed(
@@ -369,7 +367,10 @@ class Decoder:
                 late = () if self._late_TD is None else (self._late_TD[chunk],)
                 parts = self._made(frame, weights, "mlp_out_norm", made, *late)
                 self._add_attended(frame, layer, chunk, x)
-                self._add(frame, x, normed[: len(x)], self.shape.mlp_residual, parts)
+                if self._streams is not None:
+                    self._streams.spread(frame, x, weights, self.shape.norm_of_mlps, parts[0])
+                else:
+                    self._add(frame, x, normed[: len(x)], self.shape.mlp_residual, parts)
             self._end(x, weights)
 
     def _add(

@@ -45,22 +45,32 @@ class StreamMixer:
         made_TD: Tensor,
     ) -> None:
         """Mixes streams, and adds to each its share of what the part has made, in place. They have
-        to be as they were when the part saw them."""
-        count, eps = self._streams.count, self._streams.eps
-        x_TND = x_TS.view(len(x_TS), count, -1)
+        to be as they were when the part saw them. Those that are not mixed are rounded once."""
+        streams = self._streams
+        count, x_TND = streams.count, x_TS.view(len(x_TS), streams.count, -1)
         mix_TM = self._mix(frame.branch(), x_TS, weights, role)
         post_TN = self._scaled(mix_TM, weights, role, 1, slice(count, 2 * count))
-        post_TN = post_TN.sigmoid_().mul_(2)
-        comb_TM = self._scaled(mix_TM, weights, role, 2, slice(2 * count, None))
-        comb_TNN = comb_TM.view(-1, count, count).softmax(dim=-1).add_(eps)
+        post_TN.sigmoid_().mul_(streams.magnitude)
+        if streams.num_balancings is None:
+            post_TN.add_(streams.least_share)
+            sum_TND = frame.branch().take_float(*x_TND.shape).copy_(x_TND)
+        else:
+            comb_TM = self._scaled(mix_TM, weights, role, 2, slice(2 * count, None))
+            comb_TNN = self._balanced(comb_TM.view(-1, count, count), streams.num_balancings)
+            sum_TND = frame.branch().take(*x_TND.shape)
+            torch.bmm(comb_TNN.to(x_TS.dtype).mT, x_TND, out=sum_TND)
+        sum_TND.addcmul_(post_TN.to(sum_TND.dtype)[..., None], made_TD[:, None])
+        x_TND.copy_(sum_TND)
+
+    def _balanced(self, comb_TNN: Tensor, num_balancings: int) -> Tensor:
+        """How streams are mixed, with rows and columns that sum to one or nearly so."""
+        eps = self._streams.eps
+        comb_TNN = comb_TNN.softmax(dim=-1).add_(eps)
         comb_TNN /= comb_TNN.sum(dim=-2, keepdim=True) + eps
-        for _ in range(self._streams.num_balancings - 1):
+        for _ in range(num_balancings - 1):
             comb_TNN /= comb_TNN.sum(dim=-1, keepdim=True) + eps
             comb_TNN /= comb_TNN.sum(dim=-2, keepdim=True) + eps
-        mixed_TND = frame.branch().take(*x_TND.shape)
-        torch.bmm(comb_TNN.to(x_TS.dtype).mT, x_TND, out=mixed_TND)
-        mixed_TND.addcmul_(post_TN.to(x_TS.dtype)[..., None], made_TD[:, None])
-        x_TND.copy_(mixed_TND)
+        return comb_TNN
 
     def _mix(self, frame: Frame, x_TS: Tensor, weights: Mapping[str, Tensor], role: str) -> Tensor:
         """What the streams of each token say of how they are to be mixed, [T, M], float32."""

@@ -40,6 +40,7 @@ IN_TRITON = [
     ("klotski", "step3p7", _ON_GPU),
     ("klotski", "laguna", _ON_GPU),
     ("klotski", "deepseek_v4", _ON_GPU),
+    ("klotski", "hy_v4", _ON_GPU),
     ("klotski", "cohere2_moe", _ON_GPU),
     ("cgopipe", "deepseek_v3", _ON_CPU),
 ]
@@ -55,6 +56,7 @@ KERNELS = {
     "step3p7": {*_ALWAYS, "attend_single", *_TOGETHER_AND_SHARED},
     "laguna": {*_ALWAYS, "attend_single", *_TOGETHER_AND_SHARED} - {"choose", "group"},
     "deepseek_v4": {"norm", "add", *_TOGETHER_AND_SHARED},
+    "hy_v4": {*_ALWAYS, *_TOGETHER_AND_SHARED},
     "cohere2_moe": {*_ALWAYS, "attend_single", *_TOGETHER_AND_SHARED} - {"norm"},
     "deepseek_v3": {*_ALWAYS, *_TOGETHER_AND_SHARED},
 }

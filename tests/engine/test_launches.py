@@ -199,6 +199,7 @@ def decoded(
         ("step3p7", False),
         ("laguna", False),
         ("deepseek_v4", False),
+        ("hy_v4", False),
         ("cohere2_moe", False),
         ("phimoe", False),
         ("deepseek_v3", False),
@@ -277,6 +278,17 @@ def test_what_is_given_back_and_added_late_is_launched_as_it_is_priced(
 
 
 @pytest.mark.parametrize("counting", [False], indirect=True)
+@pytest.mark.parametrize("family", ["hy_v4", "deepseek_v3"])
+def test_layers_without_experts_are_launched_as_they_are_priced(
+    tiny_checkpoint: Callable[..., Path], counting: CountingDevice, tmp_path: Path, family: str
+) -> None:
+    """For both micro-batches, and looked at in the end."""
+    title, folder = "GPU attention, cache in main memory", tiny_checkpoint(family)
+    launches = decoded(counting, folder, tmp_path, title, "klotski")
+    assert counting.mean(Kind.DENSE) == 2 * launches.of_gates[0] + of_copies._LOOKING
+
+
+@pytest.mark.parametrize("counting", [False], indirect=True)
 def test_states_in_float16_are_copied_and_rounded(
     tiny_checkpoint: Callable[..., Path], counting: CountingDevice, tmp_path: Path
 ) -> None:
@@ -345,6 +357,7 @@ def assert_planned(counting: CountingDevice, launches: Launches) -> None:
         ("qwen3_moe", False),
         ("granitemoeshared", False),
         ("deepseek_v2", False),
+        ("hy_v4", False),
         ("laguna", False),
         pytest.param("granitemoeshared", True, marks=pytest.mark.exhaustive),  # takes 5 s
     ],

@@ -630,6 +630,28 @@ CASES: dict[str, Case] = {
             "mlp_layer_types": ["hash_moe"] * 4 + ["moe"],
         },
     ),
+    "hy4": ("hy_v4", {}),
+    "hy4-fused": ("hy_v4", {"fused": True, "attention_bias": True, "n_shared_experts": 2}),
+    "hy4-groups": (
+        "hy_v4",
+        {"n_group": 3, "topk_group": 2, "norm_topk_prob": False, "tie_word_embeddings": True},
+    ),
+    "hy4-all-sparse": (
+        "hy_v4",
+        {"mlp_layer_types": ["sparse"] * 4, "indexer_types": ["full"] * 4, "hc_mult": 1},
+    ),
+    "hy4-dense": (
+        "hy_v4",
+        {
+            "mlp_layer_types": ["dense", "sparse", "dense", "sparse"],
+            "rms_norm_eps": 0.1,
+            "swiglu_limit": 0.1,
+            "v_head_dim": 8,
+            "hidden_size": 30,
+        },
+    ),
+    "hy4-yarn": ("hy_v4", {"rope_parameters": _latent_yarn(1.0, 0.7)}),
+    "hy4-limit": ("hy_v4", {"index_topk": 108, "hc_mult": 4, "num_experts_per_tok": 5}),
     "laguna": ("laguna", {}),
     "laguna-fused": ("laguna", {"fused": True, "moe_router_logit_softcapping": 0.0}),
     "laguna-elements": ("laguna", {"gating": "per-element", "attention_bias": True}),

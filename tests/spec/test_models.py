@@ -59,6 +59,7 @@ BILLIONS = {
     "granite-3.1-3b-a800m": 3.30,
     "hunyuan-a13b": 80.4,
     "hy3-preview": 295,
+    "hy4-preview": 58.1,
     "dots.llm1": 142.8,
     "solar-open-100b": 102.6,
     "k-exaone-236b-a23b": 236,

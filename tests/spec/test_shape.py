@@ -37,6 +37,7 @@ ARCHITECTURES = {
     "minimax_m2": "MiniMaxM2ForCausalLM",
     "mimo_v2_flash": "MiMoV2FlashForCausalLM",
     "deepseek_v4": "DeepseekV4ForCausalLM",
+    "hy_v4": "HYV4ForCausalLM",
     "laguna": "LagunaForCausalLM",
     "cohere2_moe": "Cohere2MoeForCausalLM",
     "step3p5": "Step3p5ForCausalLM",
@@ -96,7 +97,7 @@ OTHERS = (
     "sarvam_mla",
     "axk1",
 )
-LATENT = (*tiny.LATENT, "mistral4", "kimi_linear", "bailing_hybrid", "sarvam_mla", "axk1")
+LATENT = (*tiny.LATENT, "mistral4", "kimi_linear", "bailing_hybrid", "sarvam_mla", "axk1", "hy_v4")
 NEEDED = {"glm4_moe": {"head_dim": 128}, "deepseek_v2": {"num_experts_per_tok": 6}}
 """What is refused without: the default sizes do not divide each other."""
 BIASES = ("correction_bias", "expert_bias")

@@ -71,7 +71,9 @@ class CompressedAttentionBlock:
         """Is not asked for: entries are made where weights are."""
         raise NotImplementedError
 
-    def output(self, frame: Frame, out_NHV: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+    def output(
+        self, frame: Frame, normed_ND: Tensor, out_NHV: Tensor, weights: Mapping[str, Tensor]
+    ) -> Tensor:
         """What attention adds to the hidden states, [N, D]."""
         attention = self._attention
         num_rows, groups = len(out_NHV), attention.output_groups
@@ -132,7 +134,7 @@ class CompressedAttentionBlock:
                 out_NHC[tokens],
             )
         self._rotate(out_NHC[:num_tokens], Angles(angles.cos_TR, -angles.sin_TR))
-        return self.output(frame, out_NHC, weights)
+        return self.output(frame, normed_ND, out_NHC, weights)
 
     def _kinds(
         self,

@@ -135,11 +135,13 @@ class AttentionCore:
     ) -> None:
         """Attention of the slices that are expanded, after `attend`, to what `expand` makes of what
         is cached of them."""
+        scale, scores_H = self._attentions[layer].scale, self._sink_scores.get(layer)
         for plan in self._plan(layer, micro_batch).plans:
             for batch in plan.expanded:
                 cached, _ = self.layer_kv(layer, parts).read(batch.rows)
                 for heads, (keys, values) in expand(cached):
-                    made, scoring = Cached(keys, values), Scoring(self._attentions[layer].scale)
+                    of_heads = None if scores_H is None else scores_H[heads]
+                    made, scoring = Cached(keys, values), Scoring(scale, None, of_heads)
                     q_THM, out_THM = q_THC[:, heads], out_THV[:, heads]
                     self._attend_made(q_THM, made, batch, plan, out_THM, scoring)
 

@@ -53,8 +53,11 @@ class GroupedAttentionBlock:
             qkv.q_THC[:num_tokens].mul_(query_scales_T11)
         return qkv
 
-    def output(self, frame: Frame, out_NHV: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+    def output(
+        self, frame: Frame, normed_ND: Tensor, out_NHV: Tensor, weights: Mapping[str, Tensor]
+    ) -> Tensor:
         """What attention adds to the hidden states, [N, D]."""
+        gate_output(frame.branch(), self._attention, normed_ND, out_NHV, weights, self._products)
         return self._products.of_role(frame, out_NHV.flatten(1), weights, "o")
 
     def attend(
@@ -71,8 +74,7 @@ class GroupedAttentionBlock:
         qkv = self.project(frame, normed_ND, micro_batch, weights)
         out_NHV = frame.take(*qkv.q_THC.shape[:2], self._attention.cached_value_dim)
         core.attend(layer, qkv, micro_batch, parts, out_NHV)
-        gate_output(frame.branch(), self._attention, normed_ND, out_NHV, weights, self._products)
-        return self.output(frame, out_NHV, weights)
+        return self.output(frame, normed_ND, out_NHV, weights)
 
     def _unrotated(
         self, frame: Frame, normed_ND: Tensor, num_tokens: int, weights: Mapping[str, Tensor]
@@ -115,8 +117,7 @@ def gate_output(
     products: Products,
 ) -> None:
     """Weighs what attention puts out by gates that its input opens, in place, where it has such:
-    each number by its own (Qwen3-Next), or all of a head by one (Step-3.5; sums of latents are
-    weighed as well as what becomes of them)."""
+    each number by its own (Qwen3-Next), or all of a head by one (Step-3.5)."""
     if attention.output_gate is None:
         return
     gate_NX = products.of_role(frame, normed_ND, weights, "output_gate")

@@ -55,12 +55,14 @@ class LatentAttentionBlock:
         absorbed_NHC = self._absorbed(frame, q_NHC[: len(latents)], slice(None), weights)
         return Qkv(absorbed_NHC, (latents,))
 
-    def output(self, frame: Frame, out_NHV: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+    def output(
+        self, frame: Frame, normed_ND: Tensor, out_NHV: Tensor, weights: Mapping[str, Tensor]
+    ) -> Tensor:
         """What attention adds to the hidden states, [N, D]; the core's results are sums of latents,
         [N, H, L]."""
         results_NHV = self._results_room(frame, len(out_NHV))
         self._bring_back(out_NHV, weights, results_NHV)
-        return self._products.of_role(frame, results_NHV.flatten(1), weights, "o")
+        return self._projected_back(frame, normed_ND, results_NHV, weights)
 
     def attend(
         self,
@@ -99,10 +101,13 @@ class LatentAttentionBlock:
             return self._expanded(frame.branch(), cached_S1C[:, 0], weights)
 
         core.attend_expanded(layer, q_NHC, micro_batch, parts, expand, results_NHV)
-        results_NHV = results_NHV[: len(latents)]
-        gate_output(
-            frame.branch(), self._attention, normed_ND, results_NHV, weights, self._products
-        )
+        return self._projected_back(frame, normed_ND, results_NHV[: len(latents)], weights)
+
+    def _projected_back(
+        self, frame: Frame, normed_ND: Tensor, results_NHV: Tensor, weights: Mapping[str, Tensor]
+    ) -> Tensor:
+        branch = frame.branch()
+        gate_output(branch, self._attention, normed_ND, results_NHV, weights, self._products)
         return self._products.of_role(frame, results_NHV.flatten(1), weights, "o")
 
     def _projected(

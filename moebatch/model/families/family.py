@@ -46,8 +46,9 @@ class AttentionBlock(Protocol):
     ) -> Qkv:
         """Rotated queries and keys, and values; rows beyond the micro-batch hold garbage."""
 
-    def output(self, frame: Frame, out_NHV: Tensor, weights: Weights) -> Tensor:
-        """What attention adds to the hidden states, [N, D]."""
+    def output(self, frame: Frame, normed_ND: Tensor, out_NHV: Tensor, weights: Weights) -> Tensor:
+        """What attention adds to the hidden states, [N, D], of what has been attended, which may
+        become anything. Gates, where there are such, are opened by its input."""
 
     def attend(
         self,

@@ -92,6 +92,8 @@ _MERGED = 15
 """Streams of hidden states, before a part of a layer."""
 _SPREAD = 22
 """What it makes, over them: with how they are mixed as it is at first."""
+_SPREAD_UNMIXED = 16
+"""The same, over streams that are not mixed with each other."""
 _BALANCING = 6
 """Of its rows and columns, once more."""
 _COMPRESSED = 26
@@ -196,7 +198,7 @@ class Launches:
         gate = before + own_norm + chosen + latents
         gate += self._grouping + _READING_BACK + _LEFT_OUT * bool(shape.router.num_identities)
         behind = self._norm * ("mlp_out_norm" in shape.norms)
-        added = self._rows.add if shape.adds_experts_late else 1
+        added = self._spread or (self._rows.add if shape.adds_experts_late else 1)
         dense = before + self._mlp + behind + added + self._attended
         dense += self._residual(shape.mlp_residual)
 
@@ -302,7 +304,11 @@ class Launches:
     @property
     def _spread(self) -> int:
         streams = self.shape.streams
-        return 0 if streams is None else _SPREAD + _BALANCING * (streams.num_balancings - 1)
+        if streams is None:
+            return 0
+        if streams.num_balancings is None:
+            return _SPREAD_UNMIXED
+        return _SPREAD + _BALANCING * (streams.num_balancings - 1)
 
     @property
     def _mlp(self) -> int:
@@ -370,7 +376,7 @@ class Launches:
         if isinstance(attention, LatentAttention):
             group += _ABSORBED + _BROUGHT_BACK
             one_slice += _EXPANDED + 2 * attention.num_heads
-        elif isinstance(attention, GroupedAttention) and attention.has_sink_scores:
+        if attention.has_sink_scores:
             group += _SINK_SCORES
             one_slice += _SINK_SCORES
         groups = ceil(load.decode_positions / GATHER_ROWS)

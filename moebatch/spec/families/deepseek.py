@@ -5,6 +5,7 @@ two with DeepSeek Sparse Attention, DeepSeek-V3.2 and GLM-5."""
 from collections.abc import Sequence
 from dataclasses import replace
 from math import log
+from typing import Any
 
 from moebatch.spec.families.family import (
     FamilySpec,
@@ -61,11 +62,9 @@ def _glm_dsa(keys: ConfigKeys, num_layers: int) -> Layers:
     return choosing(layers, keys, types, rotates_neighbours=True)
 
 
-def choosing(
-    layers: Layers, keys: ConfigKeys, types: Sequence[str], *, rotates_neighbours: bool = False
-) -> Layers:
+def choosing(layers: Layers, keys: ConfigKeys, types: Sequence[str], **indexed: Any) -> Layers:
     """The same with latent attention whose tokens choose what they attend to, by indexers of those
-    types; `rotates_neighbours` is how these rotate."""
+    types; `indexed` are fields of an `Indexer` that no key says."""
     attention = layers.attention
     assert isinstance(attention, LatentAttention), "what is chosen is a latent"
     if attention.query_rank is None:
@@ -78,7 +77,7 @@ def choosing(
         num_heads=keys.count("index_n_heads"),
         head_dim=wide,
         rotary_dim=attention.rope_head_dim,
-        rotates_neighbours=rotates_neighbours,
+        **indexed,
     )
     kinds = {
         kind: replace(attention, indexer=replace(indexer, is_shared=kind == "shared"))
@@ -198,13 +197,12 @@ LATENT_NAMES = {
     "index_weights": "indexer.weights_proj.weight",
 }
 """Names of what makes latents, and of what is made of them, behind that of attention."""
-_NAMES = usual_names(
-    {
-        **{role: f"self_attn.{name}" for role, name in LATENT_NAMES.items()},
-        "router_correction": "mlp.gate.e_score_correction_bias",
-    },
-    shared=("mlp.shared_experts",),
-)
+LATENT_ROLES = {
+    **{role: f"self_attn.{name}" for role, name in LATENT_NAMES.items()},
+    "router_correction": "mlp.gate.e_score_correction_bias",
+}
+"""The same in layers whose experts are chosen with a correction."""
+_NAMES = usual_names(LATENT_ROLES, shared=("mlp.shared_experts",))
 """Layers behind the last one, which guess further tokens ahead, are not read."""
 
 DEEPSEEK_MOE = FamilySpec(

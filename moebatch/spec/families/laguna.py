@@ -11,10 +11,10 @@ from moebatch.spec.families.family import (
     in_two_ways,
     layer_types,
 )
-from moebatch.spec.model.attention import GateOpening
+from moebatch.spec.model.attention import GateOpening, OutputGate
 from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
-from moebatch.spec.model.grouped_attention import GroupedAttention, OutputGate
+from moebatch.spec.model.grouped_attention import GroupedAttention
 from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import usual_names
 

@@ -61,7 +61,7 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     of_shared = clamps_by_layer(keys, "share_expert_swiglu_limit_list", num_layers)
     return replace(
         latent_layers(
-            keys, num_layers, replace(attention, gates_heads=True), corrected_router(keys)
+            keys, num_layers, replace(attention, gate="of heads"), corrected_router(keys)
         ),
         moe_layers=sparse,
         recurrence=_delta(keys) if recurrent else None,

@@ -11,6 +11,7 @@ from typing import Literal
 from moebatch.spec.model.cache_layout import CacheDtype, CacheLayout, SinkWindow
 
 Sizes = dict[str, tuple[int, ...]]
+OutputGate = Literal["none", "with queries", "apart", "of heads"]
 GateOpening = Literal["sigmoid", "softplus"]
 
 
@@ -63,6 +64,15 @@ class Attention(ABC):
     rotary: str | None = None
     """Name of its rotary parameters in ``config.json``, where layers have several kinds of them."""
     temperature: Temperature | None = None
+    gate: OutputGate = "none"
+    """Each number that attention puts out is weighed by a gate, whose projection lies with the
+    queries' head by head, the query's rows before the gate's, or apart; or all numbers of a head
+    are weighed by one gate. Those that lie apart have no biases."""
+    gate_opening: GateOpening = "sigmoid"
+    """What its projection goes through."""
+    has_sink_scores: bool = False
+    """Each head has a learnt score that takes part in its softmax and has no value. These are no
+    tokens, unlike the sinks of a `SinkWindow`."""
     score_scale: float | None = None
     """By what scores are multiplied before their softmax; None is one by the root of a head's
     size."""
@@ -216,4 +226,9 @@ class Attention(ABC):
     @property
     def output_gate(self) -> GateOpening | None:
         """How its input opens gates that weigh what attention puts out, where there are such."""
-        return None
+        return None if self.gate == "none" else self.gate_opening
+
+    @property
+    def gate_width(self) -> int:
+        """Gates of a token, where there are such."""
+        return self.num_heads if self.gate == "of heads" else self.result_width

@@ -176,15 +176,21 @@ class Streams:
     it makes is added to each, beside a mix of all (Xie et al. 2026)."""
 
     count: int
-    num_balancings: int
-    """Times that rows and columns of how they are mixed are made to sum to one."""
+    num_balancings: int | None
+    """Times that rows and columns of how they are mixed are made to sum to one. None is that it is
+    added to each as it is: they are not mixed with each other (Hy4)."""
     eps: float
+    magnitude: float = 2.0
+    """Of what a part makes each stream takes a share below that."""
+    least_share: float = 0.0
+    """It is more by this."""
 
     def tensors(self, role: str, hidden_size: int, *, spreads: bool = True) -> Sizes:
         """Sizes of what is learnt of the mixing before the norm of that role; of the last one of a
         model nothing is spread."""
         count, wide = self.count, self.count * hidden_size
-        num_mixed, num_scales = (count * (2 + count), 3) if spreads else (count, 1)
+        num_scales = 1 + spreads * (1 if self.num_balancings is None else 2)
+        num_mixed = count * (min(num_scales, 2) + count * (num_scales == 3))
         return {
             f"{role}_streams": (num_mixed, wide),
             f"{role}_streams_base": (num_mixed,),

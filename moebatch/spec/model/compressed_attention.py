@@ -45,6 +45,7 @@ class CompressedAttention(Attention):
     """Groups of heads whose results are compressed each by itself."""
     output_rank: int
     """Width of what is made of the results of a group."""
+    has_sink_scores: bool = True
     entries: Entries | None = None
     """Of what lies before; None where tokens see their window alone."""
     indexer: Indexer | None = None

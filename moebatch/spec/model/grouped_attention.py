@@ -6,7 +6,6 @@ from typing import Literal
 
 from moebatch.spec.model.attention import (
     Attention,
-    GateOpening,
     Sizes,
     halves_of_neighbours,
     rows_by_part,
@@ -16,7 +15,6 @@ from moebatch.spec.model.cache_layout import LARGEST_SLICE, CacheLayout
 BIASED_PAIRS = 64 * LARGEST_SLICE
 """Pairs of tokens of a prompt to whose scores numbers are added at a time."""
 QkNorm = Literal["none", "head", "full", "unscaled"]
-OutputGate = Literal["none", "with queries", "apart", "of heads"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,17 +33,8 @@ class GroupedAttention(Attention):
     """Values are normed per head, without weights."""
     values_are_keys: bool = False
     """Values are projected as keys are: they are keys before their norm and rotation."""
-    gate: OutputGate = "none"
-    """Each number that attention puts out is weighed by a gate, whose projection lies with the
-    queries' head by head, the query's rows before the gate's, or apart; or all numbers of a head
-    are weighed by one gate. Those that lie apart have no biases."""
-    gate_opening: GateOpening = "sigmoid"
-    """What its projection goes through."""
     clip_qkv: float | None = None
     """Queries, keys and values are clamped to plus and minus this."""
-    has_sink_scores: bool = False
-    """Each head has a learnt score that takes part in its softmax and has no value. These are no
-    tokens, unlike the sinks of a `SinkWindow`."""
     num_rotated: int | None = None
     """Numbers of a head that rotate, its first ones; None is all. Where none does, tokens are told
     from each other by what they see alone."""
@@ -91,8 +80,7 @@ class GroupedAttention(Attention):
         widths = query | {"k": self.kv_width} | values
         sizes: Sizes = {role: (width, hidden_size) for role, width in widths.items()}
         if self.gate in ("apart", "of heads"):
-            num_gates = width if self.gate == "apart" else self.num_heads
-            sizes["output_gate"] = (num_gates, hidden_size)
+            sizes["output_gate"] = (self.gate_width, hidden_size)
         sizes["o"] = (hidden_size, self.result_width)
         if self.qkv_bias:
             sizes |= {f"{role}_bias": (width,) for role, width in widths.items()}
@@ -123,10 +111,6 @@ class GroupedAttention(Attention):
     @property
     def num_norms(self) -> int:
         return 2 * (self.qk_norm != "none") + self.norms_values
-
-    @property
-    def output_gate(self) -> GateOpening | None:
-        return None if self.gate == "none" else self.gate_opening
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

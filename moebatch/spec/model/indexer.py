@@ -25,7 +25,9 @@ class Indexer:
     rotary_dim: int
     """Numbers of a head that rotate as those of the attention's keys do."""
     rotates_neighbours: bool = False
-    """As in `Attention`; these are the first numbers of a head in files."""
+    """As in `Attention`."""
+    rotates_last: bool = False
+    """Numbers that rotate are the last ones of a head in files, not the first."""
     eps: float = 1e-6
     """Of the norm of keys."""
     is_shared: bool = False
@@ -36,11 +38,17 @@ class Indexer:
         head."""
         if not role.startswith(("index_q", "index_k")):
             return None
+        if self.rotates_last and not self.rotates_neighbours:
+            return None
         num_heads = self.num_heads if role == "index_q" else 1
-        rotating = [*range(self.rotary_dim)]
+        places = [*range(self.head_dim)]
+        if not self.rotates_last:
+            places = [*places[self.rotary_dim :], *places[: self.rotary_dim]]
+        plain, rotating = places[: -self.rotary_dim], places[-self.rotary_dim :]
         if self.rotates_neighbours:
-            rotating = halves_of_neighbours(self.rotary_dim, self.rotary_dim)
-        of_head = [*range(self.rotary_dim, self.head_dim), *rotating]
+            order = halves_of_neighbours(self.rotary_dim, self.rotary_dim)
+            rotating = [rotating[number] for number in order]
+        of_head = [*plain, *rotating]
         starts = range(0, num_heads * self.head_dim, self.head_dim)
         return [start + row for start in starts for row in of_head]
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from moebatch.spec.model.attention import Attention, GateOpening, Sizes, halves_of_neighbours
+from moebatch.spec.model.attention import Attention, Sizes, halves_of_neighbours
 from moebatch.spec.model.cache_layout import CacheLayout, CachePart
 from moebatch.spec.model.indexer import Indexer
 
@@ -27,9 +27,6 @@ class LatentAttention(Attention):
     """Size of a head of values; ``head_dim`` is that of queries and keys."""
     latent_scale: float = 1.0
     """By what normed latents are multiplied (LongCat-Flash)."""
-    gates_heads: bool = False
-    """All numbers that a head puts out are weighed by one sigmoid gate, without a bias (Ling
-    3.0)."""
     indexer: Indexer | None = None
     """What chooses where more is cached than is attended to; None where all is."""
     rotates: bool = True
@@ -173,8 +170,10 @@ class LatentAttention(Attention):
             sizes["kv_a_bias"] = (self.cached_key_dim,)
         sizes["kv_a_norm"] = (self.kv_rank,)
         sizes["kv_b"] = (key_width + value_width, self.kv_rank)
-        if self.gates_heads:
-            sizes["output_gate"] = (self.num_heads, hidden_size)
+        if self.gate != "none":
+            sizes["output_gate"] = (self.gate_width, hidden_size)
+        if self.has_sink_scores:
+            sizes["sink_scores"] = (self.num_heads,)
         sizes["o"] = (hidden_size, value_width)
         if self.output_bias:
             sizes["o_bias"] = (hidden_size,)
@@ -185,8 +184,14 @@ class LatentAttention(Attention):
         return sizes
 
     @property
-    def output_gate(self) -> GateOpening | None:
-        return "sigmoid" if self.gates_heads else None
+    def gate_width(self) -> int:
+        """Of values, and not of sums of latents."""
+        return self.num_heads * (1 if self.gate == "of heads" else self.value_head_dim)
+
+    @property
+    def exact_roles(self) -> frozenset[str]:
+        """Scores without a value, as transformers holds them."""
+        return frozenset(("sink_scores",))
 
     @property
     def flops_per_pair(self) -> int:
