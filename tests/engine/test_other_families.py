@@ -21,7 +21,7 @@ OTHERS = (
     *("step3p7", "glm4v_moe", "granitemoe_swa", "kolibri1", "flint", "laguna", "cohere2_moe"),
     *("qwen3_omni_moe_thinker", "aria_text", "deepseek_v4", "deepseek_v32", "hy_v4"),
 )
-ON_GPU_ALONE = ("deepseek_v4", "deepseek_v32")
+ON_GPU_ALONE = ("deepseek_v4", "deepseek_v32", "hy_v4")
 
 
 @pytest.mark.few(title=tuple(WHERE), family=OTHERS[:3])

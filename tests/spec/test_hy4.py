@@ -71,7 +71,11 @@ def test_configurations_mean_what_transformers_takes_them_for(entries: dict[str,
     assert shape.num_experts == config.n_routed_experts
     assert shape.shared_expert_width == config.n_shared_experts * config.moe_intermediate_size
     assert shape.router.scale == config.routed_scaling_factor
-    assert shape.max_positions == shape.most_attended == config.index_topk
+    for layer, kind in enumerate(config.indexer_types):
+        indexed = shape.attention_of(layer)
+        assert isinstance(indexed, LatentAttention) and indexed.indexer is not None
+        assert indexed.indexer.is_shared == (kind == "shared")
+        assert indexed.indexer.most == config.index_topk
     clamp, streams, attention = shape.expert_clamp(0), shape.streams, shape.attention
     assert clamp is not None and clamp.limit == config.swiglu_limit and not shape.mlp_clamps
     assert streams is not None and streams.num_balancings is None
@@ -111,12 +115,6 @@ def test_what_is_not_done_is_refused_by_the_names_of_the_file(
     with pytest.raises(CheckpointError) as caught:
         read_planned_shape({**OWN, **SIZES, **entries}, "m/config.json")
     assert message in str(caught.value)
-
-
-def test_rows_that_an_indexer_would_choose_from_are_too_long() -> None:
-    shape = shape_of(**SIZES, index_topk=77)
-    assert shape.max_positions == 77
-    assert "attention is sparse, which is not computed" in shape.beyond_context
 
 
 @pytest.mark.parametrize("place", ["hc_pre.{module}", "{module}", "{module}.hc_pre"])
@@ -162,6 +160,8 @@ def test_streams_take_their_shares_as_they_are(tiny_checkpoint: Any) -> None:
 def test_hy4_preview_is_as_large_as_said() -> None:
     shape = load_model("hy4-preview").shape
     assert FAMILIES[shape.architecture].model_type == "hy_v4"
-    (group,) = shape.cache_groups(2048)
-    assert group.layout.token_bytes(2) == 2 * 576
-    assert shape.attends_beside_gpu
+    short = shape.attending_within(2048)
+    for each, numbers in ((short, 576), (shape, 576 + 128)):
+        (group,) = each.cache_groups(2048)
+        assert group.layout.token_bytes(2) == 2 * numbers
+    assert short.attends_beside_gpu and not shape.attends_beside_gpu

@@ -93,7 +93,7 @@ attention."""
 HY_V4 = FamilySpec(
     architecture="HYV4ForCausalLM",
     model_type="hy_v4",
-    defaults={"index_topk_freq": 4, "index_skip_topk_offset": 2},
+    defaults={"num_key_value_heads": None, "index_topk_freq": 4, "index_skip_topk_offset": 2},
     layers=_layers,
     names=usual_names(
         {
