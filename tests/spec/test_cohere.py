@@ -1,19 +1,13 @@
 """Shapes of Cohere's models with experts, whose attention and experts see the same."""
 
-import json
 from typing import Any
 
 import pytest
-import torch
 
-from moebatch.errors import CheckpointError
-from moebatch.spec.families.registry import FAMILIES
 from moebatch.spec.model.grouped_attention import GroupedAttention
-from moebatch.spec.model.shape import ModelShape
-from moebatch.spec.model.shape_reader import read_planned_shape, read_shape
-from tests import tiny
+from tests.spec.described import Described
 
-OWN = {"architectures": ["Cohere2MoeForCausalLM"], "model_type": "cohere2_moe"}
+FAMILY = Described("cohere2_moe", "Cohere2MoeForCausalLM")
 FULL, SLIDING = "full_attention", "sliding_attention"
 SIZES = {
     "vocab_size": 50,
@@ -27,17 +21,6 @@ SIZES = {
     "num_experts_per_tok": 3,
     "sliding_window": 9,
 }
-
-
-def shape_of(**entries: Any) -> ModelShape:
-    return read_shape({**OWN, **entries}, "m/config.json")
-
-
-def transformers(**entries: Any) -> Any:
-    from transformers import AutoConfig
-
-    with tiny.quiet():
-        return AutoConfig.for_model("cohere2_moe", **json.loads(json.dumps(entries)))
 
 
 @pytest.mark.parametrize(
@@ -59,7 +42,7 @@ def transformers(**entries: Any) -> Any:
     ],
 )
 def test_configurations_mean_what_transformers_takes_them_for(entries: dict[str, Any]) -> None:
-    shape, config = shape_of(**entries), transformers(**entries)
+    shape, config = FAMILY.shape_of(**entries), FAMILY.transformers(**entries)
     assert (shape.num_layers, shape.hidden_size) == (config.num_hidden_layers, config.hidden_size)
     sparse = [n for n, kind in enumerate(config.mlp_layer_types) if kind == "sparse"]
     assert list(shape.moe_layers) == sparse
@@ -108,19 +91,8 @@ def test_configurations_mean_what_transformers_takes_them_for(entries: dict[str,
 )
 def test_tensors_are_those_that_transformers_has(entries: dict[str, Any]) -> None:
     """One norm of each layer, without a bias."""
-    from transformers import AutoModelForCausalLM
-
     entries = {**entries, "tie_word_embeddings": False, "pad_token_id": 0}
-    with tiny.quiet(), torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(transformers(**entries))
-    shape, names = shape_of(**entries), FAMILIES[OWN["architectures"][0]].names
-    theirs = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    experts = {name for name in theirs if ".experts." in name}
-    ours = dict(names.global_weights(shape, theirs).values())
-    for layer in range(shape.num_layers):
-        ours |= dict(names.layer_weights(shape, layer, theirs).values())
-    assert ours == {name: size for name, size in theirs.items() if name not in experts}
-    assert shape.num_params == sum(tensor.numel() for tensor in model.state_dict().values())
+    FAMILY.assert_tensors_are_those_of_transformers(**entries)
 
 
 @pytest.mark.parametrize(
@@ -141,6 +113,4 @@ def test_tensors_are_those_that_transformers_has(entries: dict[str, Any]) -> Non
 def test_what_is_not_done_is_refused_by_the_names_of_the_file(
     entries: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(CheckpointError) as caught:
-        read_planned_shape({**OWN, **SIZES, **entries}, "m/config.json")
-    assert message in str(caught.value)
+    assert message in FAMILY.faults_of(**{**SIZES, **entries})

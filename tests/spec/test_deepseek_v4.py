@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 import torch
 
-from moebatch.errors import CheckpointError, ConfigError
+from moebatch.errors import ConfigError
 from moebatch.spec.families.registry import FAMILIES
 from moebatch.spec.model.cache_layout import SinkWindow
 from moebatch.spec.model.compressed_attention import CompressedAttention
 from moebatch.spec.model.models import load_model
-from moebatch.spec.model.shape import ModelShape
-from moebatch.spec.model.shape_reader import read_planned_shape, read_shape
-from tests import tiny
+from moebatch.spec.model.shape_reader import read_shape
+from tests.spec.described import Described
 
-OWN = {"architectures": ["DeepseekV4ForCausalLM"], "model_type": "deepseek_v4"}
+FAMILY = Described("deepseek_v4", "DeepseekV4ForCausalLM")
+shape_of = FAMILY.shape_of
 SLIDING, SPARSE = "sliding_attention", "compressed_sparse_attention"
 HEAVY = "heavily_compressed_attention"
 SIZES = {
@@ -37,17 +37,6 @@ SIZES = {
 }
 
 
-def shape_of(**entries: Any) -> ModelShape:
-    return read_shape({**OWN, **entries}, "m/config.json")
-
-
-def transformers(**entries: Any) -> Any:
-    from transformers.models.deepseek_v4 import DeepseekV4Config
-
-    with tiny.quiet():
-        return DeepseekV4Config.from_dict(json.loads(json.dumps(entries)))
-
-
 @pytest.mark.parametrize(
     "entries",
     [
@@ -60,7 +49,7 @@ def transformers(**entries: Any) -> Any:
     ],
 )
 def test_configurations_mean_what_transformers_takes_them_for(entries: dict[str, Any]) -> None:
-    shape, config = shape_of(**entries), transformers(**entries)
+    shape, config = shape_of(**entries), FAMILY.transformers(**entries)
     assert (shape.num_layers, shape.hidden_size) == (config.num_hidden_layers, config.hidden_size)
     hashed = [n for n, kind in enumerate(config.mlp_layer_types) if kind == "hash_moe"]
     assert list(shape.hashed_layers) == hashed
@@ -107,7 +96,7 @@ def test_tensors_are_those_that_transformers_writes(tiny_checkpoint: Any) -> Non
 
     folder = tiny_checkpoint("deepseek_v4")
     config = json.loads((folder / "config.json").read_text())
-    shape, names = read_shape(config, ""), FAMILIES[OWN["architectures"][0]].names
+    shape, names = read_shape(config, ""), FAMILIES[FAMILY.architecture].names
     theirs = {
         name: tuple(tensor.shape)
         for name, tensor in read_tensors(folder).items()
@@ -158,9 +147,7 @@ def test_layers_keep_a_window_and_a_state_of_their_kind() -> None:
 def test_what_is_not_done_is_refused_by_the_names_of_the_file(
     entries: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(CheckpointError) as caught:
-        read_planned_shape({**OWN, **SIZES, **entries}, "m/config.json")
-    assert message in str(caught.value)
+    assert message in FAMILY.faults_of(**{**SIZES, **entries})
 
 
 def test_sinks_and_a_window_are_refused() -> None:

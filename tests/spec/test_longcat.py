@@ -1,20 +1,14 @@
 """Shapes of LongCat-Flash, of whose layers each is two here."""
 
-import json
 from typing import Any
 
 import pytest
-import torch
 
-from moebatch.errors import CheckpointError
-from moebatch.spec.families.registry import FAMILIES
 from moebatch.spec.model.latent_attention import LatentAttention
 from moebatch.spec.model.models import load_model
-from moebatch.spec.model.shape import ModelShape
-from moebatch.spec.model.shape_reader import read_planned_shape, read_shape
-from tests import tiny
+from tests.spec.described import Described
 
-OWN = {"architectures": ["LongcatFlashForCausalLM"], "model_type": "longcat_flash"}
+FAMILY = Described("longcat_flash", "LongcatFlashForCausalLM")
 SIZES = {
     "vocab_size": 50,
     "hidden_size": 32,
@@ -34,17 +28,6 @@ SIZES = {
 }
 
 
-def shape_of(**entries: Any) -> ModelShape:
-    return read_shape({**OWN, **entries}, "m/config.json")
-
-
-def transformers(**entries: Any) -> Any:
-    from transformers import AutoConfig
-
-    with tiny.quiet():
-        return AutoConfig.for_model("longcat_flash", **json.loads(json.dumps(entries)))
-
-
 @pytest.mark.parametrize(
     "entries",
     [
@@ -58,8 +41,8 @@ def transformers(**entries: Any) -> Any:
 )
 def test_configurations_mean_what_transformers_takes_them_for(entries: dict[str, Any]) -> None:
     given = {key: value for key, value in entries.items() if value is not None}
-    shape = shape_of(**entries)
-    config = transformers(**given | ({"zero_expert_num": 0} if given != entries else {}))
+    shape = FAMILY.shape_of(**entries)
+    config = FAMILY.transformers(**given | ({"zero_expert_num": 0} if given != entries else {}))
     attention = shape.attention
     assert isinstance(attention, LatentAttention)
     assert (shape.num_layers, shape.hidden_size) == (config.num_hidden_layers, config.hidden_size)
@@ -81,29 +64,14 @@ def test_configurations_mean_what_transformers_takes_them_for(entries: dict[str,
 
 
 def test_tensors_are_those_that_transformers_has() -> None:
-    """But for those of experts, of which it has some that compute nothing."""
-    from transformers import AutoModelForCausalLM
-
-    entries = {**SIZES, "attention_bias": True}
-    with tiny.quiet(), torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(transformers(**entries))
-    shape, names = shape_of(**entries), FAMILIES[OWN["architectures"][0]].names
-    theirs = {
-        name: tuple(tensor.shape)
-        for name, tensor in model.state_dict().items()
-        if ".experts." not in name
-    }
-    ours = dict(names.global_weights(shape, theirs).values())
-    for layer in range(shape.num_layers):
-        ours |= dict(names.layer_weights(shape, layer, theirs).values())
-    assert ours == theirs
+    FAMILY.assert_tensors_are_those_of_transformers(**SIZES, attention_bias=True)
 
 
 def test_one_that_computes_nothing_is_priced_as_nothing() -> None:
     """Of twelve choices a third, where all are alike."""
-    shape = shape_of()
+    shape = FAMILY.shape_of()
     assert (shape.num_choices, shape.computed_per_token) == (768, pytest.approx(8))
-    assert shape_of(zero_expert_num=0).computed_per_token == 12
+    assert FAMILY.shape_of(zero_expert_num=0).computed_per_token == 12
 
 
 @pytest.mark.parametrize(
@@ -121,9 +89,7 @@ def test_one_that_computes_nothing_is_priced_as_nothing() -> None:
 def test_what_is_not_done_is_refused_by_the_names_of_the_file(
     entries: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(CheckpointError) as caught:
-        read_planned_shape({**OWN, "qk_rope_head_dim": 64, **entries}, "m/config.json")
-    assert message in str(caught.value)
+    assert message in FAMILY.faults_of(**{"qk_rope_head_dim": 64, **entries})
 
 
 def test_longcat_flash_is_as_large_as_its_paper_says() -> None:

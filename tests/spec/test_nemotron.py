@@ -1,23 +1,20 @@
 """Shapes of Nemotron-H, whose files number what mixes tokens, experts and MLPs one by one."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from moebatch.errors import CheckpointError
 from moebatch.spec.families.registry import FAMILIES
 from moebatch.spec.model.grouped_attention import GroupedAttention
 from moebatch.spec.model.models import load_model
 from moebatch.spec.model.recurrence import StateSpace
-from moebatch.spec.model.shape import ModelShape
-from moebatch.spec.model.shape_reader import read_planned_shape, read_shape
-from tests import tiny
 from tests.shapes import load_shape
+from tests.spec.described import Described
 
-OWN = {"architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h"}
+FAMILY = Described("nemotron_h", "NemotronHForCausalLM")
+shape_of = FAMILY.shape_of
 LETTERS = {"M": "linear_attention", "*": "full_attention", "E": "moe", "-": "mlp"}
 SIZES = {
     "vocab_size": 50,
@@ -33,23 +30,6 @@ SIZES = {
     "n_groups": 3,
     "ssm_state_size": 7,
 }
-
-
-def shape_of(**entries: Any) -> ModelShape:
-    return read_shape({**OWN, **entries}, "m/config.json")
-
-
-def faults_of(**entries: Any) -> str:
-    with pytest.raises(CheckpointError) as caught:
-        read_planned_shape({**OWN, **entries}, "m/config.json")
-    return str(caught.value)
-
-
-def transformers(**entries: Any) -> Any:
-    from transformers import AutoConfig
-
-    with tiny.quiet():
-        return AutoConfig.for_model("nemotron_h", **json.loads(json.dumps(entries)))
 
 
 @pytest.mark.parametrize(
@@ -69,7 +49,7 @@ def test_shapes_are_those_of_models_that_transformers_makes(
     from transformers import AutoModelForCausalLM
 
     entries = {**SIZES, **options, "layers_block_type": [LETTERS[each] for each in pattern]}
-    config = transformers(**entries)
+    config = FAMILY.transformers(**entries)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     shape = shape_of(**entries)
@@ -91,7 +71,7 @@ def test_shapes_are_those_of_models_that_transformers_makes(
     if recurrence is not None:
         assert isinstance(recurrence, StateSpace)
         assert recurrence.num_key_heads == config.n_groups
-    config.architectures = OWN["architectures"]
+    config.architectures = [FAMILY.architecture]
     config.save_pretrained(tmp_path)
     assert load_shape(tmp_path) == shape
 
@@ -159,7 +139,7 @@ def test_kinds_of_layers_are_read_however_files_say_them() -> None:
 def test_what_is_not_done_is_refused_by_the_names_of_the_file(
     entries: dict[str, Any], message: str
 ) -> None:
-    assert message in faults_of(**entries)
+    assert message in FAMILY.faults_of(**entries)
 
 
 def test_nemotron_3_nano_is_as_large_as_its_card_says() -> None:

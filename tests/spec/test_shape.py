@@ -1,6 +1,5 @@
 """Shapes from config.json against transformers' own reading of the same file."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from moebatch.spec.model.shape_reader import (
 )
 from tests import tiny
 from tests.shapes import load_shape
+from tests.spec import described
 
 ARCHITECTURES = {
     "mixtral": "MixtralForCausalLM",
@@ -692,11 +692,7 @@ def test_unreadable_files(content: bytes | None, message: str, tmp_path: Path) -
 
 def transformers(family: str, **entries: Any) -> Any:
     """What transformers makes of the same config.json."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    with tiny.quiet():
-        entries = NEEDED.get(family, {}) | entries
-        return CONFIG_MAPPING[family].from_dict(json.loads(json.dumps(entries)))
+    return described.transformers(family, **{**NEEDED.get(family, {}), **entries})
 
 
 def assert_agrees(shape: ModelShape, config: Any) -> None:

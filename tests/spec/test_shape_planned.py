@@ -1,6 +1,5 @@
 """Shapes of architectures that have keys of their own, against transformers' own models."""
 
-import json
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from moebatch.spec.model.shape import ModelShape
 from moebatch.spec.model.shape_reader import read_shape
 from tests import tiny
 from tests.shapes import load_shape, stored_bytes
+from tests.spec.described import transformers
 
 ARCHITECTURES = {
     "dbrx": "DbrxForCausalLM",
@@ -96,13 +96,6 @@ def faults_of(family: str, **entries: Any) -> str:
     with pytest.raises(FaultyConfig) as caught:
         shape_of(family, **entries)
     return str(caught.value)
-
-
-def transformers(family: str, **entries: Any) -> Any:
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    with tiny.quiet():
-        return CONFIG_MAPPING[family].from_dict(json.loads(json.dumps(entries)))
 
 
 def model_of(family: str, **entries: Any) -> Any:
