@@ -37,7 +37,7 @@ from moebatch.store.monitor import Monitor
 from tests.engine.fake_gpu import FakeEvent, FakeGpu
 from tests.engine.test_engine import TokenText, requests, tokens_of
 from tests.engine.test_schedules import EMULATED, emulated, run
-from tests.model.oracle import greedy, load
+from tests.model.oracle import greedy_answers, load
 from tests.patience import PATIENCE_S, until
 
 Kernel = Callable[[], object]
@@ -494,7 +494,7 @@ def test_schedules_compute_the_same_on_streams(
     chosen = replace(EMULATED[title], schedule=name)
     outcomes, _ = run(folder, chosen, rows, device=emulated(), scratch=tmp_path, clock_s=1e-6)
     model = load(folder)
-    assert tokens_of(outcomes) == [tuple(greedy(model, row.prompt_tokens, 6)[0]) for row in rows]
+    assert tokens_of(outcomes) == greedy_answers(model, rows, 6)
     assert not streams.issued
 
 
@@ -560,4 +560,4 @@ def test_when_memory_is_refused_on_streams_passes_shrink(
         assert built.engine.statistics.num_shrunk == 3
         assert not streams.issued
     model = load(folder)
-    assert tokens_of(outcomes) == [tuple(greedy(model, row.prompt_tokens, 6)[0]) for row in rows]
+    assert tokens_of(outcomes) == greedy_answers(model, rows, 6)

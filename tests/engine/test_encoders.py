@@ -14,19 +14,18 @@ import pytest
 import torch
 
 from moebatch.checkpoint.model_files import open_model
-from moebatch.engine.build import BuiltEngine, build_engine
-from moebatch.engine.spec import EngineSpec
 from moebatch.errors import ConfigError, OutOfMemory
-from moebatch.layout.buffers import KV_TERM, KV_WINDOW_TERM
 from moebatch.model.decoder import Decoder
 from moebatch.plan.runnable import not_runnable
 from moebatch.schedule.registry import SCHEDULES
 from moebatch.spec.model.cache_layout import SinkWindow
 from moebatch.spec.policy.policy import Placement, Policy, pages_of
-from moebatch.spec.request import Begun, Outcome, Request
-from tests.engine.test_engine import TokenText, policy, requests, tokens_of
-from tests.engine.test_memory import problem_of
+from moebatch.spec.request import Request
+from tests.engine.passes import begun
+from tests.engine.test_engine import policy, requests, tokens_of
+from tests.engine.test_memory import assert_cache_is_as_priced, problem_of
 from tests.engine.test_schedules import EMULATED, IN_MEMORY, emulated, gpu_policy, run
+from tests.engine.test_states import answered, built_for
 from tests.tiny import quiet
 
 FAMILY, START, NEW_TOKENS = "switch_transformers", 3, 6
@@ -112,27 +111,11 @@ def test_every_schedule_equals_transformers(
     assert built.engine.statistics.shared_tokens == 0
 
 
-def built_for(tiny_checkpoint: Callable[..., Path], chosen: Policy, **options: Any) -> BuiltEngine:
-    files = open_model(tiny_checkpoint(FAMILY), "float32")
-    spec = EngineSpec(files=files, policy=chosen, max_tokens=112, **options)
-    return build_engine(spec, decoder=TokenText(), end_tokens=frozenset(), job_seed=0)
-
-
-def answered(built: BuiltEngine, rows: Sequence[Request] = ROWS) -> list[Outcome]:
-    try:
-        with torch.inference_mode():
-            outcomes = list(built.engine.run(rows))
-        built.check_integrity()
-    finally:
-        built.close()
-    return sorted(outcomes, key=lambda outcome: outcome.request.index)
-
-
 def test_the_plain_driver_equals_transformers(
     tiny_checkpoint: Callable[..., Path], known: Callable[[str], list[tuple[int, ...]]]
 ) -> None:
-    built = built_for(tiny_checkpoint, WHERE["streamed"], is_plain=True)
-    assert tokens_of(answered(built)) == known("usual")
+    built = built_for(tiny_checkpoint(FAMILY), WHERE["streamed"], is_plain=True)
+    assert tokens_of(answered(built, ROWS)) == known("usual")
 
 
 @pytest.mark.exhaustive
@@ -144,7 +127,7 @@ def test_hundreds_of_rows_equal_transformers(
     rows = [encoded(row) for row in requests(lengths, max_tokens=4)]
     many = {"batch_size": 70, "micro_batch_size": 30, "tokens_per_pass": 300, "num_kv_pages": 90}
     chosen = replace(policy(resident=0.4, num_slots=5, **many), schedule=name)
-    built = built_for(tiny_checkpoint, chosen)
+    built = built_for(tiny_checkpoint(FAMILY), chosen)
     assert tokens_of(answered(built, rows)) == answers(tiny_checkpoint(FAMILY), rows)
     assert built.engine.statistics.num_preempted == 0
 
@@ -159,12 +142,8 @@ def test_some_tokens_find_no_room(tiny_checkpoint: Callable[..., Path]) -> None:
 def test_what_an_earlier_run_has_left_is_gone_on_with(
     tiny_checkpoint: Callable[..., Path], known: Callable[[str], list[tuple[int, ...]]]
 ) -> None:
-    begun = [
-        replace(row, begun=(Begun(tokens=tokens[: 1 + row.index % 4], logprobs=()),))
-        for row, tokens in zip(ROWS, known("usual"), strict=True)
-    ]
-    built = built_for(tiny_checkpoint, WHERE["streamed"])
-    assert tokens_of(answered(built, begun)) == known("usual")
+    built = built_for(tiny_checkpoint(FAMILY), WHERE["streamed"])
+    assert tokens_of(answered(built, begun(ROWS, known("usual")))) == known("usual")
 
 
 def test_rows_are_sent_back_where_pages_run_short(tiny_checkpoint: Callable[..., Path]) -> None:
@@ -172,7 +151,7 @@ def test_rows_are_sent_back_where_pages_run_short(tiny_checkpoint: Callable[...,
     short = requests([4] * 40, max_tokens=60, stop_token_ids=frozenset(range(320)))
     long = [replace(row, index=40 + row.index) for row in requests([17] * 8, max_tokens=60)]
     rows = [encoded(row) for row in (*short, *long)]
-    built = built_for(tiny_checkpoint, policy(num_kv_pages=13, num_slots=9, **WHOLE))
+    built = built_for(tiny_checkpoint(FAMILY), policy(num_kv_pages=13, num_slots=9, **WHOLE))
     found = tokens_of(answered(built, rows))
     assert found[40:] == answers(tiny_checkpoint(FAMILY), rows[40:])
     assert built.engine.statistics.num_preempted > 0
@@ -188,29 +167,19 @@ def test_the_system_may_not_refuse_memory(
 
     monkeypatch.setattr(Decoder, "attend", refusing)
     with pytest.raises(OutOfMemory):
-        answered(built_for(tiny_checkpoint, WHERE["streamed"]))
+        answered(built_for(tiny_checkpoint(FAMILY), WHERE["streamed"]), ROWS)
 
 
 @pytest.mark.parametrize("title", ["streamed", "on disk", "three levels"])
 def test_the_cache_takes_what_was_priced(
     tiny_checkpoint: Callable[..., Path], tmp_path: Path, title: str
 ) -> None:
-    chosen = WHERE[title]
-    options: dict[str, Any] = {"device": emulated()} if chosen.ffn_on_gpu else {}
-    built = built_for(tiny_checkpoint, chosen, scratch=tmp_path, **options)
-    in_cache = {level: built.cache.bytes_on(level) for level in ("vram", "dram")}
+    folder, chosen = tiny_checkpoint(FAMILY), WHERE[title]
+    built = built_for(folder, chosen, tmp_path)
     built.close()
-    hardware = emulated().hardware
-    assert hardware is not None
-    asked = problem_of(
-        open_model(tiny_checkpoint(FAMILY), "float32"),
-        hardware if chosen.ffn_on_gpu else hardware.without("vram"),
-    )
-    for level, footprint in asked.footprints(chosen).items():
-        priced = footprint.terms.get(KV_TERM, 0) + footprint.terms.get(KV_WINDOW_TERM, 0)
-        assert in_cache.get(level, priced) == priced
+    assert_cache_is_as_priced(built, folder, chosen)
     if title == "streamed":
-        assert in_cache["dram"] == chosen.num_kv_pages * 16 * (3 * 2 * 4 * 7 * 4)
+        assert built.cache.bytes_on("dram") == chosen.num_kv_pages * 16 * (3 * 2 * 4 * 7 * 4)
 
 
 @pytest.mark.parametrize(

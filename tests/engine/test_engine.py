@@ -21,7 +21,7 @@ from moebatch.schedule.task import Kind
 from moebatch.spec.policy.policy import Placement, Policy, pages_of
 from moebatch.spec.request import Outcome, Request
 from moebatch.spec.sampling import Sampling
-from tests.model.oracle import greedy, load
+from tests.model.oracle import greedy, greedy_answers, load
 from tests.tiny import FAMILIES
 
 LENGTHS = (1, 12, 17, 40, 3, 96, 16, 2, 33, 8)
@@ -143,7 +143,7 @@ def test_experts_are_converted_when_they_are_computed_in_another_dtype(
 ) -> None:
     folder = tiny_checkpoint("qwen2_moe", dtype=stored)
     model, rows = load(folder, "float32"), requests()
-    expected = [tuple(greedy(model, row.prompt_tokens, NEW_TOKENS)[0]) for row in rows]
+    expected = greedy_answers(model, rows, NEW_TOKENS)
     assert tokens_of(run(folder, policy(), rows, dtype="float32")) == expected
 
 
@@ -167,7 +167,7 @@ def test_a_slice_longer_than_a_micro_batch_is_attended_in_pieces(
     rows = requests([1300, 7, 530])
     chosen = policy(tokens_per_pass=tokens_per_pass, num_kv_pages=200)
     model = load(folder)
-    expected = [tuple(greedy(model, row.prompt_tokens, NEW_TOKENS)[0]) for row in rows]
+    expected = greedy_answers(model, rows, NEW_TOKENS)
     with engine(folder, chosen, max_tokens=1400) as built:
         outcomes = sorted(built.engine.run(rows), key=lambda outcome: outcome.request.index)
     assert tokens_of(outcomes) == expected

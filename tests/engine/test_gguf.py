@@ -13,7 +13,7 @@ from moebatch.layout.footprint import slot_bytes
 from moebatch.layout.scratch import needs_matrix
 from tests.engine.test_engine import policy, requests, run, tokens_of
 from tests.gguf_models import HYBRID, LATENT, RECURRENT, Types, write_gguf
-from tests.model.oracle import greedy, load
+from tests.model.oracle import greedy_answers, load
 from tests.packing.test_pack import packed
 from tests.quantised import decoded_beside
 
@@ -131,7 +131,7 @@ def open_tensors(path: Path) -> Collection[str]:
 def require_tokens_of_transformers(folder: Path, path: Path, resident: float) -> None:
     rows = requests((1, 33, 7, 12))
     model = load(decoded_beside(folder))
-    expected = [tuple(greedy(model, row.prompt_tokens, NEW_TOKENS)[0]) for row in rows]
+    expected = greedy_answers(model, rows, NEW_TOKENS)
     assert tokens_of(run(path, policy(resident=resident), rows, dtype="float32")) == expected
 
 

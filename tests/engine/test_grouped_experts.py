@@ -19,7 +19,7 @@ from moebatch.spec.request import Request
 from tests.engine.test_engine import NEW_TOKENS, policy, requests, tokens_of
 from tests.engine.test_schedules import EMULATED, emulated, run
 from tests.gpu_kernels import use_gpu_kernels
-from tests.model.oracle import greedy, load
+from tests.model.oracle import greedy_answers, load
 from tests.quantised import decoded_beside, write_quantised
 
 _TOGETHER, _SHORT = 3, 12
@@ -115,7 +115,7 @@ def test_experts_in_codes_give_the_tokens_of_their_decoded_weights(
     plain = tiny_checkpoint(family, num_hidden_layers=2, **sizes)
     folder = write_quantised(plain, kind, tmp_path / kind)
     model, rows = load(decoded_beside(folder)), requests((1, 12, 7))
-    expected = [tuple(greedy(model, row.prompt_tokens, NEW_TOKENS)[0]) for row in rows]
+    expected = greedy_answers(model, rows, NEW_TOKENS)
     launched = use_gpu_kernels(monkeypatch)
     monkeypatch.setattr(Ladder, "most_together", lambda ladder, policy: _TOGETHER)
     chosen = replace(EMULATED[_ON_GPU], schedule="klotski")

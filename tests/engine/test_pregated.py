@@ -15,7 +15,7 @@ from moebatch.schedule.task import Kind
 from moebatch.spec.request import Request
 from tests.engine.test_engine import TokenText, policy, requests, tokens_of
 from tests.engine.test_schedules import emulated, gpu_policy, run
-from tests.model.oracle import greedy, load
+from tests.model.oracle import greedy, greedy_answers, load
 from tests.model.pregated import random_pregates, with_pregates
 from tests.shapes import load_shape
 
@@ -73,7 +73,7 @@ def case(tiny_checkpoint: Callable[..., Path]) -> Callable[..., Case]:
         pregates = random_pregates(model, level, numbers=numbers)
         exact = greedy(model, rows()[1].prompt_tokens, MAX_TOKENS)[0]
         with_pregates(model, pregates)
-        answers = [tuple(greedy(model, row.prompt_tokens, MAX_TOKENS)[0]) for row in rows()]
+        answers = greedy_answers(model, rows(), MAX_TOKENS)
         assert answers[1] != tuple(exact), "these gates matter"
         return folder, Approximation(pregates=pregates), answers
 

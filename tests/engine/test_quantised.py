@@ -12,7 +12,7 @@ from moebatch.checkpoint.model_files import open_model
 from moebatch.errors import CheckpointError, MoebatchError
 from moebatch.layout.footprint import slot_bytes
 from tests.engine.test_engine import policy, requests, run, tokens_of
-from tests.model.oracle import greedy, load
+from tests.model.oracle import greedy_answers, load
 from tests.quantised import KINDS, decoded_beside, write_quantised
 
 NEW_TOKENS = 5
@@ -38,7 +38,7 @@ def test_tokens_are_those_of_the_decoded_weights(
     quantised = folder(kind, dense=resident == 0.0, shards=resident == 0.0)
     rows = requests((1, 33, 7, 12))
     model = load(decoded_beside(quantised))
-    expected = [tuple(greedy(model, row.prompt_tokens, NEW_TOKENS)[0]) for row in rows]
+    expected = greedy_answers(model, rows, NEW_TOKENS)
     assert tokens_of(run(quantised, policy(resident=resident), rows)) == expected
 
 

@@ -11,7 +11,7 @@ from moebatch.spec.request import Request
 from moebatch.spec.sampling import Sampling
 from tests.engine.test_engine import NEW_TOKENS, policy, tokens_of
 from tests.engine.test_schedules import emulated, gpu_policy, run
-from tests.model.oracle import greedy, load
+from tests.model.oracle import greedy_answers, load
 
 HEADERS = ([9] * 20 + [7, 8] * 20, [9] * 20 + [5] * 13)
 """Two that begin with one full page alike."""
@@ -56,7 +56,7 @@ def model_and_tokens(
 ) -> tuple[Path, list[tuple[int, ...]]]:
     folder = tiny_checkpoint("mixtral")
     model = load(folder)
-    return folder, [tuple(greedy(model, row.prompt_tokens, NEW_TOKENS)[0]) for row in rows()]
+    return folder, greedy_answers(model, rows(), NEW_TOKENS)
 
 
 @pytest.mark.few

@@ -11,16 +11,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebatch.engine.passes import layout
 from moebatch.model.native import loader
 from moebatch.schedule.registry import SCHEDULES
 from moebatch.spec.model import cache_layout
 from moebatch.spec.model.cache import CacheGroup
 from moebatch.spec.model.cache_layout import CacheLayout, KvCache, SinkWindow
 from moebatch.spec.policy.policy import pages_of
-from moebatch.spec.request import Begun
 from moebatch.store.kv.pages import KvPages
 from moebatch.store.kv.view import seen_rows
+from tests.engine.passes import SLICE, begun
 from tests.engine.test_engine import LENGTHS, NEW_TOKENS, policy, requests, tokens_of
 from tests.engine.test_schedules import EMULATED, IN_MEMORY, emulated, run
 from tests.model.oracle import load
@@ -28,8 +27,6 @@ from tests.model.sinks import greedy_with_sinks
 from tests.model.test_cached_numbers import round_trip
 from tests.tiny import GROUPED, LATENT
 
-SLICE = 8
-"""Instead of 512, so that sequences of tens of tokens go round."""
 SINKS = SinkWindow(4, 12)
 PLACES = 4 + 12 + SLICE - 1
 ROWS = requests((1, 17, 40, 3, 96, 33))
@@ -65,12 +62,6 @@ def expected_tokens(tiny_checkpoint: Callable[..., Path]) -> Expected:
         ]
 
     return expected
-
-
-@pytest.fixture
-def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_layout, "LARGEST_SLICE", SLICE)
-    monkeypatch.setattr(layout, "PROMPT_ROWS", SLICE)
 
 
 @pytest.fixture
@@ -130,12 +121,8 @@ def test_what_an_earlier_run_has_left_is_gone_on_with(
 ) -> None:
     """Prompt and answer so far are computed anew, in slices: windows are where they were."""
     expected = expected_tokens("full")
-    begun = [
-        replace(row, begun=(Begun(tokens=tokens[: 1 + row.index % 4], logprobs=()),))
-        for row, tokens in zip(ROWS, expected, strict=True)
-    ]
-    folder = tiny_checkpoint("mixtral")
-    assert tokens_of(run(folder, WHERE["streamed"], begun, sink_window=SINKS)[0]) == expected
+    folder, rows = tiny_checkpoint("mixtral"), begun(ROWS, expected)
+    assert tokens_of(run(folder, WHERE["streamed"], rows, sink_window=SINKS)[0]) == expected
 
 
 @pytest.mark.exhaustive

@@ -1,5 +1,6 @@
-"""Layers that keep a state of each sequence: wherever it lives, and however prompts are cut, tokens
-are those of a model that computes all of a sequence each time."""
+"""Layers that keep a state of each sequence, or beside a window entries that stand for several
+tokens before it: wherever that lives, and however prompts are cut, tokens are those of a model that
+computes all of a sequence each time."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,20 +13,19 @@ import torch
 from moebatch.checkpoint.model_files import open_model
 from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.device import Device
-from moebatch.engine.passes import layout
 from moebatch.engine.spec import EngineSpec
-from moebatch.layout.buffers import KV_TERM, KV_WINDOW_TERM
-from moebatch.model.decoder import Decoder
 from moebatch.plan.runnable import not_runnable
 from moebatch.schedule.registry import SCHEDULES
-from moebatch.spec.model import cache_layout
+from moebatch.spec.model.cache_layout import UNLIMITED
 from moebatch.spec.policy.policy import Placement, Policy, pages_of
-from moebatch.spec.request import Begun, Outcome, Request
+from moebatch.spec.request import Outcome, Request
+from tests.engine.passes import SLICE, begun, fail_in_the_middle
 from tests.engine.test_engine import NEW_TOKENS, TokenText, policy, requests, tokens_of
-from tests.engine.test_memory import problem_of
+from tests.engine.test_memory import assert_cache_is_as_priced, problem_of
 from tests.engine.test_schedules import EMULATED, IN_MEMORY, emulated
-from tests.model.oracle import greedy, load
+from tests.model.oracle import greedy_answers, load
 
+pytestmark = pytest.mark.usefixtures("small_slices")
 RECURRENT = (0, 2, 3)
 
 
@@ -50,6 +50,7 @@ MODELS = (
     recurrent_model("kimi_linear", "linear_attention"),
     recurrent_model("bailing_hybrid", "linear_attention"),
     recurrent_model("minimax", "linear_attention"),
+    {"family": "deepseek_v4"},
 )
 STATES = {
     "qwen3_next": 4 * 8 * 12 + 3 * (2 * 2 * 8 + 4 * 12),
@@ -70,7 +71,9 @@ TOKENS = {
 }
 """Numbers of a token in the layer that attends, where they are not those of most."""
 ROWS = requests((1, 17, 40, 3, 96, 33, 2))
-SLICE = 8
+KEPT = {"deepseek_v4": [(9 + SLICE - 1, 5), (1, 2), (1, 2)]}
+"""Rows of a sequence and how many layers keep them, where that is not all of it in one layer and a
+state in three."""
 WHERE = {
     "streamed": IN_MEMORY["usual"],
     "resident": IN_MEMORY["everything resident"],
@@ -95,13 +98,11 @@ def folder(request: pytest.FixtureRequest, tiny_checkpoint: Callable[..., Path])
 @pytest.fixture(scope="module")
 def expected_tokens(folder: Path) -> list[tuple[int, ...]]:
     model = load(folder)
-    return [tuple(greedy(model, row.prompt_tokens, NEW_TOKENS)[0]) for row in ROWS]
+    return greedy_answers(model, ROWS, NEW_TOKENS)
 
 
-@pytest.fixture(autouse=True)
-def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_layout, "LARGEST_SLICE", SLICE)
-    monkeypatch.setattr(layout, "PROMPT_ROWS", SLICE)
+def family_of(folder: Path) -> str:
+    return open_model(folder, "float32").config["model_type"]
 
 
 def built_for(
@@ -141,7 +142,8 @@ def test_every_schedule_says_what_the_whole_sequence_says(
     title: str,
 ) -> None:
     built = built_for(folder, replace(WHERE[title], schedule=name), tmp_path)
-    assert [group.is_state for group in built.cache.groups] == [False, True]
+    kept = [(group.most_rows, len(group.layers)) for group in built.cache.groups]
+    assert kept == KEPT.get(family_of(folder), [(UNLIMITED, 1), (1, len(RECURRENT))])
     assert tokens_of(answered(built)) == expected_tokens
 
 
@@ -154,12 +156,9 @@ def test_states_may_lie_beside_what_windows_see(
     """And beside what layers keep that see everything."""
     folder = tiny_checkpoint("lara_mini")
     model, rows = load(folder), ROWS
-    expected = [tuple(greedy(model, row.prompt_tokens, NEW_TOKENS)[0]) for row in rows]
+    expected = greedy_answers(model, rows, NEW_TOKENS)
     if has_begun:
-        rows = [
-            replace(row, begun=(Begun(tokens=tokens[: 1 + row.index % 4], logprobs=()),))
-            for row, tokens in zip(rows, expected, strict=True)
-        ]
+        rows = begun(rows, expected)
     built = built_for(folder, WHERE[title], tmp_path)
     assert [group.is_state for group in built.cache.groups] == [False, False, True]
     assert tokens_of(answered(built, rows)) == expected
@@ -168,29 +167,20 @@ def test_states_may_lie_beside_what_windows_see(
 def test_what_an_earlier_run_has_left_is_gone_on_with(
     folder: Path, expected_tokens: list[tuple[int, ...]]
 ) -> None:
-    begun = [
-        replace(row, begun=(Begun(tokens=tokens[: 1 + row.index % 4], logprobs=()),))
-        for row, tokens in zip(ROWS, expected_tokens, strict=True)
-    ]
-    assert tokens_of(answered(built_for(folder, policy()), begun)) == expected_tokens
+    rows = begun(ROWS, expected_tokens)
+    assert tokens_of(answered(built_for(folder, policy()), rows)) == expected_tokens
 
 
-@pytest.mark.parametrize("layer", [0, 1, 3])
+@pytest.mark.parametrize("layer", [0, 1, -1])
 def test_a_pass_that_failed_in_the_middle_is_computed_again(
     folder: Path,
     expected_tokens: list[tuple[int, ...]],
     monkeypatch: pytest.MonkeyPatch,
     layer: int,
 ) -> None:
-    """States know tokens by then that they must not count twice, in some layers."""
-    real, refusals = Decoder.attend, iter([False] * 20 + [True])
-
-    def refusing(self: Decoder, at: int, *arguments: Any) -> None:
-        real(self, at, *arguments)
-        if at == layer and next(refusals, False):
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: 7 bytes")
-
-    monkeypatch.setattr(Decoder, "attend", refusing)
+    """States know tokens by then that they must not count twice, in some layers, and what entries
+    are made of has been written over."""
+    fail_in_the_middle(monkeypatch, layer, num_before=20)
     built = built_for(folder, policy(tokens_per_pass=80))
     assert tokens_of(answered(built)) == expected_tokens
     assert built.engine.statistics.num_shrunk == 1
@@ -210,28 +200,31 @@ def test_the_cache_takes_what_was_priced_and_what_the_configuration_says(
 ) -> None:
     chosen = WHERE[title]
     built = built_for(folder, chosen, tmp_path)
-    in_cache = {level: built.cache.bytes_on(level) for level in ("vram", "dram")}
-    groups = built.cache.groups
     built.close()
-    files = open_model(folder, "float32")
-    hardware = emulated().hardware
-    assert hardware is not None
-    asked = problem_of(files, hardware if chosen.ffn_on_gpu else hardware.without("vram"))
-    for level, footprint in asked.footprints(chosen).items():
-        priced = footprint.terms.get(KV_TERM, 0) + footprint.terms.get(KV_WINDOW_TERM, 0)
-        assert in_cache.get(level, priced) == priced
-    assert groups[1].num_pages(chosen) == chosen.batch_size
-    if title == "streamed":
-        family = files.config["model_type"]
+    assert_cache_is_as_priced(built, folder, chosen)
+    for states in built.cache.groups[1:]:
+        assert states.num_pages(chosen) == chosen.batch_size
+    family = family_of(folder)
+    if title == "streamed" and family in STATES:
         token, state = TOKENS.get(family, 2 * 2 * 8) * 4, STATES[family] * 4
         expected = chosen.num_kv_pages * 16 * token + len(RECURRENT) * chosen.batch_size * state
-        assert in_cache["dram"] == expected
+        assert built.cache.bytes_on("dram") == expected
 
 
-def test_recurrent_layers_are_not_left_to_the_cpu(tiny_checkpoint: Callable[..., Path]) -> None:
+@pytest.mark.parametrize(
+    ("model", "layers"),
+    [
+        ({}, None),
+        (MODEL, "recurrent layers"),
+        ({"family": "deepseek_v4"}, "layers that keep entries of several tokens"),
+    ],
+)
+def test_layers_with_states_are_not_left_to_the_cpu(
+    tiny_checkpoint: Callable[..., Path], model: dict[str, Any], layers: str | None
+) -> None:
     hardware = emulated().hardware
     assert hardware is not None
-    on_cpu = EMULATED["CPU attention"]
-    for model, faults in (({}, []), (MODEL, ["attention_on_gpu"])):
-        problem = problem_of(open_model(tiny_checkpoint(**model), "float32"), hardware)
-        assert [key for key, _ in not_runnable(problem, on_cpu)] == faults
+    problem = problem_of(open_model(tiny_checkpoint(**model), "float32"), hardware)
+    message = f"{layers} are computed on the GPU; set it to true"
+    faults = [("attention_on_gpu", message)] if layers else []
+    assert list(not_runnable(problem, EMULATED["CPU attention"])) == faults

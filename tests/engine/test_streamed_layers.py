@@ -11,15 +11,15 @@ import pytest
 from moebatch.checkpoint.model_files import open_model
 from moebatch.engine.device import IN_MAIN_MEMORY, Device
 from moebatch.layout.buffers import DENSE_TERM
-from moebatch.model.decoder import Decoder
 from moebatch.schedule.registry import SCHEDULES
 from moebatch.schedule.task import Kind
 from moebatch.spec.policy.policy import Policy
+from tests.engine.passes import fail_in_the_middle
 from tests.engine.test_engine import NEW_TOKENS, policy, requests, tokens_of
 from tests.engine.test_memory import problem_of
 from tests.engine.test_schedules import EMULATED, IN_MEMORY, emulated, run, suits
 from tests.engine.test_states import answered, built_for
-from tests.model.oracle import greedy, load
+from tests.model.oracle import greedy_answers, load
 from tests.tiny import FAMILIES, RECURRENT
 
 LAYERS = 7
@@ -80,9 +80,7 @@ def expected_tokens(deep: Deep) -> Callable[[str], list[tuple[int, ...]]]:
     def tokens(family: str) -> list[tuple[int, ...]]:
         if family not in known:
             model = load(deep(family))
-            known[family] = [
-                tuple(greedy(model, row.prompt_tokens, NEW_TOKENS)[0]) for row in _FEW_ROWS
-            ]
+            known[family] = greedy_answers(model, _FEW_ROWS, NEW_TOKENS)
         return known[family]
 
     return tokens
@@ -161,14 +159,7 @@ def test_a_pass_that_failed_in_the_middle_begins_with_what_its_first_layers_need
     device: Device | str,
 ) -> None:
     """Its layers are in all places by then."""
-    real, refusals = Decoder.attend, iter([False] * 3 + [True])
-
-    def refusing(self: Decoder, at: int, *arguments: Any) -> None:
-        real(self, at, *arguments)
-        if at == layer and next(refusals, False):
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: 7 bytes")
-
-    monkeypatch.setattr(Decoder, "attend", refusing)
+    fail_in_the_middle(monkeypatch, layer, num_before=3)
     where = "in memory" if isinstance(device, Device) else "GPU attention, cache in main memory"
     chosen, _ = streaming(WHERE[where], 6)
     built = built_for(deep("mixtral"), chosen, tmp_path)

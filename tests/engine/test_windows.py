@@ -10,25 +10,19 @@ from typing import Any
 import pytest
 
 from moebatch.checkpoint.model_files import open_model
-from moebatch.engine.passes import layout
 from moebatch.engine.spec import EngineSpec
-from moebatch.layout.buffers import KV_TERM, KV_WINDOW_TERM
-from moebatch.model.decoder import Decoder
 from moebatch.model.native import loader
 from moebatch.schedule.registry import SCHEDULES
-from moebatch.spec.model import cache_layout
 from moebatch.spec.model.cache_layout import KvCache
 from moebatch.spec.policy.policy import Placement, pages_of
-from moebatch.spec.request import Begun
+from tests.engine.passes import SLICE, begun, fail_in_the_middle
 from tests.engine.test_engine import NEW_TOKENS, engine, policy, requests, tokens_of
-from tests.engine.test_memory import build, problem_of
+from tests.engine.test_memory import assert_cache_is_as_priced, build
 from tests.engine.test_schedules import EMULATED, IN_MEMORY, emulated, run
 from tests.engine.test_tail import answers, watched
-from tests.model.oracle import greedy, load, rounding_cache
+from tests.model.oracle import greedy, greedy_answers, load, rounding_cache
 from tests.model.test_cached_numbers import round_trip
 
-SLICE = 8
-"""Instead of 512, so that sequences of tens of tokens go round."""
 ROWS = requests((1, 17, 40, 3, 96, 33))
 MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "all": ("mixtral", {"sliding_window": 16}),
@@ -99,12 +93,6 @@ def cache_of(cached_in: KvCache) -> Any:
     return rounding_cache(partial(round_trip, dtype=cached_in))
 
 
-@pytest.fixture
-def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_layout, "LARGEST_SLICE", SLICE)
-    monkeypatch.setattr(layout, "PROMPT_ROWS", SLICE)
-
-
 @pytest.mark.few(name=("klotski", "cgopipe"))
 @pytest.mark.usefixtures("small_slices")
 @pytest.mark.parametrize("title", WHERE)
@@ -167,12 +155,8 @@ def test_what_an_earlier_run_has_left_is_gone_on_with(
     tiny_checkpoint: Callable[..., Path], expected_tokens: Expected, model: str
 ) -> None:
     expected = expected_tokens(model, "full")
-    begun = [
-        replace(row, begun=(Begun(tokens=tokens[: 1 + row.index % 4], logprobs=()),))
-        for row, tokens in zip(ROWS, expected, strict=True)
-    ]
     folder = checkpoint(tiny_checkpoint, model)
-    assert tokens_of(run(folder, WHERE["streamed"], begun)[0]) == expected
+    assert tokens_of(run(folder, WHERE["streamed"], begun(ROWS, expected))[0]) == expected
 
 
 @pytest.mark.usefixtures("small_slices")
@@ -184,14 +168,7 @@ def test_a_pass_that_failed_in_the_middle_is_computed_again(
     layer: int,
 ) -> None:
     """Slices of its second pass have then written over what the first of them sees."""
-    real, refusals = Decoder.attend, iter([False] * 8 + [True])
-
-    def refusing(self: Decoder, at: int, *arguments: Any) -> None:
-        real(self, at, *arguments)
-        if at == layer and next(refusals, False):
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: 7 bytes")
-
-    monkeypatch.setattr(Decoder, "attend", refusing)
+    fail_in_the_middle(monkeypatch, layer, num_before=8)
     folder, long_one = checkpoint(tiny_checkpoint, "alternating"), ROWS[4]
     with engine(folder, policy(tokens_per_pass=40)) as built:
         (outcome,) = built.engine.run([long_one])
@@ -221,7 +198,7 @@ def test_long_prompts_in_slices_of_the_usual_size(tiny_checkpoint: Callable[...,
     folder = tiny_checkpoint("mixtral", sliding_window=60, max_position_embeddings=2048)
     rows = requests((1300, 700))
     model = load(folder)
-    expected = [tuple(greedy(model, row.prompt_tokens, NEW_TOKENS)[0]) for row in rows]
+    expected = greedy_answers(model, rows, NEW_TOKENS)
     for tokens in (3000, 777):
         chosen = policy(tokens_per_pass=tokens, num_kv_pages=100, num_slots=9)
         outcomes, built = run(folder, chosen, rows, max_tokens=2000)
@@ -246,13 +223,7 @@ def test_all_is_kept_where_no_sequence_is_longer_than_a_ring(
 def test_the_cache_takes_what_was_priced(
     tiny_checkpoint: Callable[..., Path], tmp_path: Path, model: str, title: str
 ) -> None:
-    files, device = open_model(checkpoint(tiny_checkpoint, model), "float32"), emulated()
-    assert device.hardware is not None
-    asked = problem_of(files, device.hardware)
-    asked = replace(asked, workload=files.shape.cached(asked.workload))
-    built = build(files, WHERE[title], device, tmp_path)
-    in_cache = {level: built.cache.bytes_on(level) for level in ("vram", "dram")}
+    folder = checkpoint(tiny_checkpoint, model)
+    built = build(open_model(folder, "float32"), WHERE[title], emulated(), tmp_path)
     built.close()
-    for level, num_bytes in in_cache.items():
-        terms = asked.footprints(WHERE[title])[level].terms
-        assert num_bytes == terms.get(KV_TERM, 0) + terms.get(KV_WINDOW_TERM, 0)
+    assert_cache_is_as_priced(built, folder, WHERE[title])

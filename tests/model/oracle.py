@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from moebatch.spec.request import Request
+
 PROMPT_LENGTHS = (1, 5, 17, 40, 96)
 
 
@@ -30,6 +32,11 @@ def greedy(
             tokens.append(int(logits[-1].argmax()))
             step = torch.tensor([tokens[-1:]])
     return tokens, torch.stack(logits)
+
+
+def greedy_answers(model: Any, rows: Sequence[Request], num_new: int) -> list[tuple[int, ...]]:
+    """The next `num_new` tokens of each row."""
+    return [tuple(greedy(model, row.prompt_tokens, num_new)[0]) for row in rows]
 
 
 @contextmanager

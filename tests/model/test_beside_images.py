@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from moebatch.spec.request import Request
 from tests.engine.test_engine import NEW_TOKENS, policy, requests, run, tokens_of
-from tests.model.oracle import greedy, load
+from tests.model.oracle import greedy_answers, load
 from tests.tiny import write_checkpoint
 
 
@@ -69,4 +69,4 @@ def test_experts_of_qwen3_vl_may_lie_by_columns(tmp_path: Path) -> None:
 def answers(folder: Path, rows: Sequence[Request]) -> list[tuple[int, ...]]:
     """What transformers' whole model says."""
     model = load(folder)
-    return [tuple(greedy(model, row.prompt_tokens, NEW_TOKENS)[0]) for row in rows]
+    return greedy_answers(model, rows, NEW_TOKENS)
