@@ -263,9 +263,8 @@ def step_elements(shape: ModelShape, limits: Limits) -> int:
         rows * L * 2,  # the same in float32
         rows * L,  # the same, with more rows
         rows * D * (L > 0),  # what is made of it
-        *(2 * bool(shape.router.num_identities) * [rows * D]),  # what is given back, and the sum
-        rows * D * 2 * bool(shape.router.num_identities),  # the same in float32
-        *(shape.adds_experts_late * [rows * D, rows * D * 2]),  # that for the next layer
+        rows * D * bool(shape.router.num_identities),  # what is given back
+        rows * D * 2 * shape.adds_experts_late,  # a sum with what is added late, in float32
         *(num_biased * [width, width, D]),  # biases of experts that are computed together
     )
     mlp += (rows * of_streams, *(bool(of_streams) * [_ALIGNMENT, rows * D, rows * D * 2]))

@@ -113,6 +113,11 @@ class MicroBatch:
     """Where the model has an encoder; nothing else is planned then."""
 
     @property
+    def rows(self) -> slice:
+        """Of the pass."""
+        return slice(self.start, self.stop)
+
+    @property
     def num_tokens(self) -> int:
         """Tokens of the micro-batch."""
         return self.stop - self.start

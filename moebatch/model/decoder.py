@@ -16,7 +16,6 @@ from torch import Tensor
 
 from moebatch.formats.weight_format import Matrix
 from moebatch.layout.scratch import Limits, converted_elements, step_elements
-from moebatch.model import layers
 from moebatch.model.attention.by_torch import Parts, Qkv
 from moebatch.model.attention.core import AttentionCore
 from moebatch.model.attention.span import Span
@@ -27,13 +26,13 @@ from moebatch.model.elementwise import Elementwise
 from moebatch.model.families.registry import FAMILIES
 from moebatch.model.products import Products
 from moebatch.model.recurrence.block import LayerWork
+from moebatch.model.residuals import Residuals
 from moebatch.model.routed_experts import RoutedExperts
 from moebatch.model.routing.choices import Choices
 from moebatch.model.routing.gating import AdaptiveGating, GatingCount
 from moebatch.model.routing.router import Routing
 from moebatch.model.scratch import Frame, Scratch, chunks
-from moebatch.model.streams import StreamMixer
-from moebatch.spec.model.blocks import Mlp, Residual
+from moebatch.spec.model.blocks import Mlp
 from moebatch.spec.model.shape import ModelShape
 from moebatch.spec.model.stored_experts import StoredExperts
 
@@ -73,7 +72,6 @@ class Decoder:
         self._core = AttentionCore(
             shape, limits, dtype=self.dtype, device=self.device, sink_scores=weights.sink_scores
         )
-        self._streams = StreamMixer(shape) if shape.streams else None
         self._elementwise = elementwise = Elementwise(shape.activation, self.device)
         self._products = products = Products(
             self.device,
@@ -81,8 +79,10 @@ class Decoder:
             stored=experts.taken_as,
             largest_matrix=converted_elements(shape),
         )
-        step = step_elements(shape, limits)
-        self.scratch = Scratch(step, device=self.device, dtype=self.dtype)
+        self.scratch = Scratch(step_elements(shape, limits), device=self.device, dtype=self.dtype)
+        self._residuals = Residuals(
+            shape, weights, products, elementwise, pass_tokens=limits.pass_tokens
+        )
         blocks = {
             attention: self._family.attention(shape, attention, products, elementwise)
             for attention in shape.attentions
@@ -112,18 +112,6 @@ class Decoder:
         self._routed = RoutedExperts(
             shape, experts, self._family.expert, products, elementwise, self.scratch, limits
         )
-        num_tokens, room = limits.pass_tokens, embedding.new_empty
-        self._normed_TD = room(num_tokens, shape.hidden_size)
-        self._latents_TL = (
-            None if shape.latent_width is None else room(num_tokens, shape.latent_width)
-        )
-        self._outputs_TKD = room(num_tokens, shape.experts_per_token, shape.expert_size)
-        self._late_TD = room(num_tokens, shape.hidden_size) if shape.adds_experts_late else None
-        """What experts have made that is added at the end of the next layer."""
-        self._attended_TD = (
-            room(num_tokens, shape.hidden_size) if shape.adds_attention_late else None
-        )
-        """What attention has made that is added at the end of its own one."""
 
     @property
     def sink_scores(self) -> Mapping[int, Tensor]:
@@ -133,11 +121,9 @@ class Decoder:
     @property
     def scratch_bytes(self) -> int:
         """Bytes that are allocated up front."""
-        parts = self._core.scratch_bytes, self._products.scratch_bytes
-        late = self._late_TD, self._attended_TD
-        own = self.scratch.buffer, self._normed_TD, self._latents_TL, *late
-        beside = self._choices.num_bytes + self._routed.num_bytes + self._outputs_TKD.nbytes
-        return sum(parts) + beside + sum(tensor.nbytes for tensor in own if tensor is not None)
+        kept = self._residuals.num_bytes + self._choices.num_bytes + self._routed.num_bytes
+        own = self._core.scratch_bytes + self._products.scratch_bytes + self.scratch.buffer.nbytes
+        return kept + own
 
     @property
     def gating_count(self) -> GatingCount | None:
@@ -177,13 +163,13 @@ class Decoder:
         Writes what is new into the layer's cache, `parts`, which is on the decoder's device; a
         recurrent layer has those of `Recurrence.state` there, and changes them.
         """
-        weights, x = self._weights.layers[layer], x_TD[micro_batch.start : micro_batch.stop]
+        weights, x = self._weights.layers[layer], x_TD[micro_batch.rows]
         if self._stacked is not None:
             assert micro_batch.stacks is not None, "that of a model with an encoder"
             self._stacked.attend(layer, x, micro_batch.stacks, weights, parts)
             return
         frame = self.scratch.frame()
-        normed_ND = self._normed(frame, x, weights, "input_norm")
+        normed_ND = self._residuals.normed(frame, x, weights, "input_norm")
         if self.shape.is_recurrent(layer):
             plan = micro_batch.recurrent
             assert self._recurrence is not None and plan is not None, "it recurs"
@@ -193,7 +179,7 @@ class Decoder:
             out_ND = self._attention[layer].attend(
                 frame, layer, normed_ND, micro_batch, weights, self._core, parts
             )
-        self._add_mixed(frame, layer, micro_batch, x, normed_ND, out_ND)
+        self._residuals.add_mixed(frame, layer, x_TD, micro_batch.rows, normed_ND, out_ND)
 
     def project(
         self, layer: int, x_TD: Tensor, micro_batch: MicroBatch, into: Qkv | None = None
@@ -204,8 +190,7 @@ class Decoder:
         more, on any device.
         """
         frame, weights = self.scratch.frame(), self._weights.layers[layer]
-        x = x_TD[micro_batch.start : micro_batch.stop]
-        normed_ND = self._normed(frame, x, weights, "input_norm")
+        normed_ND = self._residuals.normed(frame, x_TD[micro_batch.rows], weights, "input_norm")
         qkv = self._attention[layer].project(frame, normed_ND, micro_batch, weights)
         qkv = qkv.first(micro_batch.num_tokens)
         return qkv if into is None else qkv.copy_into(into)
@@ -217,72 +202,35 @@ class Decoder:
 
         `out_THV` is on the decoder's device and may have more rows than the micro-batch.
         """
-        frame, num_rows = self.scratch.frame(), self._products.rows(micro_batch.num_tokens)
-        if len(out_THV) < num_rows:
-            room_NHV = frame.take(num_rows, *out_THV.shape[1:])
-            room_NHV[: len(out_THV)] = out_THV
-            out_THV = room_NHV
-        weights, out_NHV = self._weights.layers[layer], out_THV[:num_rows]
-        x = x_TD[micro_batch.start : micro_batch.stop]
-        normed_ND = x
+        frame, weights = self.scratch.frame(), self._weights.layers[layer]
+        out_NHV = self._products.bucketed(frame, out_THV, micro_batch.num_tokens)
+        normed_ND = x = x_TD[micro_batch.rows]
         attention = self.shape.attention_of(layer)
         if attention.output_gate is not None or self.shape.attention_residual.keeps_normed:
             # The input is normed once more: other micro-batches may have had the scratch.
-            normed_ND = self._normed(frame, x, weights, "input_norm")
+            normed_ND = self._residuals.normed(frame, x, weights, "input_norm")
         out_ND = self._attention[layer].output(frame, normed_ND, out_NHV, weights)
-        self._add_mixed(frame, layer, micro_batch, x, normed_ND, out_ND)
-
-    def _add_mixed(
-        self,
-        frame: Frame,
-        layer: int,
-        micro_batch: MicroBatch,
-        x_TD: Tensor,
-        normed_ND: Tensor,
-        out_ND: Tensor,
-    ) -> None:
-        """What attention or recurrence has made; or keeps it for the end of the layer."""
-        weights, out_TD = self._weights.layers[layer], out_ND[: len(x_TD)]
-        made = self._made(frame, weights, "attention_out_norm", out_TD)
-        if self._attended_TD is not None:
-            self._attended_TD[micro_batch.start : micro_batch.stop] = made[0]
-            return
-        if self._streams is not None:
-            self._streams.spread(frame, x_TD, weights, "input_norm", made[0])
-            return
-        residual = self.shape.mixer_residual(layer)
-        self._add(frame, x_TD, normed_ND[: len(x_TD)], residual, made)
-
-    def _add_attended(self, frame: Frame, layer: int, rows: slice, x_MD: Tensor) -> None:
-        """What has been kept of attention, where that is added late."""
-        if self._attended_TD is not None:
-            kept = (self._attended_TD[rows],)
-            self._add(frame, x_MD, x_MD, self.shape.mixer_residual(layer), kept)
+        self._residuals.add_mixed(frame, layer, x_TD, micro_batch.rows, normed_ND, out_ND)
 
     def route(self, layer: int, x_TD: Tensor, rows: slice | None = None) -> Routing:
         """Norms rows of a MoE layer's input and lets each token choose its experts; all if None.
 
         The routing lives in buffers of the decoder: it is valid until its rows are routed again.
         """
-        weights, num_tokens = self._weights.layers[layer], len(x_TD)
-        rows = slice(0, num_tokens) if rows is None else rows
-        normed_TD, latents_TL = self._normed_TD[:num_tokens], None
-        if self._latents_TL is not None:
-            latents_TL = self._latents_TL[:num_tokens]
+        weights = self._weights.layers[layer]
+        rows = slice(0, len(x_TD)) if rows is None else rows
         for chunk in self._chunks(rows):
-            frame = self.scratch.frame()
-            role = self.shape.norm_of_mlps
-            self._norm(frame, x_TD[chunk], weights, role, normed_TD[chunk])
-            normed = self._bucketed(frame, normed_TD[chunk])
-            if latents_TL is not None:
-                latents_NL = self._products.of_role(frame, normed, weights, "latent_in")
-                latents_TL[chunk] = latents_NL[: len(x_TD[chunk])]
+            frame, x_MD = self.scratch.frame(), x_TD[chunk]
+            normed_MD = self._choices.normed_TD[chunk]
+            self._residuals.norm(frame, x_MD, weights, self.shape.norm_of_mlps, normed_MD)
+            normed_ND = self._products.bucketed(frame, normed_MD)
+            if self._choices.latents_TL is not None:
+                latents_NL = self._products.of_role(frame, normed_ND, weights, "latent_in")
+                self._choices.latents_TL[chunk] = latents_NL[: len(x_MD)]
             if "router_norm" in weights:
-                normed = self._normed(frame, x_TD[chunk], weights, "router_norm")
-            self._choices.choose(layer, chunk, frame, normed)
-        return self._choices.routing(
-            layer, rows, normed_TD, latents_TL, self._outputs_TKD[:num_tokens]
-        )
+                normed_ND = self._residuals.normed(frame, x_MD, weights, "router_norm")
+            self._choices.choose(layer, chunk, frame, normed_ND)
+        return self._choices.routing(layer, rows, len(x_TD))
 
     def join(self, routings: Sequence[Routing]) -> Routing:
         """One routing for the rows of several, as `Routing.join` has it."""
@@ -306,38 +254,28 @@ class Decoder:
         """
         weights = self._weights.layers[layer]
         for rows in self._chunks(*routing.rows):
-            frame, x_MD = self.scratch.frame(), x_TD[rows]
+            frame, normed_MD = self.scratch.frame(), routing.normed_TD[rows]
             parts: tuple[Tensor, ...] = (routing.outputs_TKD[rows],)
             if "latent_out" in weights:
-                sum_NL = self._bucketed(frame, self._elementwise.sum(frame, *parts))
+                sum_NL = self._products.bucketed(frame, self._elementwise.sum(frame, *parts))
                 sum_ND = self._products.of_role(frame, sum_NL, weights, "latent_out")
-                parts = (sum_ND[: len(x_MD)],)
+                parts = (sum_ND[: len(normed_MD)],)
             if self.shape.router.num_identities:
-                same_MD = frame.take(*x_MD.shape).copy_(routing.normed_TD[rows])
-                same_MD.mul_(routing.identity_weights(rows))
-                parts = (self._elementwise.sum(frame, *parts, same_MD),)
-            parts = self._made(frame, weights, "experts_out_norm", *parts)
-            if self._late_TD is not None:
-                self._late_TD[rows] = self._elementwise.sum(frame, *parts)
-                parts = ()
+                same_MD = frame.take(*normed_MD.shape).copy_(normed_MD)
+                parts += (same_MD.mul_(routing.identity_weights(rows)),)
+            parts = self._residuals.made(frame, weights, "experts_out_norm", *parts)
+            parts = self._residuals.kept(frame, rows, *parts)
             if self.shape.shared_expert:
-                y_MD = self._shared_expert(frame, layer, x_MD, routing.normed_TD[rows])
-                parts += self._made(frame, weights, "shared_out_norm", y_MD)
-            self._add_attended(frame, layer, rows, x_MD)
-            if self._streams is not None:
-                made_MD = self._elementwise.sum(frame, *parts)
-                self._streams.spread(frame, x_MD, weights, self.shape.norm_of_mlps, made_MD)
-            elif parts:
-                made = self._made(frame, weights, "mlp_out_norm", *parts)
-                self._add(frame, x_MD, routing.normed_TD[rows], self.shape.mlp_residual, made)
-            self._end(x_MD, weights)
+                y_MD = self._shared_expert(frame, layer, x_TD[rows], normed_MD)
+                parts += self._residuals.made(frame, weights, "shared_out_norm", y_MD)
+            self._residuals.end(frame, layer, x_TD, rows, normed_MD, *parts)
 
     def _shared_expert(self, frame: Frame, layer: int, x_MD: Tensor, normed_MD: Tensor) -> Tensor:
         weights, num_rows = self._weights.layers[layer], len(normed_MD)
         if "shared_norm" in weights:
-            normed_ND = self._normed(frame, x_MD, weights, "shared_norm")
+            normed_ND = self._residuals.normed(frame, x_MD, weights, "shared_norm")
         else:
-            normed_ND = self._bucketed(frame, normed_MD)
+            normed_ND = self._products.bucketed(frame, normed_MD)
         room_N1 = frame.take(len(normed_ND), 1)
         matrices = _mlp_weights(weights, "shared", self.shape.shared_expert)
         y_MD = self._mlp(frame, layer, normed_ND, num_rows, matrices)
@@ -359,58 +297,19 @@ class Decoder:
         None."""
         weights = self._weights.layers[layer]
         for chunk in self._chunks(slice(0, len(x_TD)) if rows is None else rows):
-            frame, x = self.scratch.frame(), x_TD[chunk]
+            frame, x_MD = self.scratch.frame(), x_TD[chunk]
+            normed_ND, made, num_rows = x_MD, list[Tensor](), len(x_MD)
             if self.shape.has_mlp(layer):
-                normed = self._normed(frame, x, weights, self.shape.norm_of_mlps)
+                normed_ND = self._residuals.normed(frame, x_MD, weights, self.shape.norm_of_mlps)
                 matrices = _mlp_weights(weights, "mlp", self.shape.dense)
-                made = self._mlp(frame, layer, normed, len(x), matrices)
-                late = () if self._late_TD is None else (self._late_TD[chunk],)
-                parts = self._made(frame, weights, "mlp_out_norm", made, *late)
-                self._add_attended(frame, layer, chunk, x)
-                if self._streams is not None:
-                    self._streams.spread(frame, x, weights, self.shape.norm_of_mlps, parts[0])
-                else:
-                    self._add(frame, x, normed[: len(x)], self.shape.mlp_residual, parts)
-            self._end(x, weights)
-
-    def _add(
-        self,
-        frame: Frame,
-        x_MD: Tensor,
-        normed_MD: Tensor,
-        residual: Residual,
-        parts: Sequence[Tensor],
-    ) -> None:
-        """Adds what has been made of hidden states to them, or to what their norm has made of
-        them, in place."""
-        if residual.keeps_normed:
-            x_MD.copy_(normed_MD)
-        if residual.kept != 1:
-            x_MD.mul_(residual.kept)
-        self._elementwise.add(frame, x_MD, *parts, scale=residual.added)
-
-    def _made(
-        self, frame: Frame, weights: Mapping[str, Tensor], norm: str, *parts: Tensor
-    ) -> tuple[Tensor, ...]:
-        """Parts, or their sum through the norm of that role, where the layer has it."""
-        if norm not in weights:
-            return parts
-        is_sum = len(parts) == 1 and parts[0].dim() == 2
-        y_MD = parts[0] if is_sum else self._elementwise.sum(frame, *parts)
-        room = frame.take_float(*y_MD.shape)
-        self._elementwise.rms_norm(y_MD, weights[norm], self.shape.rms_eps, room, y_MD)
-        return (y_MD,)
-
-    def _end(self, x_MD: Tensor, weights: Mapping[str, Tensor]) -> None:
-        """Of a layer."""
-        if "layer_scale" in weights:
-            x_MD.mul_(weights["layer_scale"])
+                made.append(self._mlp(frame, layer, normed_ND, num_rows, matrices))
+            self._residuals.end(frame, layer, x_TD, chunk, normed_ND[:num_rows], *made)
 
     def logits(self, x_RD: Tensor) -> Tensor:
         """Logits [R, V] of the next token from the hidden states after all layers."""
         weights = self._weights.globals
         frame = self.scratch.frame()
-        normed = self._normed(frame, x_RD, weights, "final_norm")
+        normed = self._residuals.normed(frame, x_RD, weights, "final_norm")
         head = weights.get("head", weights["embedding"])
         logits = torch.empty(len(normed), len(head), device=self.device, dtype=self.dtype)
         bias = weights.get("head_bias")
@@ -419,40 +318,6 @@ class Decoder:
         logits = logits if scale == 1 else logits.mul_(scale)
         cap = self.shape.logit_cap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
-
-    def _normed(
-        self, frame: Frame, x_TD: Tensor, weights: Mapping[str, Tensor], role: str
-    ) -> Tensor:
-        """The norm of x with rows up to the next bucket; those beyond x hold garbage. Without that
-        norm a layer takes x as it is."""
-        normed_ND = frame.take(self._products.rows(len(x_TD)), self.shape.hidden_size)
-        self._norm(frame, x_TD, weights, role, normed_ND[: len(x_TD)])
-        return normed_ND
-
-    def _norm(
-        self, frame: Frame, x_TD: Tensor, weights: Mapping[str, Tensor], role: str, out_TD: Tensor
-    ) -> None:
-        if self._streams is not None:
-            merged_TD = self._streams.merged(frame, x_TD, weights, role)
-            x_TD = frame.take(*merged_TD.shape).copy_(merged_TD)
-        if role not in weights:
-            out_TD.copy_(x_TD)
-            return
-        room, eps, weight_D = frame.take_float(*x_TD.shape), self.shape.rms_eps, weights[role]
-        if self.shape.norm.kind == "layer":
-            layers.layer_norm(x_TD, weight_D, weights.get(f"{role}_bias"), eps, room, out_TD)
-        else:
-            self._elementwise.rms_norm(x_TD, weight_D, eps, room, out_TD)
-
-    def _bucketed(self, frame: Frame, x: Tensor) -> Tensor:
-        """The rows of x and some up to the next bucket, which hold garbage; x itself where products
-        need no more."""
-        num_rows = self._products.rows(len(x))
-        if num_rows == len(x):
-            return x
-        room = frame.take(num_rows, *x.shape[1:])
-        room[: len(x)] = x
-        return room
 
     def _chunks(self, *rows: slice) -> Iterator[slice]:
         """The rows in portions that the scratch has room for."""

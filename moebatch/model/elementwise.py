@@ -106,17 +106,25 @@ class Elementwise:
         places_M = rows_M * outputs_TKD.shape[1] + choices_M
         outputs_TKD.flatten(0, 1).index_copy_(0, places_M, y_MD)
 
-    def add(self, frame: Frame, x_MD: Tensor, *parts: Tensor, scale: float = 1.0) -> None:
-        """Adds to x, in place, the scaled sum of parts [M, D] or [M, K, D], taken in their order in
-        float32; it is rounded before it is scaled, and before it is added."""
-        first, second = parts[0], parts[1] if len(parts) > 1 else None
+    def add(
+        self,
+        frame: Frame,
+        x_MD: Tensor,
+        first: Tensor,
+        second: Tensor | None = None,
+        *,
+        scale: float = 1.0,
+    ) -> None:
+        """Adds to x, in place, the scaled sum of one or two parts, [M, D] or [M, K, D] and [M, D],
+        taken in their order in float32; it is rounded before it is scaled, and before it is
+        added."""
         if self._kernels is None or not self._kernels.add(x_MD, scale, first, second):
             _add_by_torch(frame, x_MD, scale, first, second)
 
-    def sum(self, frame: Frame, *parts: Tensor) -> Tensor:
+    def sum(self, frame: Frame, first: Tensor, second: Tensor | None = None) -> Tensor:
         """That sum by itself, [M, D], as it is."""
-        sum_MD = frame.take(len(parts[0]), parts[0].shape[-1]).zero_()
-        self.add(frame, sum_MD, *parts)
+        sum_MD = frame.take(len(first), first.shape[-1]).zero_()
+        self.add(frame, sum_MD, first, second)
         return sum_MD
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, room: Tensor, out: Tensor) -> Tensor:

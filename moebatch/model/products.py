@@ -88,6 +88,15 @@ class Products:
             else product_rows(num_rows, self._name, self.instruction_set)
         )
 
+    def bucketed(self, frame: Frame, x: Tensor, num_rows: int | None = None) -> Tensor:
+        """So many rows of x, all if None, and some that hold garbage where a product needs more."""
+        needed = self.rows(len(x) if num_rows is None else num_rows)
+        if needed <= len(x):
+            return x[:needed]
+        room = frame.take(needed, *x.shape[1:])
+        room[: len(x)] = x
+        return room
+
     def linear(
         self, x_NI: Tensor, weight_OI: Matrix, bias_O: Tensor | None, out_NO: Tensor
     ) -> Tensor:

@@ -30,7 +30,8 @@ _Chosen = tuple[Tensor, Tensor]
 
 
 class Choices:
-    """Asks gates, and keeps by row what they chose, until the row is routed again."""
+    """Asks gates, and keeps by row what they chose, what experts see and what they make, until the
+    row is routed again."""
 
     def __init__(
         self,
@@ -53,6 +54,11 @@ class Choices:
         self._chooser = self._kernels if router is described_router else None
         self._gating = gating
         self.gating_count = GatingCount() if gating else None
+        room, latent = embedding.new_empty, shape.latent_width
+        self.normed_TD = room(pass_tokens, shape.hidden_size)
+        """Inputs of a layer's experts; and what these see, where that is something else."""
+        self.latents_TL = None if latent is None else room(pass_tokens, latent)
+        self._outputs_TKI = room(pass_tokens, shape.experts_per_token, shape.expert_size)
         size = (pass_tokens, shape.experts_per_token)
         self._weights_TK = torch.empty(size, device=device, dtype=torch.float32)
         self._experts_TK = torch.empty(size, device=device, dtype=torch.int64)
@@ -67,8 +73,9 @@ class Choices:
     @property
     def num_bytes(self) -> int:
         """Bytes that are allocated up front."""
-        kept = (self._weights_TK, self._experts_TK, self._asked_TK)
-        return self._ahead.num_bytes + sum(tensor.nbytes for tensor in kept)
+        chosen = self._weights_TK, self._experts_TK, self._asked_TK
+        kept = *chosen, self.normed_TD, self.latents_TL, self._outputs_TKI
+        return self._ahead.num_bytes + sum(each.nbytes for each in kept if each is not None)
 
     def begin(self, tokens_T: Tensor, prompts: Sequence[slice]) -> None:
         """A pass of these tokens, in which `prompts` are rows of whole ones."""
@@ -127,32 +134,25 @@ class Choices:
         if self._shape.router.num_identities:
             into[1].clamp_(max=self._shape.num_experts)
 
-    def routing(
-        self,
-        layer: int,
-        rows: slice,
-        normed_TD: Tensor,
-        latents_TL: Tensor | None,
-        outputs_TKD: Tensor,
-    ) -> Routing:
-        """Of rows that have chosen. Choices that are left out, or that compute nothing, count as
-        done, and have made nothing of `outputs_TKD`."""
-        num_tokens, num_experts = len(normed_TD), self._shape.num_experts
+    def routing(self, layer: int, rows: slice, num_tokens: int) -> Routing:
+        """Of rows that have chosen, in a pass of so many. Choices that are left out, or that
+        compute nothing, count as done, and have made nothing."""
+        num_experts, outputs_TKI = self._shape.num_experts, self._outputs_TKI[:num_tokens]
         experts_TK = self._experts_TK[:num_tokens]
         asked_TK = self._turn_away(layer, rows)
         identities = self._shape.router.num_identities
         if self._gating is not None or asked_TK is not None or identities:
             is_left_out_RK = experts_TK[rows] == num_experts
-            outputs_TKD[rows].masked_fill_(is_left_out_RK[..., None], 0.0)
+            outputs_TKI[rows].masked_fill_(is_left_out_RK[..., None], 0.0)
         return Routing(
             rows=(rows,),
-            normed_TD=normed_TD,
-            latents_TL=latents_TL,
+            normed_TD=self.normed_TD[:num_tokens],
+            latents_TL=None if self.latents_TL is None else self.latents_TL[:num_tokens],
             weights_TK=self._weights_TK[:num_tokens],
             experts_TK=experts_TK,
             num_experts=num_experts,
             tokens=self._group(experts_TK, (rows,)),
-            outputs_TKD=outputs_TKD,
+            outputs_TKD=outputs_TKI,
             ahead=self._ahead.experts(layer, rows, num_experts),
             asked_TK=asked_TK,
         )

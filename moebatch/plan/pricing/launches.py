@@ -271,12 +271,12 @@ class Launches:
             beside = not self.is_fused and not late
             scaled = shape.shared_scale != 1
             shared = self._mlp + beside + scaled + self._clamping(shape.mlp_clamp)
-        given_back = (_GIVEN_BACK + self._rows.sum) * bool(shape.router.num_identities)
+        given_back = (_GIVEN_BACK + (not self.is_fused)) * bool(shape.router.num_identities)
         mixed = 3 * bool(shared and shape.shared_expert_gate)
         norms = (self._norm + self._rows.sum) * len(MLP_NORMS & {*shape.norms, *shape.moe_norms})
         latents = (self._rows.sum + 1) * (shape.latent_width is not None)
         others = self._residual(shape.mlp_residual) + shape.scales_layers + latents + given_back
-        added = (self._rows.sum + 2 if late else self._rows.add) + _LOOKING
+        added = (self._rows.sum + 1 if late else self._rows.add) + _LOOKING
         return added + shared + mixed + norms + others + self._attended + self._spread
 
     @property

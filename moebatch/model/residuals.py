@@ -1,0 +1,165 @@
+"""What parts of layers see of hidden states, and how what they make is added to these.
+
+A part is attention or recurrence, the first one of a layer, or experts or an MLP, the last one.
+
+Shape letters: T tokens of the pass, N rows after bucketing, M rows, K experts per token, D hidden.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from torch import Tensor
+
+from moebatch.model import layers
+from moebatch.model.dense_weights import DenseWeights
+from moebatch.model.elementwise import Elementwise
+from moebatch.model.products import Products
+from moebatch.model.scratch import Frame
+from moebatch.model.streams import StreamMixer
+from moebatch.spec.model.blocks import Residual
+from moebatch.spec.model.shape import ModelShape
+
+Weights = Mapping[str, Tensor]
+
+
+class _Part(NamedTuple):
+    """Of a layer."""
+
+    norm: str
+    """Role of the norm before it."""
+    out_norm: str
+    """Role of that of what it makes, which few models have."""
+    residual: Residual
+
+
+class Residuals:
+    """Hidden states are changed in place. What is added late is kept by row meanwhile."""
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        weights: DenseWeights,
+        products: Products,
+        elementwise: Elementwise,
+        *,
+        pass_tokens: int,
+    ) -> None:
+        """For passes of at most so many tokens."""
+        self._shape, self._layers = shape, weights.layers
+        self._products, self._elementwise = products, elementwise
+        self._streams = StreamMixer(shape) if shape.streams else None
+        self._last = _Part(shape.norm_of_mlps, "mlp_out_norm", shape.mlp_residual)
+        room, size = weights.globals["embedding"].new_empty, (pass_tokens, shape.hidden_size)
+        self._late_TD = room(size if shape.adds_experts_late else 0)
+        """What experts have made that is added at the end of the next layer."""
+        self._attended_TD = room(size if shape.adds_attention_late else 0)
+        """What attention has made that is added at the end of its own one."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that are allocated up front."""
+        return self._late_TD.nbytes + self._attended_TD.nbytes
+
+    def normed(self, frame: Frame, x_MD: Tensor, weights: Weights, role: str) -> Tensor:
+        """The norm of x with rows up to the next bucket; those beyond x hold garbage. Without that
+        norm a part takes x as it is."""
+        normed_ND = frame.take(self._products.rows(len(x_MD)), self._shape.hidden_size)
+        self.norm(frame, x_MD, weights, role, normed_ND[: len(x_MD)])
+        return normed_ND
+
+    def norm(self, frame: Frame, x_MD: Tensor, weights: Weights, role: str, out_MD: Tensor) -> None:
+        """The same into `out_MD`."""
+        if self._streams is not None:
+            merged_MD = self._streams.merged(frame, x_MD, weights, role)
+            x_MD = frame.take(*merged_MD.shape).copy_(merged_MD)
+        if role not in weights:
+            out_MD.copy_(x_MD)
+            return
+        room, eps, weight_D = frame.take_float(*x_MD.shape), self._shape.rms_eps, weights[role]
+        if self._shape.norm.kind == "layer":
+            layers.layer_norm(x_MD, weight_D, weights.get(f"{role}_bias"), eps, room, out_MD)
+        else:
+            self._elementwise.rms_norm(x_MD, weight_D, eps, room, out_MD)
+
+    def made(self, frame: Frame, weights: Weights, norm: str, *parts: Tensor) -> tuple[Tensor, ...]:
+        """What has been made, [M, D] or [M, K, D] each; or its sum through the norm of that role,
+        where the layer has it."""
+        if norm not in weights:
+            return parts
+        y_MD = self._sum(frame, *parts)
+        room = frame.take_float(*y_MD.shape)
+        self._elementwise.rms_norm(y_MD, weights[norm], self._shape.rms_eps, room, y_MD)
+        return (y_MD,)
+
+    def add_mixed(
+        self, frame: Frame, layer: int, x_TD: Tensor, rows: slice, normed_ND: Tensor, out_ND: Tensor
+    ) -> None:
+        """Adds what attention or recurrence has made of rows as it saw them; or keeps it for the
+        end of the layer."""
+        num_rows = rows.stop - rows.start
+        if self._shape.adds_attention_late:
+            self._attended_TD[rows] = out_ND[:num_rows]
+            return
+        part, x_MD = self._first(layer), x_TD[rows]
+        self._add(frame, layer, part, x_MD, normed_ND[:num_rows], out_ND[:num_rows])
+
+    def kept(self, frame: Frame, rows: slice, *parts: Tensor) -> tuple[Tensor, ...]:
+        """What experts have made of rows; nothing where it is kept for the end of the next
+        layer."""
+        if not self._shape.adds_experts_late:
+            return parts
+        self._elementwise.add(frame, self._late_TD[rows].zero_(), *parts)
+        return ()
+
+    def end(
+        self,
+        frame: Frame,
+        layer: int,
+        x_TD: Tensor,
+        rows: slice,
+        normed_MD: Tensor,
+        *parts: Tensor,
+    ) -> None:
+        """Ends a layer of rows: adds what its experts or its MLP have made of them, and what has
+        been kept."""
+        x_MD, weights = x_TD[rows], self._layers[layer]
+        if self._shape.adds_attention_late:
+            attended_MD = self._attended_TD[rows]
+            self._add(frame, layer, self._first(layer), x_MD, normed_MD, attended_MD)
+        if self._shape.adds_experts_late and not self._shape.is_moe(layer):
+            parts = (*parts, self._late_TD[rows])
+        if parts:
+            self._add(frame, layer, self._last, x_MD, normed_MD, *parts)
+        if "layer_scale" in weights:
+            x_MD.mul_(weights["layer_scale"])
+
+    def _first(self, layer: int) -> _Part:
+        return _Part("input_norm", "attention_out_norm", self._shape.mixer_residual(layer))
+
+    def _add(
+        self,
+        frame: Frame,
+        layer: int,
+        part: _Part,
+        x_MD: Tensor,
+        normed_MD: Tensor,
+        *parts: Tensor,
+    ) -> None:
+        """Adds what a part has made of hidden states to them, or to what the norm before it has
+        made of them."""
+        weights, residual = self._layers[layer], part.residual
+        made = self.made(frame, weights, part.out_norm, *parts)
+        if self._streams is not None:
+            made_MD = self._sum(frame, *made)
+            self._streams.spread(frame, x_MD, weights, part.norm, made_MD)
+            return
+        if residual.keeps_normed:
+            x_MD.copy_(normed_MD)
+        if residual.kept != 1:
+            x_MD.mul_(residual.kept)
+        self._elementwise.add(frame, x_MD, *made, scale=residual.added)
+
+    def _sum(self, frame: Frame, *parts: Tensor) -> Tensor:
+        """That of parts [M, D] or [M, K, D], which may be the only one."""
+        is_sum = len(parts) == 1 and parts[0].dim() == 2
+        return parts[0] if is_sum else self._elementwise.sum(frame, *parts)
