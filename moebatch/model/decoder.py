@@ -205,8 +205,8 @@ class Decoder:
         frame, weights = self.scratch.frame(), self._weights.layers[layer]
         out_NHV = self._products.bucketed(frame, out_THV, micro_batch.num_tokens)
         normed_ND = x = x_TD[micro_batch.rows]
-        attention = self.shape.attention_of(layer)
-        if attention.output_gate is not None or self.shape.attention_residual.keeps_normed:
+        is_gated = self.shape.attention_of(layer).output_gate is not None
+        if is_gated or self.shape.attention_residual.keeps_normed:
             # The input is normed once more: other micro-batches may have had the scratch.
             normed_ND = self._residuals.normed(frame, x, weights, "input_norm")
         out_ND = self._attention[layer].output(frame, normed_ND, out_NHV, weights)

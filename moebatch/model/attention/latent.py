@@ -62,7 +62,7 @@ class LatentAttentionBlock:
         [N, H, L]."""
         results_NHV = self._results_room(frame, len(out_NHV))
         self._bring_back(out_NHV, weights, results_NHV)
-        return self._projected_back(frame, normed_ND, results_NHV, weights)
+        return self._put_out(frame, normed_ND, results_NHV, weights)
 
     def attend(
         self,
@@ -101,13 +101,13 @@ class LatentAttentionBlock:
             return self._expanded(frame.branch(), cached_S1C[:, 0], weights)
 
         core.attend_expanded(layer, q_NHC, micro_batch, parts, expand, results_NHV)
-        return self._projected_back(frame, normed_ND, results_NHV[: len(latents)], weights)
+        return self._put_out(frame, normed_ND, results_NHV[: len(latents)], weights)
 
-    def _projected_back(
+    def _put_out(
         self, frame: Frame, normed_ND: Tensor, results_NHV: Tensor, weights: Mapping[str, Tensor]
     ) -> Tensor:
-        branch = frame.branch()
-        gate_output(branch, self._attention, normed_ND, results_NHV, weights, self._products)
+        attention = self._attention
+        gate_output(frame.branch(), attention, normed_ND, results_NHV, weights, self._products)
         return self._products.of_role(frame, results_NHV.flatten(1), weights, "o")
 
     def _projected(

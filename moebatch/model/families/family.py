@@ -30,6 +30,7 @@ from moebatch.spec.model.recurrence import (
     GatedDelta,
     LightningAttention,
     Recurrence,
+    ShortConvolution,
     StateSpace,
 )
 from moebatch.spec.model.shape import ModelShape
@@ -47,8 +48,8 @@ class AttentionBlock(Protocol):
         """Rotated queries and keys, and values; rows beyond the micro-batch hold garbage."""
 
     def output(self, frame: Frame, normed_ND: Tensor, out_NHV: Tensor, weights: Weights) -> Tensor:
-        """What attention adds to the hidden states, [N, D], of what has been attended, which may
-        become anything. Gates, where there are such, are opened by its input."""
+        """What attention adds to the hidden states, [N, D], of what the core has made, which may
+        become anything. What has been projected opens gates, where there are such."""
 
     def attend(
         self,
@@ -76,6 +77,15 @@ Expert = Callable[[Frame, Tensor, int, Mapping[str, Matrix], Products, Elementwi
 """Of a frame, inputs [N, D], the number M of rows that count and the matrices by role: [M, D]."""
 
 
+_RECURRENT_BLOCKS: Mapping[type[Recurrence], Callable[..., RecurrentBlock]] = {
+    ChannelDelta: ChannelDeltaBlock,
+    GatedDelta: GatedDeltaBlock,
+    LightningAttention: LightningBlock,
+    ShortConvolution: ShortConvolutionBlock,
+    StateSpace: StateSpaceBlock,
+}
+
+
 def described_router(
     logits_TE: Tensor, shape: ModelShape, weights: Weights, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
@@ -98,17 +108,8 @@ def described_recurrence(
     device: torch.device,
 ) -> RecurrentBlock:
     """As the kind of recurrence asks for."""
-    match recurrence:
-        case GatedDelta():
-            return GatedDeltaBlock(shape, recurrence, products, elementwise, device)
-        case ChannelDelta():
-            return ChannelDeltaBlock(shape, recurrence, products, elementwise, device)
-        case StateSpace():
-            return StateSpaceBlock(shape, recurrence, products, elementwise, device)
-        case LightningAttention():
-            return LightningBlock(shape, recurrence, products, elementwise, device)
-        case _:
-            return ShortConvolutionBlock(shape, recurrence, products, elementwise, device)
+    make = _RECURRENT_BLOCKS[type(recurrence)]
+    return make(shape, recurrence, products, elementwise, device)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
