@@ -1,7 +1,6 @@
 """How many kernels and copies a task is to a GPU: each of them has to be launched.
 
-Counted from what the engine does, operator by operator; tests hold these numbers against it. What
-depends on lengths that a `PassLoad` does not know is said where it is guessed.
+Counted from what the engine does, operator by operator; tests hold these numbers against it.
 """
 
 from collections import Counter
@@ -9,115 +8,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
-from types import MappingProxyType
-from typing import NamedTuple
 
 from moebatch.layout.footprint import Dtypes
 from moebatch.layout.fused import (
-    attends_in_place,
     by_rows,
     chooses_at_once,
     groups_experts,
     is_grouped,
     portions,
-    steps_at_once,
     takes_stored,
 )
 from moebatch.layout.load import PassLoad
-from moebatch.layout.scratch import (
-    GATHER_ROWS,
-    MAX_GEMM_ROWS,
-    MLP_NORMS,
-    PROMPT_ROWS,
-    logits_rows,
-)
+from moebatch.layout.scratch import MAX_GEMM_ROWS, MLP_NORMS, logits_rows
 from moebatch.layout.setup import CHUNK_BYTES
+from moebatch.plan.pricing.mixer_launches import MixerLaunches
 from moebatch.schedule.task import Kind
-from moebatch.spec.model.attention import Attention, GateOpening
-from moebatch.spec.model.blocks import ClampedGate, Residual, Router
+from moebatch.spec.model.blocks import ClampedGate, Router
 from moebatch.spec.model.cache_layout import UNLIMITED
-from moebatch.spec.model.compressed_attention import CompressedAttention
-from moebatch.spec.model.grouped_attention import GroupedAttention
-from moebatch.spec.model.latent_attention import LatentAttention
-from moebatch.spec.model.recurrence import (
-    CHUNK_TOKENS,
-    Recurrence,
-)
 from moebatch.spec.model.shape import ModelShape
 
-
-class _RowLaunches(NamedTuple):
-    """Launches of what goes through rows."""
-
-    norm: int
-    norm_gated: int
-    rotation: int
-    """Of queries, and of keys."""
-    gate: int
-    clamping: int
-    """What else a gate does that clamps."""
-    place: int
-    """What an expert has made is weighed and put back."""
-    add: int
-    """Outputs of experts are summed, with those of a shared one, and added."""
-    sum: int
-    """The same for a norm."""
-
-
-_BY_TORCH = _RowLaunches(
-    norm=9, norm_gated=11, rotation=12, gate=2, clamping=6, place=5, add=3, sum=3
-)
-"""A norm: into float32, sum of squares, five for its root, back, times the weight. A gated one is
-in float32 already, and is multiplied by silu of its gate there. A rotation: six for queries, and
-for keys."""
-_FUSED = _RowLaunches(norm=1, norm_gated=1, rotation=2, gate=1, clamping=0, place=1, add=1, sum=2)
-_LAYER_NORM = 11
-"""Without a bias."""
-_DECODE_GROUP = 3
-"""Queries are gathered, attend to what is gathered of the cache, and results are put back."""
-_PROMPT_SLICE = 2
-_SINK_SCORES = 12
-"""Attention with scores of its own for sinks, which no single operator knows."""
-_ABSORBED = 2
-"""Queries brought to latents, and the part with positions behind them."""
-_BROUGHT_BACK = 1
-"""Of sums of latents to values."""
-_EXPANDED = 2
-"""Latents of a slice are gathered, and the rotated key goes to all heads."""
-_OUTPUT_GATE: Mapping[GateOpening, int] = MappingProxyType({"sigmoid": 3, "softplus": 4})
-"""Its product, what it goes through, and what it weighs."""
-_WIDENED = 2
-"""Gates and fading of a recurrence, each of a few numbers."""
-_MERGED = 15
-"""Streams of hidden states, before a part of a layer."""
-_SPREAD = 22
-"""What it makes, over them: with how they are mixed as it is at first."""
-_SPREAD_UNMIXED = 16
-"""The same, over streams that are not mixed with each other."""
-_BALANCING = 6
-"""Of its rows and columns, once more."""
-_COMPRESSED = 26
-"""Attention to a window and entries, but for its norms: products, rotations there and back, what is
-cached, and the groups of its output."""
-_OF_ENTRIES = 4
-"""What they are made of, projected."""
-_SEEN = 5
-"""By tokens of a sequence: rows, gathered."""
-_ENTRIES_SEEN = 6
-"""Entries beside these, and what they are made of kept."""
-_QUERY_BLOCK = 11
-"""Of a sequence: scores, masked, softmax, and what is summed."""
-_ENTRIES_MASKED = 5
-_ENTRY_MADE = 20
-_BLOCK_QUERIES = 16
-_OUT = 2
-"""Projection, and the sum with what it is added to."""
-_CONVOLVED = 4
-"""Sequences that decode, in neighbouring rows of the state, or some tokens of a prompt, beside the
-taps of the convolution."""
-_ROUNDING = 8
-"""States in float16 are widened, and rounded again."""
-_TAP = 2
 _LOGITS = 1
 """The product of a gate."""
 _CHOICE = 4
@@ -158,14 +67,11 @@ _LOOKING = 2
 
 
 @dataclass(frozen=True)  # no slots: what follows from them is worked out once
-class Launches:
-    """Those of a model on a GPU; of tasks that a CPU does they say nothing."""
+class Launches(MixerLaunches):
+    """Those of all tasks of a model."""
 
-    shape: ModelShape
-    is_fused: bool
-    """Kernels in Triton go through rows, and compute experts of few rows together."""
     is_taken: bool = True
-    """The latter take experts as they are stored."""
+    """Kernels that compute experts together take them as they are stored."""
     num_texts: int = 0
     """Of an expert, which are read back before it is computed with others."""
 
@@ -285,32 +191,6 @@ class Launches:
         return int(self.shape.adds_attention_late)
 
     @property
-    def _rows(self) -> _RowLaunches:
-        return _FUSED if self.is_fused else _BY_TORCH
-
-    @property
-    def _norm(self) -> int:
-        norm = self.shape.norm
-        return _LAYER_NORM + norm.has_bias if norm.kind == "layer" else self._rows.norm
-
-    def _before(self, role: str) -> int:
-        """A norm of hidden states, or without it a copy; of streams, when they are merged."""
-        return self._merged + (self._norm if role in self.shape.norms else 1)
-
-    @property
-    def _merged(self) -> int:
-        return _MERGED * (self.shape.streams is not None)
-
-    @property
-    def _spread(self) -> int:
-        streams = self.shape.streams
-        if streams is None:
-            return 0
-        if streams.num_balancings is None:
-            return _SPREAD_UNMIXED
-        return _SPREAD + _BALANCING * (streams.num_balancings - 1)
-
-    @property
     def _mlp(self) -> int:
         """Products of an MLP, and what comes between them."""
         shape, products = self.shape, len(self.shape.expert.roles)
@@ -340,115 +220,6 @@ class Launches:
     def _chooses(self) -> bool:
         return self.is_fused and chooses_at_once(self.shape)
 
-    def _projection(self, attention: Attention) -> int:
-        """Up to what is cached, rotated, from the norm on."""
-        before = self._before("input_norm")
-        rotation = self._rows.rotation * (attention.rotary_dim > 0)
-        if not isinstance(attention, LatentAttention):
-            scaling = isinstance(attention, GroupedAttention) and attention.value_scale != 1
-            return before + 1 + self._norm * attention.num_norms + rotation + scaling
-        compressing = 0 if attention.query_rank is None else 1 + self._norm
-        return before + compressing + 2 + self._norm + (attention.latent_scale != 1) + rotation
-
-    def _of_mixer(self, load: PassLoad) -> float:
-        """Of a mean layer, which attends or recurs."""
-        shape, found = self.shape, 0.0
-        for attention, count in self._attentions:
-            found += count * self._of_attention(attention, load)
-        if shape.recurrence is not None:
-            recurring = self._of_recurrence(shape.recurrence, load)
-            recurring += self._added(shape.recurrent_residual)
-            found += len(shape.recurrent_layers) * recurring
-        return found / shape.num_layers
-
-    @cached_property
-    def _attentions(self) -> tuple[tuple[Attention, int], ...]:
-        """What layers attend with, and how many do so."""
-        shape = self.shape
-        attending = [n for n in range(shape.num_layers) if not shape.is_recurrent(n)]
-        return tuple(Counter(map(shape.attention_of, attending)).items())
-
-    def _of_attention(self, attention: Attention, load: PassLoad) -> float:
-        if isinstance(attention, CompressedAttention):
-            return self._of_compressed(attention, load)
-        parts = self._num_parts
-        group, one_slice = _DECODE_GROUP + parts, _PROMPT_SLICE
-        if isinstance(attention, LatentAttention):
-            group += _ABSORBED + _BROUGHT_BACK
-            one_slice += _EXPANDED + 2 * attention.num_heads
-        if attention.has_sink_scores:
-            group += _SINK_SCORES
-            one_slice += _SINK_SCORES
-        groups = ceil(load.decode_positions / GATHER_ROWS)
-        if self.is_fused and attends_in_place(self.shape):
-            groups, group = int(load.decode_positions > 0), 1
-        slices = ceil(load.prompt_tokens / PROMPT_ROWS)
-        core = parts + groups * group + slices * one_slice
-        added = self._added(self.shape.attention_residual)
-        return self._projection(attention) + core + self._gating(attention) + added
-
-    def _of_compressed(self, attention: CompressedAttention, load: PassLoad) -> float:
-        """Sequences are attended one after the other, some of their tokens at a time."""
-        slices = ceil(load.prompt_tokens / PROMPT_ROWS)
-        blocks = load.decode_sequences + ceil(load.prompt_tokens / _BLOCK_QUERIES)
-        own, seen, block = _COMPRESSED + 3 * self._rows.norm, float(_SEEN), _QUERY_BLOCK
-        if attention.entries is not None:
-            own, block = own + _OF_ENTRIES, block + _ENTRIES_MASKED
-            made = min(1.0, 1 / attention.entries.num_tokens)
-            seen += _ENTRIES_SEEN + _ENTRY_MADE * made
-        core = own + (load.decode_sequences + slices) * seen + blocks * block
-        return self._before("input_norm") + core + self._added(self.shape.attention_residual)
-
-    def _of_recurrence(self, recurrence: Recurrence, load: PassLoad) -> float:
-        """Rows of states are taken for neighbours, as they are until sequences end."""
-        own, sequences = recurrence.launches, load.decode_sequences
-        taps = _TAP * recurrence.conv_width + recurrence.conv_bias
-        rounding = _ROUNDING * (recurrence.state_dtype == "float16")
-        chunks = ceil(load.prompt_tokens / recurrence.chunk_tokens) * (own.chunk + rounding)
-        if self.is_fused and steps_at_once(recurrence):
-            steps = int(sequences > 0)
-        else:
-            steps = ceil(sequences / recurrence.states_at_once) * (own.step + rounding)
-        parts = ceil(sequences / CHUNK_TOKENS) + ceil(load.prompt_tokens / CHUNK_TOKENS)
-        convolved = parts * (_CONVOLVED + taps) * (recurrence.conv_width > 0)
-        normed = own.norms * self._norm + own.gated_norms * self._rows.norm_gated
-        once = own.once + recurrence.conv_bias + _WIDENED * bool(recurrence.widened_width)
-        return self._norm + normed + 1 + once + convolved + steps + chunks
-
-    def _of_pre(self, load: PassLoad) -> float:
-        """Queries, and what is cached, are laid out for another device."""
-        attention = self.shape.attention
-        absorbed = _ABSORBED * isinstance(attention, LatentAttention)
-        return self._projection(attention) + absorbed + 1 + self._num_parts
-
-    def _of_out(self, load: PassLoad) -> float:
-        """Sums of latents are brought back before, and what opens gates, or is kept of hidden
-        states, is normed once more."""
-        attention, residual = self.shape.attention, self.shape.attention_residual
-        brought = _BROUGHT_BACK * isinstance(attention, LatentAttention)
-        gating = self._gating(attention)
-        again = self._before("input_norm") * (gating > 0 or residual.keeps_normed)
-        return brought + gating + again + self._added(residual)
-
-    @staticmethod
-    def _gating(attention: Attention) -> int:
-        return 0 if attention.output_gate is None else _OUTPUT_GATE[attention.output_gate]
-
-    def _added(self, residual: Residual) -> int:
-        """What is projected at last, and added to the hidden states."""
-        if self.shape.streams is not None:
-            return 1 + self._spread
-        normed = self._norm * ("attention_out_norm" in self.shape.norms)
-        return _OUT + self._residual(residual) + normed
-
-    def _residual(self, residual: Residual) -> int:
-        """What becomes of hidden states, and of what is added to them, before."""
-        kept = residual.keeps_normed + (residual.kept != 1)
-        return kept + (residual.added != 1 and not self.is_fused)
-
-    def _of_off(self, load: PassLoad) -> float:
-        return 1 + self._num_parts
-
     def _of_load(self, load: PassLoad) -> float:
         return 1
 
@@ -468,11 +239,6 @@ class Launches:
         groups = self.shape.cache_groups(UNLIMITED)
         num_parts = sum(len(group.layers) * len(group.layout.parts) for group in groups)
         return num_parts / self.shape.num_keeping_layers
-
-    @property
-    def _num_parts(self) -> int:
-        """Of what a layer that attends caches of a token."""
-        return len(self.shape.attention.cached_parts.parts)
 
 
 def num_chunks(expert_bytes: int) -> int:
@@ -503,10 +269,10 @@ def _choice(router: Router, num_chosen: int) -> int:
 
 
 _OF_BATCH: Mapping[Kind, Callable[[Launches, PassLoad], float]] = {
-    Kind.ATTEND: Launches._of_mixer,
-    Kind.PRE: Launches._of_pre,
-    Kind.OUT: Launches._of_out,
-    Kind.OFF: Launches._of_off,
+    Kind.ATTEND: Launches.of_mixer,
+    Kind.PRE: Launches.of_pre,
+    Kind.OUT: Launches.of_out,
+    Kind.OFF: Launches.of_off,
     Kind.LOAD: Launches._of_load,
     Kind.KV_UP: Launches._of_kv_up,
     Kind.KV_DOWN: Launches._of_kv_down,

@@ -6,7 +6,7 @@ Shape letters: D hidden.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from moebatch.spec.model.cache_layout import CacheDtype, CacheLayout, SinkWindow
 
@@ -32,6 +32,33 @@ def rows_by_part(num_groups: int, parts: Sequence[int]) -> list[int]:
             order.extend(range(start, start + part))
         first += part
     return order
+
+
+SCORED = 12
+"""Launches for attention with scores of its own for sinks, which no single operator knows."""
+
+
+class AttentionLaunches(NamedTuple):
+    """Kernels that torch launches on a GPU for a layer that attends. Left out are the norm before,
+    what goes into the cache, gates of the output, and the projection behind."""
+
+    projected: int
+    """Products up to what is cached, and whatever else is done then."""
+    norms: int
+    """Of what is projected."""
+    rotations: int
+    """Of queries and keys together, as kernels know them."""
+    group: int = 0
+    """For sequences that decode, gathered together."""
+    absorbed: int = 0
+    """Of these before queries meet what is cached: they become such of latents."""
+    brought_back: int = 0
+    """And behind: sums of latents become values."""
+    prompt_slice: int = 0
+    sequence: float = 0.0
+    """For each that is attended by itself, a slice of a prompt among them."""
+    query_block: int = 0
+    """For some of its queries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +117,11 @@ class Attention(ABC):
     @abstractmethod
     def cached_parts(self) -> CacheLayout:
         """What is cached of a token, in whatever dtype."""
+
+    @property
+    @abstractmethod
+    def launches(self) -> AttentionLaunches:
+        """What plans count on a GPU; `tests/engine/test_launches.py` counts what is launched."""
 
     @abstractmethod
     def tensors(self, hidden_size: int) -> Sizes:

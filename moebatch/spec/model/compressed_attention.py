@@ -3,14 +3,26 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from moebatch.spec.model.attention import Attention, Sizes
+from moebatch.spec.model.attention import Attention, AttentionLaunches, Sizes
 from moebatch.spec.model.cache_layout import CacheLayout, CachePart
 from moebatch.spec.model.indexer import Indexer
 
 _SCORES = 2**20
 """Scores of heads that lie in memory at a time, unless one query has more."""
-_MOST_QUERIES = 16
-"""Queries of a sequence that are attended at a time."""
+QUERY_BLOCK = 16
+"""Tokens of a slice of a prompt that attend together at the most."""
+_PROJECTED = 25
+"""Launches: products, rotations there and back, and the groups of its output."""
+_OF_ENTRIES = 4
+"""What these are made of, projected."""
+_SEEN = 5
+"""By tokens of a sequence: rows, gathered."""
+_ENTRIES_SEEN = 6
+"""Entries beside these, and what they are made of kept."""
+_ENTRY_MADE = 20
+_BLOCK = 11
+"""Scores, masked, softmax, and what is summed."""
+_ENTRIES_MASKED = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +89,19 @@ class CompressedAttention(Attention):
     @property
     def cached_parts(self) -> CacheLayout:
         return CacheLayout((CachePart("keys", 1, self.head_dim),))
+
+    @property
+    def launches(self) -> AttentionLaunches:
+        """Sequences attend one after the other, some of their tokens at a time."""
+        own = AttentionLaunches(_PROJECTED, 3, 0, sequence=_SEEN, query_block=_BLOCK)
+        if self.entries is None:
+            return own
+        made = _ENTRY_MADE / self.entries.num_tokens
+        return own._replace(
+            projected=_PROJECTED + _OF_ENTRIES,
+            sequence=_SEEN + _ENTRIES_SEEN + made,
+            query_block=_BLOCK + _ENTRIES_MASKED,
+        )
 
     @property
     def entries_per_token(self) -> float:
@@ -179,5 +204,5 @@ class CompressedAttention(Attention):
 
     def queries_at_once(self, num_seen: int) -> int:
         """Queries of a sequence whose scores of so many lie in memory together."""
-        most = _MOST_QUERIES if self.indexer is None else self.indexer.queries_at_once(num_seen)
-        return max(1, min(_MOST_QUERIES, most, _SCORES // (self.num_heads * num_seen)))
+        most = QUERY_BLOCK if self.indexer is None else self.indexer.queries_at_once(num_seen)
+        return max(1, min(QUERY_BLOCK, most, _SCORES // (self.num_heads * num_seen)))

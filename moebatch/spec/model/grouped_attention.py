@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from moebatch.spec.model.attention import (
+    SCORED,
     Attention,
+    AttentionLaunches,
     Sizes,
     halves_of_neighbours,
     rows_by_part,
@@ -14,6 +16,9 @@ from moebatch.spec.model.cache_layout import LARGEST_SLICE, CacheLayout
 
 BIASED_PAIRS = 64 * LARGEST_SLICE
 """Pairs of tokens of a prompt to whose scores numbers are added at a time."""
+_GROUP = 5
+"""Launches: queries, keys and values are gathered, meet, and results are put back."""
+_PROMPT_SLICE = 2
 QkNorm = Literal["none", "head", "full", "unscaled"]
 
 
@@ -62,6 +67,18 @@ class GroupedAttention(Attention):
     @property
     def cached_parts(self) -> CacheLayout:
         return CacheLayout.of_heads(self.num_kv_heads, self.head_dim, self.value_head_dim)
+
+    @property
+    def launches(self) -> AttentionLaunches:
+        """One projection, and one operator of all heads."""
+        scored = SCORED * self.has_sink_scores
+        return AttentionLaunches(
+            projected=1 + (self.value_scale != 1),
+            norms=self.num_norms,
+            rotations=int(self.rotary_dim > 0),
+            group=_GROUP + scored,
+            prompt_slice=_PROMPT_SLICE + scored,
+        )
 
     @property
     def cached_value_dim(self) -> int:

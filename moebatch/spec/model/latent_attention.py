@@ -2,7 +2,13 @@
 
 from dataclasses import dataclass, replace
 
-from moebatch.spec.model.attention import Attention, Sizes, halves_of_neighbours
+from moebatch.spec.model.attention import (
+    SCORED,
+    Attention,
+    AttentionLaunches,
+    Sizes,
+    halves_of_neighbours,
+)
 from moebatch.spec.model.cache_layout import CacheLayout, CachePart
 from moebatch.spec.model.indexer import Indexer
 
@@ -10,6 +16,13 @@ _EXPANDED_NUMBERS = 2**24
 """Keys and values that are made of latents at a time, unless those of one head are more."""
 _ALIGNMENT = 64
 """Numbers between two temporaries, at the most."""
+_ABSORBED = 2
+"""Launches: queries are brought to latents, and the part with positions behind them."""
+_BROUGHT_BACK = 1
+_GROUP = 4 + _ABSORBED + _BROUGHT_BACK
+"""Queries and latents are gathered, meet, and results are put back."""
+_PROMPT_SLICE = 4
+"""Attention; before, latents are gathered, and the rotated key goes to all heads."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,6 +97,20 @@ class LatentAttention(Attention):
     def choosing_flops_per_pair(self) -> float:
         """The indexer's."""
         return self.indexer.flops_per_pair if self.indexer else 0.0
+
+    @property
+    def launches(self) -> AttentionLaunches:
+        """Those of prompts have keys and values of all heads made anew."""
+        compresses, scored = self.query_rank is not None, SCORED * self.has_sink_scores
+        return AttentionLaunches(
+            projected=2 + compresses + (self.latent_scale != 1),
+            norms=1 + compresses,
+            rotations=int(self.rotary_dim > 0),
+            group=_GROUP + scored,
+            absorbed=_ABSORBED,
+            brought_back=_BROUGHT_BACK,
+            prompt_slice=_PROMPT_SLICE + 2 * self.num_heads + scored,
+        )
 
     @property
     def nope_head_dim(self) -> int:

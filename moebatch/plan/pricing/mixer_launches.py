@@ -1,0 +1,134 @@
+"""How many kernels and copies attention and recurrence are to a GPU, as `launches.py` counts them.
+
+What depends on lengths that a `PassLoad` does not know is said where it is guessed.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from math import ceil
+from types import MappingProxyType
+
+from moebatch.layout.fused import attends_in_place, steps_at_once
+from moebatch.layout.load import PassLoad
+from moebatch.layout.scratch import GATHER_ROWS, PROMPT_ROWS
+from moebatch.plan.pricing.row_launches import RowLaunches
+from moebatch.spec.model.attention import Attention, GateOpening
+from moebatch.spec.model.blocks import Residual
+from moebatch.spec.model.compressed_attention import QUERY_BLOCK
+from moebatch.spec.model.recurrence import CHUNK_TOKENS, Recurrence
+
+_OUTPUT_GATE: Mapping[GateOpening, int] = MappingProxyType({"sigmoid": 3, "softplus": 4})
+"""Its product, what it goes through, and what it weighs."""
+_WIDENED = 2
+"""Gates and fading of a recurrence, each of a few numbers."""
+_OUT = 2
+"""Projection, and the sum with what it is added to."""
+_CONVOLVED = 4
+"""Sequences that decode, in neighbouring rows of the state, or some tokens of a prompt, beside the
+taps of the convolution."""
+_ROUNDING = 8
+"""States in float16 are widened, and rounded again."""
+_TAP = 2
+
+
+class MixerLaunches(RowLaunches):
+    """What tells tokens of each other: each layer attends or recurs."""
+
+    def of_mixer(self, load: PassLoad) -> float:
+        """Of a mean layer."""
+        shape, found = self.shape, 0.0
+        for attention, count in self._attentions:
+            found += count * self._of_attention(attention, load)
+        if shape.recurrence is not None:
+            recurring = self._of_recurrence(shape.recurrence, load)
+            recurring += self._added(shape.recurrent_residual)
+            found += len(shape.recurrent_layers) * recurring
+        return found / shape.num_layers
+
+    def of_pre(self, load: PassLoad) -> float:
+        """Queries, and what is cached, are laid out for another device."""
+
+        def of(attention: Attention) -> int:
+            return self._projection(attention) + attention.launches.absorbed
+
+        return self._mean(of) + self.of_off(load)
+
+    def of_out(self, load: PassLoad) -> float:
+        """What opens gates, or is kept of hidden states, is normed once more."""
+        residual = self.shape.attention_residual
+
+        def of(attention: Attention) -> int:
+            gates = self._gates(attention)
+            normed = self._before("input_norm") * (gates > 0 or residual.keeps_normed)
+            return normed + attention.launches.brought_back + gates
+
+        return self._mean(of) + self._added(residual)
+
+    def of_off(self, load: PassLoad) -> float:
+        """Queries, and each part of what is cached."""
+        return 1 + self._mean(self._num_parts)
+
+    @cached_property
+    def _attentions(self) -> tuple[tuple[Attention, int], ...]:
+        """What layers attend with, and how many do so."""
+        shape = self.shape
+        attending = [n for n in range(shape.num_layers) if not shape.is_recurrent(n)]
+        return tuple(Counter(map(shape.attention_of, attending)).items())
+
+    def _mean(self, of: Callable[[Attention], int]) -> float:
+        """Of layers that attend."""
+        counts = [count for _, count in self._attentions]
+        return sum(count * of(each) for each, count in self._attentions) / sum(counts)
+
+    @staticmethod
+    def _num_parts(attention: Attention) -> int:
+        """Of what a layer caches of a token."""
+        return len(attention.cached_parts.parts)
+
+    def _projection(self, attention: Attention) -> int:
+        """Up to what is cached, rotated, from the norm on."""
+        own = attention.launches
+        rotations = self._rows.rotation * own.rotations
+        return self._before("input_norm") + own.projected + self._norm * own.norms + rotations
+
+    @staticmethod
+    def _gates(attention: Attention) -> int:
+        """Of what a layer puts out."""
+        return 0 if attention.output_gate is None else _OUTPUT_GATE[attention.output_gate]
+
+    def _of_attention(self, attention: Attention, load: PassLoad) -> float:
+        own, sequences = attention.launches, load.decode_sequences
+        slices = ceil(load.prompt_tokens / PROMPT_ROWS)
+        if self.is_fused and attends_in_place(self.shape):
+            groups = int(load.decode_positions > 0)
+        else:
+            groups = own.group * ceil(load.decode_positions / GATHER_ROWS)
+        blocks = sequences + ceil(load.prompt_tokens / QUERY_BLOCK)
+        alone = own.sequence * (sequences + slices) + own.query_block * blocks
+        core = self._num_parts(attention) + groups + own.prompt_slice * slices + alone
+        added = self._gates(attention) + self._added(self.shape.attention_residual)
+        return self._projection(attention) + core + added
+
+    def _of_recurrence(self, recurrence: Recurrence, load: PassLoad) -> float:
+        """Rows of states are taken for neighbours, as they are until sequences end."""
+        own, sequences = recurrence.launches, load.decode_sequences
+        taps = _TAP * recurrence.conv_width + recurrence.conv_bias
+        rounding = _ROUNDING * (recurrence.state_dtype == "float16")
+        chunks = ceil(load.prompt_tokens / recurrence.chunk_tokens) * (own.chunk + rounding)
+        if self.is_fused and steps_at_once(recurrence):
+            steps = int(sequences > 0)
+        else:
+            steps = ceil(sequences / recurrence.states_at_once) * (own.step + rounding)
+        parts = ceil(sequences / CHUNK_TOKENS) + ceil(load.prompt_tokens / CHUNK_TOKENS)
+        convolved = parts * (_CONVOLVED + taps) * (recurrence.conv_width > 0)
+        normed = own.norms * self._norm + own.gated_norms * self._rows.norm_gated
+        once = own.once + recurrence.conv_bias + _WIDENED * bool(recurrence.widened_width)
+        return self._norm + normed + 1 + once + convolved + steps + chunks
+
+    def _added(self, residual: Residual) -> int:
+        """What is projected at last, and added to the hidden states."""
+        if self.shape.streams is not None:
+            return 1 + self._spread
+        normed = self._norm * ("attention_out_norm" in self.shape.norms)
+        return _OUT + self._residual(residual) + normed
