@@ -177,7 +177,7 @@ def decoded(
     files = open_model(folder, "float32")
     for kind, tasks in counting.tasks.items():
         counting.tasks[kind] = [each for each in tasks if each[0].step >= files.shape.num_layers]
-    shape = files.shape.cached_in(states=states)
+    shape = files.shape.cached_in(states=states).attending_within(num_prompt + num_new)
     return Launches.of(shape, files.dtypes, is_fused=counting.is_fused)
 
 
@@ -203,6 +203,7 @@ def decoded(
         ("cohere2_moe", False),
         ("phimoe", False),
         ("deepseek_v3", False),
+        ("deepseek_v32", False),
         ("axk1", False),
         ("qwen3_next", False),
         ("lfm2_moe", False),
@@ -368,7 +369,7 @@ def assert_planned(counting: CountingDevice, launches: Launches) -> None:
 def test_tasks_around_attention_on_the_cpu_launch_as_much_as_they_are_priced_for(
     tiny_checkpoint: Callable[..., Path], counting: CountingDevice, tmp_path: Path, family: str
 ) -> None:
-    options = {"index_topk": 200} if family == "hy_v4" else {}  # of more would be chosen
+    options = {"index_topk": 5000} if family == "hy_v4" else {}  # of more would be chosen
     folder = tiny_checkpoint(family, **options)
     launches = decoded(counting, folder, tmp_path, "CPU attention", "cgopipe")
     kinds = (Kind.PRE, Kind.OFF, Kind.LOAD)

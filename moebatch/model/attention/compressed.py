@@ -310,4 +310,4 @@ def _attend_block(
     scores_QHS.sub_(largest_QH1).exp_()
     total_QH1 = scores_QHS.sum(-1, keepdim=True).add_((sinks_H1 - largest_QH1).exp_())
     shares_QHS = product_QHS.copy_(scores_QHS.div_(total_QH1))
-    out_QHC.copy_((shares_QHS.flatten(0, 1) @ keys_SC).view_as(out_QHC))
+    out_QHC.copy_((shares_QHS.flatten(0, 1) @ keys_SC).view(out_QHC.shape))

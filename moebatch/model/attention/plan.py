@@ -175,7 +175,7 @@ class SightPlanner:
                 seen = Gathered(
                     tokens_B=tokens_B[first : first + at_once],
                     rows_BS=some_BS,
-                    back_BS=back_S.expand_as(some_BS),
+                    back_BS=back_S.expand(some_BS.shape),
                 )
                 decodes.append(DecodeGroup(seen=seen, mask_B11S=seen.mask_B11S(self.dtype)))
         return AttentionPlan(

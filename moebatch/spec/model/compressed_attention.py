@@ -20,9 +20,13 @@ _SEEN = 5
 _ENTRIES_SEEN = 6
 """Entries beside these, and what they are made of kept."""
 _ENTRY_MADE = 20
-_BLOCK = 11
+_BLOCK = 18
 """Scores, masked, softmax, and what is summed."""
 _ENTRIES_MASKED = 5
+_OF_INDEXER = 10
+"""Queries, rotated, and what weighs heads."""
+_CHOSEN = 11
+"""Entries are scored, and those that are not chosen are masked."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,11 +100,11 @@ class CompressedAttention(Attention):
         own = AttentionLaunches(_PROJECTED, 3, 0, sequence=_SEEN, query_block=_BLOCK)
         if self.entries is None:
             return own
-        made = _ENTRY_MADE / self.entries.num_tokens
+        kinds, chooses = len(self.kinds_of_entries), self.indexer is not None
         return own._replace(
-            projected=_PROJECTED + _OF_ENTRIES,
-            sequence=_SEEN + _ENTRIES_SEEN + made,
-            query_block=_BLOCK + _ENTRIES_MASKED,
+            projected=_PROJECTED + kinds * _OF_ENTRIES + chooses * _OF_INDEXER,
+            sequence=_SEEN + kinds * (_ENTRIES_SEEN + _ENTRY_MADE / self.entries.num_tokens),
+            query_block=_BLOCK + _ENTRIES_MASKED + chooses * _CHOSEN,
         )
 
     @property

@@ -21,6 +21,15 @@ _ABSORBED = 2
 _BROUGHT_BACK = 1
 _GROUP = 4 + _ABSORBED + _BROUGHT_BACK
 """Queries and latents are gathered, meet, and results are put back."""
+_OF_INDEXER = 15
+"""Queries, what weighs heads, and keys through a layer norm, but for rotations."""
+_INDEX_KEYS = 3
+"""Those of a sequence, gathered."""
+_CHOSEN = 10
+"""Positions are scored, and the best ones kept."""
+_ROWS_OF_CHOSEN = 2
+_PLANNED = 7
+"""Tokens that have chosen are laid out to attend together."""
 _PROMPT_SLICE = 4
 """Attention; before, latents are gathered, and the rotated key goes to all heads."""
 
@@ -102,14 +111,18 @@ class LatentAttention(Attention):
     def launches(self) -> AttentionLaunches:
         """Those of prompts have keys and values of all heads made anew."""
         compresses, scored = self.query_rank is not None, SCORED * self.has_sink_scores
+        chooses = self.indexer is not None
+        is_own = self.indexer is not None and not self.indexer.is_shared
         return AttentionLaunches(
-            projected=2 + compresses + (self.latent_scale != 1),
+            projected=2 + compresses + (self.latent_scale != 1) + is_own * _OF_INDEXER,
             norms=1 + compresses,
-            rotations=int(self.rotary_dim > 0),
-            group=_GROUP + scored,
+            rotations=(self.rotary_dim > 0) + is_own,
+            group=_GROUP + scored + chooses * _PLANNED,
             absorbed=_ABSORBED,
             brought_back=_BROUGHT_BACK,
             prompt_slice=_PROMPT_SLICE + 2 * self.num_heads + scored,
+            sequence=chooses * _ROWS_OF_CHOSEN + is_own * _INDEX_KEYS,
+            query_block=is_own * _CHOSEN,
         )
 
     @property
