@@ -208,7 +208,7 @@ def _rope_config(attention: Attention, shape: ModelShape, config: Mapping[str, A
     said = family.keys(config)
     given = {key: deepcopy(said.value(key)) for key in _KEYS if said.value(key) is not None}
     if attention.rotary is not None:
-        of_kinds = given.get("rope_parameters") or family.defaults["rope_parameters"]
+        of_kinds = given.get("rope_parameters") or family.written.get("rope_parameters", {})
         given["rope_parameters"] = _of_kind(attention.rotary, of_kinds)
     if attention.positioned_dim < attention.head_dim:  # which is that share of a head already
         for parameters in (given.get("rope_parameters"), given.get("rope_scaling")):

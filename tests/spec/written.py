@@ -33,6 +33,9 @@ def _of_class(config_class: Any) -> dict[str, Any]:
         if name not in _OF_ALL and not _OF_OTHERS.fullmatch(name)
         if default not in (MISSING, None) and names.get(name) not in found
     }
+    rotary = getattr(config_class(), "rope_parameters", None) or {}
+    if {"full_attention", "sliding_attention"} <= rotary.keys():  # which no class has as a default
+        defaults["rope_parameters"] = rotary
     both = ("num_experts", "num_local_experts")  # which are in use for experts
     own = next((name for name in both if name in defaults), None)
     same = {name: own for name in both if own not in (None, name)}

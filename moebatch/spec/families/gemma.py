@@ -143,13 +143,7 @@ def _as_written(
 GEMMA4_TEXT = FamilySpec(
     architecture="Gemma4ForCausalLM",
     model_type="gemma4_text",
-    defaults={
-        "global_head_dim": 512,
-        "rope_parameters": {
-            _SLIDING: {"rope_type": "default", "rope_theta": 1e4},
-            _FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
-        },
-    },
+    defaults={"global_head_dim": 512},
     spelling={"hidden_act": "hidden_activation", "num_experts_per_tok": "top_k_experts"},
     layers=_layers,
     names=usual_names(

@@ -101,12 +101,6 @@ def _cap(keys: ConfigKeys) -> float | None:
 LAGUNA = FamilySpec(
     architecture="LagunaForCausalLM",
     model_type="laguna",
-    defaults={
-        "rope_parameters": {
-            _FULL: {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5},
-            _SLIDING: {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
-        },
-    },
     layers=_layers,
     rotary_type="mixtral",
     names=usual_names(

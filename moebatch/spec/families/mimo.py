@@ -18,7 +18,6 @@ from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import usual_names
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-_SHARE = 0.334
 
 
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
@@ -69,12 +68,6 @@ def _sliding_attention(keys: ConfigKeys) -> GroupedAttention:
 MIMO_V2_FLASH = FamilySpec(
     architecture="MiMoV2FlashForCausalLM",
     model_type="mimo_v2_flash",
-    defaults={
-        "rope_parameters": {
-            _FULL: {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": _SHARE},
-            _SLIDING: {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": _SHARE},
-        },
-    },
     layers=_layers,
     rotary_type="mixtral",
     names=usual_names(

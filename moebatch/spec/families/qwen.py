@@ -111,12 +111,6 @@ QWEN3_MOE = FamilySpec(
 MELLUM = FamilySpec(
     architecture="MellumForCausalLM",
     model_type="mellum",
-    defaults={
-        "rope_parameters": {
-            "full_attention": {"rope_type": "default", "rope_theta": 500000.0},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
-        },
-    },
     layers=_mellum,
     rotary_type="qwen3_moe",
     names=_NAMES,
