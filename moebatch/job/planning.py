@@ -280,7 +280,7 @@ def _given(problem: Problem, given: PolicyFile, wishes: Wishes, *, is_plain: boo
     """The policy of the file, with the problem's schedule if it has one, and then with fewer
     experts where they are computed if that needs the room."""
     require_schedule(problem)
-    policy = given.resolve(problem.workload, num_experts=problem.num_experts)
+    policy = given.policy.resolve(problem.workload, num_experts=problem.num_experts)
     predictor = wishes.predictor or policy.predictor
     policy = with_room(problem, replace(policy, predictor=predictor, staging=False))
     if problem.schedule is not None:

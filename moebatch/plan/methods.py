@@ -81,7 +81,7 @@ def _is_same_model(question: Question, name: str) -> bool:
 def _answer(question: Question, options: PlanOptions, given: PolicyFile | None) -> Answer:
     problem, model = question.problem, question.model
     if given is not None:
-        policy = given.resolve(problem.workload, num_experts=problem.num_experts)
+        policy = given.policy.resolve(problem.workload, num_experts=problem.num_experts)
         return answer_given(problem, model, policy, source=given.path, schedule=options.schedule)
     if options.paper:
         from moebatch.plan.papers.moe_lightning import answer_paper

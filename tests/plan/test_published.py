@@ -41,7 +41,7 @@ def predicted(saved: PolicyFile, *, hardware: str | None = None) -> Prediction:
         hardware=load_profile(hardware or saved.hardware).hardware("achieved"),
         workload=saved.workload,
     )
-    policy = saved.resolve(saved.workload, num_experts=asked.num_experts)
+    policy = saved.policy.resolve(saved.workload, num_experts=asked.num_experts)
     return predict(asked, policy)
 
 
@@ -67,7 +67,7 @@ def test_several_gpus_add_up_what_each_has_computed(devices: int) -> None:
     prices = Prices(shape=shape, dtypes=dtypes, hardware=hardware, ladder=Ladder.of(hardware))
     saved = load_policy("moe-lightning-2xt4-mtbench-64")
     assert saved.workload is not None
-    policy = saved.resolve(saved.workload, num_experts=shape.num_layers * shape.num_experts)
+    policy = saved.policy.resolve(saved.workload, num_experts=shape.num_layers * shape.num_experts)
     load = PassLoad(decode_sequences=36, decode_positions=36 * 450)
     of_each = 2 * (devices - 1) / devices * 36 * shape.hidden_size * 2
     rate = hardware.links["dram->vram"].bandwidth / devices

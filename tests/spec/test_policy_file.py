@@ -95,7 +95,7 @@ class TestLoading:
             "lanes_s": {"gpu": 1.5},
             "job_time_s": None,
         }
-        assert file.resolve(JOB, num_experts=256) == Policy(
+        assert file.policy.resolve(JOB, num_experts=256) == Policy(
             batch_size=504,
             micro_batch_size=36,
             tokens_per_pass=2048,
@@ -237,7 +237,7 @@ class TestWriting:
         path.write_text(file.to_yaml())
         read = load_policy(path)
         assert (read.title, read.source, read.prediction) == (title, source, file.prediction)
-        again = read.resolve(JOB, num_experts=256)
+        again = read.policy.resolve(JOB, num_experts=256)
         assert again.weights.dram == pytest.approx(policy.weights.dram, abs=1e-12)
         assert again.micro_batch_size == min(policy.micro_batch_size, policy.batch_size)
         names = ("batch_size", "tokens_per_pass", "num_slots", "num_kv_pages", "schedule")
@@ -245,7 +245,7 @@ class TestWriting:
             assert getattr(again, name) == getattr(policy, name)
 
     def test_a_static_policy_leaves_out_what_means_nothing(self) -> None:
-        policy = load_policy("flexgen-t4-mtbench-32").resolve(JOB, num_experts=256)
+        policy = load_policy("flexgen-t4-mtbench-32").policy.resolve(JOB, num_experts=256)
         assert policy.tokens_per_pass == policy.batch_size == 1280
         written = PolicyFile(title="x", policy=OpenPolicy.of(policy)).to_yaml()
         assert "tokens_per_pass" not in written
@@ -509,7 +509,7 @@ class TestRefusals:
         except ConfigError as error:
             assert error.faults
         else:
-            assert file.resolve(JOB, num_experts=256).batch_size >= 1
+            assert file.policy.resolve(JOB, num_experts=256).batch_size >= 1
 
     def test_what_does_not_go_together_is_said_at_once_for_policy_and_schedule(
         self, tmp_path: Path
@@ -533,4 +533,4 @@ def test_files_that_come_with_moebatch_say_where_they_come_from(name: str) -> No
     assert file.workload is not None
     assert load_profile(file.hardware).levels.keys() >= {"vram", "dram"}
     num_experts = load_model(file.model).shape.num_experts
-    assert file.resolve(file.workload, num_experts=num_experts).batching == "static"
+    assert file.policy.resolve(file.workload, num_experts=num_experts).batching == "static"

@@ -10,7 +10,7 @@ from typing import Any
 
 from moebatch.spec.files.library import find
 from moebatch.spec.machine.hardware import LEVELS
-from moebatch.spec.policy.policy import OpenPolicy, Placement, Policy
+from moebatch.spec.policy.policy import OpenPolicy, Placement
 from moebatch.spec.workload import Workload
 
 _TEXTS = ("title", "source", "note", "model", "hardware")
@@ -39,11 +39,6 @@ class PolicyFile:
     """What was predicted when it was made: any plain data."""
     path: str = ""
     """File that it was read from."""
-
-    def resolve(self, workload: Workload, *, num_experts: int) -> Policy:
-        """The policy for a job, with what the file leaves open; `num_experts` are those of all
-        layers of the model."""
-        return self.policy.resolve(workload, num_experts=num_experts)
 
     def to_yaml(self) -> str:
         """The text of a policy file that reads as this one."""
