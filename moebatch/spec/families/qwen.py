@@ -38,28 +38,26 @@ def _qwen2(keys: ConfigKeys, num_layers: int) -> Layers:
 
 def _qwen3(keys: ConfigKeys, num_layers: int) -> Layers:
     slides = keys.flag("use_sliding_window")
-    return Layers(
-        attention=grouped_attention(keys, biases="attention_bias", qk_norm="head"),
-        moe_layers=sparse_layers(keys, num_layers),
-        expert=Mlp(width=keys.count("moe_intermediate_size")),
-        dense=Mlp(width=keys.count("intermediate_size")),
-        router=softmax_router(keys),
-        sliding_windows=everywhere(keys, num_layers) if slides else (None,) * num_layers,
-    )
+    windows = everywhere(keys, num_layers) if slides else (None,) * num_layers
+    return replace(_qwen3_omni(keys, num_layers), sliding_windows=windows)
 
 
 def _qwen3_vl(keys: ConfigKeys, num_layers: int) -> Layers:
+    return _layers(keys, num_layers, Router(norm_order=1.0))
+
+
+def _qwen3_omni(keys: ConfigKeys, num_layers: int) -> Layers:
+    return _layers(keys, num_layers, softmax_router(keys))
+
+
+def _layers(keys: ConfigKeys, num_layers: int, router: Router) -> Layers:
     return Layers(
         attention=grouped_attention(keys, biases="attention_bias", qk_norm="head"),
         moe_layers=sparse_layers(keys, num_layers),
         expert=Mlp(width=keys.count("moe_intermediate_size")),
         dense=Mlp(width=keys.count("intermediate_size")),
-        router=Router(norm_order=1.0),
+        router=router,
     )
-
-
-def _qwen3_omni(keys: ConfigKeys, num_layers: int) -> Layers:
-    return replace(_qwen3_vl(keys, num_layers), router=softmax_router(keys))
 
 
 def _mellum(keys: ConfigKeys, num_layers: int) -> Layers:
