@@ -7,7 +7,6 @@ what was found, ready to stand behind the parameter's name.
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Literal
 
 from moebatch.quoting import not_one_of, shown
@@ -35,7 +34,7 @@ class Grammar:
 
 
 _OBJECT = Grammar("schema", '{"type": "object"}')
-_KINDS: Mapping[str, Grammar | None] = MappingProxyType({"text": None, "json_object": _OBJECT})
+_KINDS: Mapping[str, Grammar | None] = {"text": None, "json_object": _OBJECT}
 
 
 def response_format(value: object) -> Grammar | None:
@@ -118,12 +117,10 @@ def _any_object(value: object) -> Grammar | None:
     raise ValueError(f"must have json_object true or false, got {shown(value)}")
 
 
-_STRUCTURED: Mapping[str, Callable[[object], Grammar | None]] = MappingProxyType(
-    {
-        "json": _schema,
-        "regex": _text_of("regex"),
-        "choice": _choice,
-        "grammar": _text_of("lark"),
-        "json_object": _any_object,
-    }
-)
+_STRUCTURED: Mapping[str, Callable[[object], Grammar | None]] = {
+    "json": _schema,
+    "regex": _text_of("regex"),
+    "choice": _choice,
+    "grammar": _text_of("lark"),
+    "json_object": _any_object,
+}

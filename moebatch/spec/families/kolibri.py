@@ -2,7 +2,6 @@
 corrects the choice of experts is added to logits."""
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 from moebatch.spec.families.family import (
     FamilySpec,
@@ -17,9 +16,7 @@ from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import usual_names
 
 _PERIOD = 5
-_DONE: Mapping[str, Sequence[object]] = MappingProxyType(
-    {"attention_bias": (False,), "use_sliding_window": (True,)}
-)
+_DONE: Mapping[str, Sequence[object]] = {"attention_bias": (False,), "use_sliding_window": (True,)}
 _OWN_NAMES = {
     "attention_out_norm": ("post_attn_norm.weight", "post_self_attn_layernorm.weight"),
     "mlp_out_norm": ("post_ffn_norm.weight", "post_mlp_layernorm.weight"),

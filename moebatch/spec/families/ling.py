@@ -4,7 +4,6 @@ last of each group attends to latents, and gates what its heads put out."""
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf
-from types import MappingProxyType
 
 from moebatch.spec.families.deepseek import LATENT_NAMES, latent_attention, latent_layers
 from moebatch.spec.families.family import (
@@ -23,27 +22,25 @@ from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import usual_names
 
 _FULL, _LINEAR = "full_attention", "linear_attention"
-_DONE: Mapping[str, Sequence[object]] = MappingProxyType(
-    {
-        "gated_attention_proj_granularity_type": ("head_wise",),
-        "linear_attention": ("kda",),
-        "moe_router_enable_expert_bias": (True,),
-        "no_kda_lora": (True,),
-        "num_kv_heads_for_linear_attn": (0,),
-        "rope_interleave": (True,),
-        "scale_router_input": (False,),
-        "score_function": ("sigmoid",),
-        "scoring_func": ("sigmoid",),
-        "topk_method": ("noaux_tc",),
-        "up_proj_norm": (False,),
-        "use_bias": (False,),
-        "use_kda_lora": (False,),
-        "use_mla_nope": (False,),
-        "use_nGPT": (False,),
-        "use_qkv_bias": (False,),
-        "value_norm": (False,),
-    }
-)
+_DONE: Mapping[str, Sequence[object]] = {
+    "gated_attention_proj_granularity_type": ("head_wise",),
+    "linear_attention": ("kda",),
+    "moe_router_enable_expert_bias": (True,),
+    "no_kda_lora": (True,),
+    "num_kv_heads_for_linear_attn": (0,),
+    "rope_interleave": (True,),
+    "scale_router_input": (False,),
+    "score_function": ("sigmoid",),
+    "scoring_func": ("sigmoid",),
+    "topk_method": ("noaux_tc",),
+    "up_proj_norm": (False,),
+    "use_bias": (False,),
+    "use_kda_lora": (False,),
+    "use_mla_nope": (False,),
+    "use_nGPT": (False,),
+    "use_qkv_bias": (False,),
+    "value_norm": (False,),
+}
 
 
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:

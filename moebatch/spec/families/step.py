@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 from moebatch.spec.families.family import (
@@ -31,24 +30,22 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 _HEADS = "num_attention_heads"
 _USUAL_BASE = 10000.0
 _BY_LAYER = ("layer_types", "mlp_layer_types", "swiglu_limits", "swiglu_limits_shared")
-_DONE: Mapping[str, Sequence[object]] = MappingProxyType(
-    {
-        "att_impl_type": ("GQA",),
-        "gating": (True, "per-head"),
-        "moe_router_activation": ("sigmoid",),
-        "norm_expert_weight": (True,),
-        "sink": (False,),
-        "use_bidirectional_attention": (False,),
-        "use_head_wise_attn_gate": (True,),
-        "use_mfa": (False,),
-        "use_moe": (True,),
-        "use_moe_router_bias": (True,),
-        "use_qk_norm": (True,),
-        "use_rope_layers": ([],),
-        "yarn_only_types": ([_FULL],),
-        "zero_centered": (True,),
-    }
-)
+_DONE: Mapping[str, Sequence[object]] = {
+    "att_impl_type": ("GQA",),
+    "gating": (True, "per-head"),
+    "moe_router_activation": ("sigmoid",),
+    "norm_expert_weight": (True,),
+    "sink": (False,),
+    "use_bidirectional_attention": (False,),
+    "use_head_wise_attn_gate": (True,),
+    "use_mfa": (False,),
+    "use_moe": (True,),
+    "use_moe_router_bias": (True,),
+    "use_qk_norm": (True,),
+    "use_rope_layers": ([],),
+    "yarn_only_types": ([_FULL],),
+    "zero_centered": (True,),
+}
 """What is computed of keys that files may have and transformers passes over."""
 
 

@@ -113,28 +113,26 @@ def tokens_of_answer(value: object, low: int = 1) -> int:
     return min(whole(value, low), _ENDLESS)
 
 
-CHECKS: Mapping[str, Callable[[object], object]] = MappingProxyType(
-    {
-        "max_tokens": tokens_of_answer,
-        "temperature": partial(number, low=0, high=2),
-        "top_p": _top_p,
-        "top_k": _top_k,
-        "min_p": partial(number, low=0, high=1),
-        "n": partial(whole, low=1, high=MAX_CHOICES),
-        "seed": seed,
-        "stop": stop,
-        "stop_token_ids": token_ids,
-        "ignore_eos": flag,
-        "min_tokens": partial(tokens_of_answer, low=0),
-        "logprobs": partial(whole, low=0, high=MAX_LOGPROBS),
-        "presence_penalty": partial(number, low=-2, high=2),
-        "frequency_penalty": partial(number, low=-2, high=2),
-        "repetition_penalty": _repetition_penalty,
-        "logit_bias": logit_bias,
-        "response_format": response_format,
-        "structured_outputs": structured_outputs,
-    }
-)
+CHECKS: Mapping[str, Callable[[object], object]] = {
+    "max_tokens": tokens_of_answer,
+    "temperature": partial(number, low=0, high=2),
+    "top_p": _top_p,
+    "top_k": _top_k,
+    "min_p": partial(number, low=0, high=1),
+    "n": partial(whole, low=1, high=MAX_CHOICES),
+    "seed": seed,
+    "stop": stop,
+    "stop_token_ids": token_ids,
+    "ignore_eos": flag,
+    "min_tokens": partial(tokens_of_answer, low=0),
+    "logprobs": partial(whole, low=0, high=MAX_LOGPROBS),
+    "presence_penalty": partial(number, low=-2, high=2),
+    "frequency_penalty": partial(number, low=-2, high=2),
+    "repetition_penalty": _repetition_penalty,
+    "logit_bias": logit_bias,
+    "response_format": response_format,
+    "structured_outputs": structured_outputs,
+}
 """One check for every field of `Sampling`."""
 
 

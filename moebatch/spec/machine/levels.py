@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any, get_args
 
 from moebatch.spec.machine.hardware import Basis, Dtype, Level, LevelName, Link, LinkName, Processor
@@ -23,31 +22,25 @@ from moebatch.spec.machine.values import (
 from moebatch.spec.model.cache_layout import CacheDtype
 
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
-CAPACITIES: Mapping[LevelName, Quantity] = MappingProxyType(
-    {"vram": VRAM_SIZE, "dram": DRAM_SIZE, "disk": DISK_SIZE}
-)
-PROCESSOR_FIGURES: Mapping[str, Quantity] = MappingProxyType(
-    {
-        "bandwidth": MEMORY_RATE,
-        "attention_bandwidth": MEMORY_RATE,
-        "attention_bandwidth_int8": MEMORY_RATE,
-        "attention_bandwidth_fp8": MEMORY_RATE,
-        "attention_flops": SPEED,
-        "elementwise_bandwidth": MEMORY_RATE,
-        "sequence_time": DURATION,
-        "launch_time": DURATION,
-        "task_time": DURATION,
-        "expert_time": DURATION,
-        "pass_time": DURATION,
-        "row_time": DURATION,
-    }
-)
+CAPACITIES: Mapping[LevelName, Quantity] = {"vram": VRAM_SIZE, "dram": DRAM_SIZE, "disk": DISK_SIZE}
+PROCESSOR_FIGURES: Mapping[str, Quantity] = {
+    "bandwidth": MEMORY_RATE,
+    "attention_bandwidth": MEMORY_RATE,
+    "attention_bandwidth_int8": MEMORY_RATE,
+    "attention_bandwidth_fp8": MEMORY_RATE,
+    "attention_flops": SPEED,
+    "elementwise_bandwidth": MEMORY_RATE,
+    "sequence_time": DURATION,
+    "launch_time": DURATION,
+    "task_time": DURATION,
+    "expert_time": DURATION,
+    "pass_time": DURATION,
+    "row_time": DURATION,
+}
 """Figures of a level that computes, beside ``gemm``; only ``bandwidth`` has to be there."""
 
 
-CURVES: Mapping[str, Quantity] = MappingProxyType(
-    {"gemm": SPEED, "gemm_streamed": SPEED, "decoding": MEMORY_RATE}
-)
+CURVES: Mapping[str, Quantity] = {"gemm": SPEED, "gemm_streamed": SPEED, "decoding": MEMORY_RATE}
 """Figures of data types, or of formats of weights, that may be tables by rows."""
 _GPU_LAUNCH_S, _GPU_TASK_S = 10e-6, 40e-6
 """A GPU whose profile says nothing. Estimates: torch issues an operator in some 10 us, and a copy
