@@ -27,10 +27,8 @@ _USUAL = {"hidden_act": "silu", "tie_word_embeddings": False, "attention_bias": 
 _WRITTEN: Mapping[str, Mapping[str, Mapping[str, Any]]] = json.loads(
     Path(__file__).with_name("written.json").read_text()
 )
-_UNKNOWN: Mapping[str, Mapping[str, Any]] = {
-    "defaults": {},
-    "aliases": {"num_local_experts": "num_experts"},
-}
+_ALIASES = {"num_local_experts": "num_experts"}
+"""Of a family that transformers does not know."""
 _SILU = ("silu", "swish")
 _UNLIMITED = (None, [0.0, inf], [0.0, {"__float__": "Infinity"}])
 """The last is how transformers writes it."""
@@ -91,16 +89,16 @@ class FamilySpec(Wording):
     @property
     def written(self) -> Mapping[str, Any]:
         """Defaults of that class, by names in files."""
-        return {**_USUAL, **self._of_class["defaults"]}
+        return {**_USUAL, **self._of_class.get("defaults", {})}
 
     @property
     def aliases(self) -> Mapping[str, str]:
         """Those of that class."""
-        return self._of_class["aliases"]
+        return self._of_class.get("aliases", _ALIASES)
 
     @property
     def _of_class(self) -> Mapping[str, Mapping[str, Any]]:
-        return _WRITTEN.get(self.written_type, _UNKNOWN)
+        return _WRITTEN.get(self.written_type, {})
 
     def keys(self, config: Mapping[str, Any]) -> ConfigKeys:
         """Figures of a raw ``config.json``."""

@@ -72,7 +72,7 @@ class Wording:
         return {}
 
     def spelled(self, key: str) -> str:
-        """The family's own name of a key."""
+        """The family's own name of a key. Two are in use for experts."""
         aliases = self.aliases
         usual = aliases.get("num_local_experts", key) if key == "num_experts" else key
         return self.spelling.get(key) or aliases.get(key, usual)
