@@ -14,13 +14,7 @@ from typing import TYPE_CHECKING, Any
 from moebatch.formats.blocks import WHOLE, Blocks
 from moebatch.formats.coded import CodedMatrix, Numbers
 from moebatch.formats.quantization import Scheme, blocks_of, one_of
-from moebatch.formats.weight_format import (
-    CodedFormat,
-    Look,
-    StoredPart,
-    WeightFormat,
-    beside,
-)
+from moebatch.formats.weight_format import CodedFormat, Look, StoredPart, WeightFormat, beside
 
 if TYPE_CHECKING:
     from torch import Tensor

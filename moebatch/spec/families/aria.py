@@ -6,11 +6,7 @@ from moebatch.spec.families.family import FamilySpec, grouped_attention
 from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import (
-    STACKED_EXPERTS,
-    stacked_experts,
-    usual_names,
-)
+from moebatch.spec.model.tensor_names import STACKED_EXPERTS, stacked_experts, usual_names
 
 
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:

@@ -10,11 +10,7 @@ from moebatch.spec.model.compressed_attention import CompressedAttention, Entrie
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.indexer import Indexer
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import (
-    ExpertLayout,
-    TensorNames,
-    separate_experts,
-)
+from moebatch.spec.model.tensor_names import ExpertLayout, TensorNames, separate_experts
 
 _SLIDING = "sliding_attention"
 _SPARSE, _HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"

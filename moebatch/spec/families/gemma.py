@@ -4,11 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from moebatch.spec.families.family import (
-    FamilySpec,
-    by_layer_types,
-    grouped_attention,
-)
+from moebatch.spec.families.family import FamilySpec, by_layer_types, grouped_attention
 from moebatch.spec.model.blocks import Mlp, Norm, Router
 from moebatch.spec.model.config_keys import MAX_COUNT, ConfigKeys
 from moebatch.spec.model.grouped_attention import GroupedAttention

@@ -21,11 +21,7 @@ from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.grouped_attention import GroupedAttention
 from moebatch.spec.model.recurrence import StateSpace
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import (
-    OF_MAMBA,
-    stacked_experts,
-    usual_names,
-)
+from moebatch.spec.model.tensor_names import OF_MAMBA, stacked_experts, usual_names
 
 _BLOCK = "block_sparse_moe."
 

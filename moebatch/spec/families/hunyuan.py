@@ -1,10 +1,6 @@
 """Hunyuan-A13B, and Hy3 behind it (Tencent)."""
 
-from moebatch.spec.families.family import (
-    FamilySpec,
-    by_mlp_types,
-    grouped_attention,
-)
+from moebatch.spec.families.family import FamilySpec, by_mlp_types, grouped_attention
 from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers

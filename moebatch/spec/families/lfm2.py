@@ -1,19 +1,11 @@
 """LFM2-MoE (Liquid AI): most layers convolve over some tokens, the others attend."""
 
-from moebatch.spec.families.family import (
-    FamilySpec,
-    grouped_attention,
-    recurrent_layers,
-)
+from moebatch.spec.families.family import FamilySpec, grouped_attention, recurrent_layers
 from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.recurrence import MOST_SEEN, ShortConvolution
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import (
-    separate_experts,
-    stacked_experts,
-    usual_names,
-)
+from moebatch.spec.model.tensor_names import separate_experts, stacked_experts, usual_names
 
 _MLP = "feed_forward."
 _MATRICES = {"gate": "w1", "up": "w3", "down": "w2"}

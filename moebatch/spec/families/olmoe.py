@@ -1,10 +1,6 @@
 """OLMoE, and FlexOlmo behind it (Ai2)."""
 
-from moebatch.spec.families.family import (
-    FamilySpec,
-    grouped_attention,
-    softmax_router,
-)
+from moebatch.spec.families.family import FamilySpec, grouped_attention, softmax_router
 from moebatch.spec.model.blocks import Mlp, Norm
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers

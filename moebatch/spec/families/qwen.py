@@ -16,11 +16,7 @@ from moebatch.spec.families.family import (
 from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import (
-    STACKED_EXPERTS,
-    USUAL_EXPERTS,
-    usual_names,
-)
+from moebatch.spec.model.tensor_names import STACKED_EXPERTS, USUAL_EXPERTS, usual_names
 
 
 def _qwen2(keys: ConfigKeys, num_layers: int) -> Layers:

@@ -19,12 +19,7 @@ from moebatch.spec.model.blocks import Mlp, Norm, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.grouped_attention import GroupedAttention
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import (
-    LAYER,
-    STACKED_EXPERTS,
-    ExpertLayout,
-    usual_names,
-)
+from moebatch.spec.model.tensor_names import LAYER, STACKED_EXPERTS, ExpertLayout, usual_names
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _HEADS = "num_attention_heads"
