@@ -19,6 +19,7 @@ from moebatch.job.machine import JobMachine, NotedProfile, has_unmeasured_gpu, j
 from moebatch.layout.ladder import stages_pages
 from moebatch.measure.machine import measure_machine
 from moebatch.measure.saved import load_saved, machine_profile
+from moebatch.measure.sizes import quick_sizes
 from moebatch.model.gpu import loader as gpu
 from moebatch.model.native import loader
 from moebatch.plan.answer import best_for
@@ -89,10 +90,11 @@ def _own_profile(job: Job, files: ModelFiles, log: Callable[[str], None]) -> Not
             read=job.model.path,
             num_threads=num_threads(job),
             log=lambda line: None,
-            quick=True,
-            dtypes=_possible_dtypes(job, files),
-            formats=tuple(stored for stored, _ in files.dtypes.stored.shares),
-            cache_dtype=files.shape.attention.cache_dtype,
+            sizes=quick_sizes(
+                _possible_dtypes(job, files),
+                tuple(stored for stored, _ in files.dtypes.stored.shares),
+                files.shape.attention.cache_dtype,
+            ),
         )
     except Exception as error:
         # Files of the model that are too short to be timed, nothing but noise, or others' GPU.

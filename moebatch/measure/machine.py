@@ -15,7 +15,6 @@ import torch
 from moebatch import __version__
 from moebatch.checkpoint.model_files import COMPUTE_DTYPES
 from moebatch.errors import ConfigError, StorageError
-from moebatch.formats.weight_format import WeightFormat
 from moebatch.measure.contention import HARMLESS_WAITING, Patience
 from moebatch.measure.disk import (
     DiskRates,
@@ -32,13 +31,12 @@ from moebatch.measure.gemm import expert_bytes
 from moebatch.measure.gpu import GpuRates, gpu_rates
 from moebatch.measure.process_limits import detect_machine
 from moebatch.measure.processor import Log, curve_of, curve_text, processor_rates
-from moebatch.measure.sizes import Sizes, quick_sizes
+from moebatch.measure.sizes import Sizes
 from moebatch.measure.timer import Timer
 from moebatch.spec.machine.hardware import Dtype, LevelName, LinkName, Processor, RateCurve
 from moebatch.spec.machine.levels import CAPACITIES, LevelFigures, LinkFigures
 from moebatch.spec.machine.profile import HardwareProfile
 from moebatch.spec.machine.values import DURATION, CurveFigure, Figure
-from moebatch.spec.model.cache_layout import CacheDtype
 from moebatch.store.memory import Arena, resident_bytes, return_freed_memory
 from moebatch.units import format_bytes, format_rate
 
@@ -70,30 +68,23 @@ def measure_machine(
     read: Path | None = None,
     num_threads: int,
     log: Log,
-    quick: bool = False,
-    dtypes: tuple[Dtype, ...] = ("bfloat16",),
-    formats: tuple[WeightFormat, ...] = (),
-    cache_dtype: CacheDtype | None = None,
     sizes: Sizes | None = None,
 ) -> HardwareProfile:
-    """Measures this machine: about three minutes, or a few seconds if `quick`.
+    """Measures this machine: about three minutes, or what other `sizes` take.
 
     Args:
         folder: on the disk that is meant; a file of 1 GiB is written there and removed.
         read: a file, or a folder of files such as a checkpoint, to read instead of that file.
-            `quick` writes nothing: without it the profile has no rates of the disk.
+            Without it, and where `sizes` write nothing, the profile has no rates of the disk.
         num_threads: threads that compute.
         log: gets a line for each step.
-        dtypes: those that `quick` measures, the one of attention first.
-        formats: stored ones whose decoding `quick` measures.
-        cache_dtype: 8 bits in which keys and values are cached, if `quick` measures that.
-        sizes: in place of those that `quick` decides on.
+        sizes: in place of the usual ones.
 
     Raises StorageError when the folder cannot be written and there is nothing else to read, or
     when the disk fails, and ConfigError when `read` has nothing to read, or when a figure is
     impossible, such as a rate of nothing.
     """
-    sizes = sizes or (quick_sizes(dtypes, formats, cache_dtype) if quick else Sizes())
+    sizes = sizes or Sizes()
     with ExitStack() as stack:
         capacity_bytes = detect_machine().dram_bytes
         log(f"memory that a job may take: {format_bytes(capacity_bytes)}")

@@ -83,7 +83,8 @@ def quick_sizes(
     formats: tuple[WeightFormat, ...] = (),
     cache_dtype: CacheDtype | None = None,
 ) -> Sizes:
-    """A few seconds in all: few data types, few points, and no file is written."""
+    """A few seconds in all: few points, and no file is written. Attention is measured in the first
+    of the data types, and with a cache of 8 bits where one is given."""
     return Sizes(
         dtypes=dtypes,
         formats=formats,
