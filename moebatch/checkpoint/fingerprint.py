@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from string import digits
 from typing import Any
 
 from moebatch.checkpoint.index import Checkpoint
@@ -11,7 +12,11 @@ from moebatch.errors import CheckpointError
 from moebatch.spec.model.shape import ModelShape
 
 _SAMPLES = 16
+"""Of each file."""
+_SAMPLES_ALIKE = 8
+"""Tensors of each kind."""
 _SAMPLE_BYTES = 4096
+_NO_DIGITS = str.maketrans("", "", digits)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,17 +75,36 @@ def file_digest(path: Path) -> str:
 
 
 def weights_sample(checkpoint: Checkpoint) -> str:
-    """Stands for the weights themselves, by a few bytes from all over every file: training, merging
-    or converting a model changes them everywhere. Raises CheckpointError."""
-    digest = hashlib.blake2b(digest_size=8)
+    """Stands for the weights themselves, by a few bytes from all over every file, since merging or
+    converting a model changes them everywhere, and from some tensors of each kind, since training
+    may change routers alone, or what attends. Raises CheckpointError."""
+    digest, middles = hashlib.blake2b(digest_size=8), _middles(checkpoint)
     for name, path in sorted(checkpoint.files.items()):
         try:
             with path.open("rb") as file:
                 last = max(0, path.stat().st_size - _SAMPLE_BYTES)
-                for number in range(_SAMPLES):
-                    file.seek(last * number // (_SAMPLES - 1))
+                everywhere = (last * number // (_SAMPLES - 1) for number in range(_SAMPLES))
+                for start in sorted({*everywhere, *middles.get(path, ())}):
+                    file.seek(start)
                     digest.update(file.read(_SAMPLE_BYTES))
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
         digest.update(name.encode())
     return digest.hexdigest()
+
+
+def _middles(checkpoint: Checkpoint) -> dict[Path, list[int]]:
+    """Places in files: the middles of some tensors of each kind, from all over the model. Tensors
+    are of one kind whose names differ in nothing but numbers."""
+    kinds: dict[str, list[str]] = {}
+    for name in checkpoint.tensors:
+        kinds.setdefault(name.translate(_NO_DIGITS), []).append(name)
+    places: dict[Path, list[int]] = {}
+    for alike in kinds.values():
+        alike.sort(key=lambda name: (len(name), name))  # the ninth layer before the tenth
+        last = len(alike) - 1
+        for name in {alike[last * n // (_SAMPLES_ALIKE - 1)] for n in range(_SAMPLES_ALIKE)}:
+            path, entry = checkpoint.tensors[name]
+            middle = entry.offset + max(0, entry.num_bytes - _SAMPLE_BYTES) // 2
+            places.setdefault(path, []).append(middle)
+    return places
