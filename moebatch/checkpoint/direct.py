@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 from moebatch.errors import StorageError, transfer_error
+from moebatch.journal.files import stamp_of
 
 PAGE_BYTES = 4096
 """Alignment that O_DIRECT accepts on every device in use."""
@@ -13,6 +14,11 @@ PAGE_BYTES = 4096
 def align_up(num_bytes: int, alignment: int = PAGE_BYTES) -> int:
     """The next multiple of `alignment`."""
     return -(-num_bytes // alignment) * alignment
+
+
+def changed(path: Path) -> str:
+    """What is wrong with a file that is no longer what it was when its header was read."""
+    return f"{path}: was changed while it was in use; run this again"
 
 
 class DirectFile:
@@ -28,21 +34,23 @@ class DirectFile:
         self.is_direct = hasattr(os, "O_DIRECT")
         try:
             self._fd = self._open()
-            self.num_bytes = os.fstat(self._fd).st_size
+            status = os.fstat(self._fd)
         except OSError as error:
             raise StorageError(f"{path}: cannot be opened: {error.strerror}") from error
+        self.num_bytes = status.st_size
+        self._stamp = stamp_of(status)
 
     def require(self, num_bytes: int) -> None:
         """Raises StorageError if the file has become shorter than its header says it is."""
         if self.num_bytes < num_bytes:
-            raise self._cut_off(self.num_bytes)
+            raise self._changed()
 
     def read(self, target: memoryview, offset: int) -> None:
         """Fills `target` from `offset`; bytes past the end of the file are left as they are, so
         `require` first those that must be there.
 
-        Raises StorageError when the device fails or the file has become shorter, and OutOfMemory
-        when the system refuses memory.
+        Raises StorageError when the device fails or the file was written again since it was
+        opened, and OutOfMemory when the system refuses memory.
         """
         assert offset % PAGE_BYTES == 0, "O_DIRECT needs aligned offsets"
         wanted = min(len(target), self.num_bytes - offset)
@@ -52,11 +60,12 @@ class DirectFile:
             start = done - done % PAGE_BYTES
             try:
                 count = os.preadv(self._fd, [target[start:]], offset + start)
+                is_same = stamp_of(os.fstat(self._fd)) == self._stamp
             except OSError as error:
                 message = f"{self.path}: reading at byte {offset + start} failed"
                 raise transfer_error(error, message) from error
-            if start + count <= done:
-                raise self._cut_off(offset + done)
+            if not is_same or start + count <= done:
+                raise self._changed()
             done = start + count
         if not self.is_direct:
             os.posix_fadvise(self._fd, offset, len(target), os.POSIX_FADV_DONTNEED)
@@ -65,8 +74,8 @@ class DirectFile:
         """Gives the descriptor back."""
         os.close(self._fd)
 
-    def _cut_off(self, end: int) -> StorageError:
-        return StorageError(f"{self.path}: ends at byte {end}; was it changed?")
+    def _changed(self) -> StorageError:
+        return StorageError(changed(self.path))
 
     def _open(self) -> int:
         if self.is_direct:

@@ -5,11 +5,13 @@ from dataclasses import dataclass, field, replace
 from math import lcm
 from pathlib import Path
 
+from moebatch.checkpoint.direct import changed
 from moebatch.checkpoint.header import MAX_HEADER_BYTES, TensorEntry, read_header
-from moebatch.errors import CheckpointError
+from moebatch.errors import CheckpointError, StorageError
 from moebatch.formats.plain import PlainFormat
 from moebatch.formats.registry import FORMATS, find_format
 from moebatch.formats.weight_format import StoredPart, WeightFormat, share
+from moebatch.journal.files import Stamp, stamp_of
 from moebatch.quoting import reason, shown
 from moebatch.spec.files.json_file import read_object
 
@@ -106,6 +108,8 @@ class Checkpoint:
     """Of weights whose files name it; others show it by their tensors."""
     is_gguf: bool = False
     """Files say by themselves what ``config.json`` says elsewhere."""
+    stamps: Mapping[Path, Stamp] = field(default_factory=dict)
+    """What `stamps_of` said of the files before their headers were read."""
 
     @classmethod
     def open(cls, folder: Path) -> "Checkpoint":
@@ -118,14 +122,16 @@ class Checkpoint:
         """
         require_model_folder(folder)
         if (folder / SINGLE_NAME).is_file():
-            path = file_inside(folder, SINGLE_NAME)
+            files = {SINGLE_NAME: file_inside(folder, SINGLE_NAME)}
+            (path,), stamps = files.values(), stamps_of(files)
             tensors = {name: (path, entry) for name, entry in read_header(path).items()}
-            return cls(folder=folder, tensors=tensors, files={SINGLE_NAME: path})
+            return cls(folder=folder, tensors=tensors, files=files, stamps=stamps)
         if (folder / INDEX_NAME).exists():
             weight_map = _weight_map(folder)
-            paths = {name: file_inside(folder, name) for name in sorted(set(weight_map.values()))}
-            tensors = _indexed_tensors(folder, weight_map, paths)
-            return cls(folder=folder, tensors=tensors, files=paths)
+            files = {name: file_inside(folder, name) for name in sorted(set(weight_map.values()))}
+            stamps = stamps_of(files)
+            tensors = _indexed_tensors(folder, weight_map, files)
+            return cls(folder=folder, tensors=tensors, files=files, stamps=stamps)
         raise CheckpointError(_nothing_to_read(folder))
 
     def extent(self, name: str, index: int | None = None, num_slices: int | None = None) -> Extent:
@@ -155,6 +161,13 @@ class Checkpoint:
                 return file.read(min(starts, default=MAX_HEADER_BYTES))
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read: {reason(error)}") from error
+
+    def require_unchanged(self) -> None:
+        """Raises StorageError if a file was written again, or replaced, since it was looked at: so
+        what has been opened by now is what headers and samples were read of."""
+        for path, stamp in stamps_of(self.files).items():
+            if stamp != self.stamps[path]:
+                raise StorageError(changed(path))
 
     def look(self, name: str) -> StoredPart | None:
         """Dtype and shape of a tensor; None where there is no tensor `name`."""
@@ -203,6 +216,14 @@ class Checkpoint:
         if entry.dtype != part.dtype:
             return f"tensor {part.name} is {entry.dtype}, {_expected(part)}"
         return None
+
+
+def stamps_of(files: Mapping[str, Path]) -> dict[Path, Stamp]:
+    """What changes when one of the files is written again. Raises CheckpointError."""
+    try:
+        return {path: stamp_of(path.stat()) for path in files.values()}
+    except OSError as error:
+        raise CheckpointError(f"{error.filename}: cannot be read: {error.strerror}") from error
 
 
 def require_model_folder(folder: Path) -> None:

@@ -232,6 +232,7 @@ class Attempt:
                 raise
             raise OutOfMemory(f"the system refuses memory for what was planned: {error}") from error
         experts = self.built.experts
+        files.checkpoint.require_unchanged()  # while rows were looked at, for one
         if self.kind == "cuda" and experts is not None and not experts.is_pinned:
             self.context.log(_UNPINNED)
         self._time_left = TimeLeft(self.plan.problem, self.plan.policy)

@@ -19,6 +19,7 @@ call for it are written to, block by block."""
 _DRAFT = ".{}.moebatch-draft"
 NUM_ADDED = len(_DRAFT.format(""))
 """Bytes by which the name of a draft is longer than that of its file."""
+Stamp = tuple[int, int, int, int]
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)
 
 
@@ -76,6 +77,11 @@ class Files:
                 raise
         finally:
             os.close(descriptor)
+
+
+def stamp_of(status: os.stat_result) -> Stamp:
+    """What changes when a file is written again: its identity, size and time."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def write_all(files: Files, descriptor: int, data: bytes) -> None:

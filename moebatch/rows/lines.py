@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from moebatch.errors import InputError, StorageError
+from moebatch.journal.files import Stamp, stamp_of
 from moebatch.quoting import reason
 from moebatch.rows.row import RawRow, refusal
 from moebatch.rows.strict_json import NOT_JSON
@@ -25,7 +26,6 @@ _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_SKIPPED = b"\x2a\x4d\x18"
 """Behind a byte from 0x50 to 0x5f: a frame that decoders pass over, with which pzstd begins."""
 UTF_16_OR_32 = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")
-Stamp = tuple[int, int, int, int]
 CHANGED = "was changed while the job ran; run the job again"
 
 
@@ -54,11 +54,6 @@ class LineSource:
                 raise StorageError(f"{self.path}: reading failed: {error.strerror}") from error
             message = f"the compressed data is damaged behind line {line}: {reason(error)}"
             raise refusal(self.path, message) from None
-
-
-def stamp_of(status: os.stat_result) -> Stamp:
-    """What changes when a file is written again: its identity, size and time."""
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def json_rows(path: Path, stream: BinaryIO) -> Iterator[RawRow]:

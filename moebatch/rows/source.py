@@ -5,7 +5,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from moebatch.rows.lines import LineSource, json_rows, stamp_of
+from moebatch.journal.files import stamp_of
+from moebatch.rows.lines import LineSource, json_rows
 from moebatch.rows.row import RawRow, Source, refusal
 from moebatch.rows.separated import SUFFIXES, separated_rows
 from moebatch.rows.tables import TableSource, dataset_batches, parquet_batches, stamps_of

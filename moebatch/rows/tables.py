@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from moebatch.errors import MoebatchError, StorageError
+from moebatch.journal.files import Stamp, stamp_of
 from moebatch.quoting import reason, shown
-from moebatch.rows.lines import CHANGED, Stamp, stamp_of
+from moebatch.rows.lines import CHANGED
 from moebatch.rows.row import Base64, RawRow, refusal, require_different
 from moebatch.spec.files.json_file import read_json
 

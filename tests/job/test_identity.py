@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from moebatch.errors import ConfigError
+from moebatch.errors import ConfigError, StorageError
+from moebatch.job import attempt
 from moebatch.job.check import check_job
 from moebatch.job.merge import merge
 from moebatch.job.options import CheckOptions
@@ -186,6 +187,26 @@ def test_another_job_is_refused_wherever_its_files_are(
     assert difference in str(caught.value)
     assert "Choose another output.path" in str(caught.value)
     assert any(difference in fault.message for fault in check_job(job).faults)
+
+
+def test_a_model_that_is_replaced_while_its_job_begins_answers_no_rows_of_it(
+    tmp_path: Path,
+    model: Path,
+    tiny_checkpoint: Checkpoint,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job, build = write(tmp_path / "job", model, rows(3), **GREEDY), attempt.build_engine
+
+    def replace_and_build(*arguments: Any, **options: Any) -> object:
+        shutil.copy(tiny_checkpoint("mixtral", seed=1) / "model.safetensors", model / "new")
+        (model / "new").rename(model / "model.safetensors")
+        return build(*arguments, **options)
+
+    monkeypatch.setattr(attempt, "build_engine", replace_and_build)
+    with pytest.raises(StorageError, match=r"model\.safetensors: was changed while it was in use"):
+        run(job)
+    monkeypatch.undo()
+    assert run(job).status().num_ended == 3
 
 
 def test_a_job_goes_on_only_where_answers_begin_with_the_same_token(

@@ -10,7 +10,13 @@ from moebatch.checkpoint.gguf.families import family_of
 from moebatch.checkpoint.gguf.family import Arranged, GgufMetadata
 from moebatch.checkpoint.gguf.header import read_gguf_header
 from moebatch.checkpoint.header import TensorEntry
-from moebatch.checkpoint.index import INDEX_NAME, SINGLE_NAME, Checkpoint, file_inside
+from moebatch.checkpoint.index import (
+    INDEX_NAME,
+    SINGLE_NAME,
+    Checkpoint,
+    file_inside,
+    stamps_of,
+)
 from moebatch.errors import CheckpointError
 from moebatch.formats.ggml import GgmlRows
 from moebatch.formats.ggml_rearranged import Rearranged
@@ -47,6 +53,7 @@ def open_gguf(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], Model
     Raises CheckpointError for damaged files and for models that are not read.
     """
     files = {name: file_inside(folder, name) for name in names}
+    stamps = stamps_of(files)
     headers = [read_gguf_header(path) for path in files.values()]
     tensors: dict[str, tuple[Path, TensorEntry]] = {}
     formats: dict[str, WeightFormat] = {}
@@ -65,7 +72,12 @@ def open_gguf(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], Model
     config = family.config(said, vocabulary.shape[0], is_tied="output.weight" not in tensors)
     arranged = _rearranged(family.arranged(said), tensors, formats)
     checkpoint = Checkpoint(
-        folder=folder, tensors=tensors, files=files, formats=formats | arranged, is_gguf=True
+        folder=folder,
+        tensors=tensors,
+        files=files,
+        formats=formats | arranged,
+        is_gguf=True,
+        stamps=stamps,
     )
     shape = read_runnable_shape(config, str(said.where))
     said.require_scores(shape.router)
