@@ -18,6 +18,8 @@ _NO_FLOCK = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 _HEARTBEAT_S = 10.0
 _STALE_S = 120.0
 """A holder that has not been heard of for so long is gone, where only its heart beat tells."""
+_LISTEN_S = 3 * _HEARTBEAT_S
+"""By the clock of another host, that is; so its heart is listened to for so long."""
 
 
 _SHARED = "runs of its shards are using it (`moebatch status` names them)"
@@ -62,7 +64,8 @@ class RunLock:
 
     def release(self) -> None:
         """Lets others in."""
-        self._held.close()
+        with contextlib.suppress(OSError):  # the folder may be gone
+            self._held.close()
         if not self._shared:
             with contextlib.suppress(OSError):  # a name that stays there does no harm
                 os.ftruncate(self._descriptor, 0)
@@ -163,7 +166,12 @@ def _holder_in(path: Path) -> dict[str, Any]:
 
 
 def _is_stale(path: Path) -> bool:
+    """Whether its holder is gone; takes a while where that seems so."""
     try:
-        return time.time() - path.stat().st_mtime > _STALE_S
+        last_beat_s = path.stat().st_mtime
+        if time.time() - last_beat_s <= _STALE_S:
+            return False
+        time.sleep(_LISTEN_S)
+        return path.stat().st_mtime == last_beat_s
     except OSError:
         return True

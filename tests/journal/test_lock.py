@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from moebatch.errors import LockHeld
+from moebatch.journal import lock
 from moebatch.journal.lock import RunLock
 
 
@@ -53,22 +54,56 @@ def test_runs_that_share_it_bear_each_other(path: Path) -> None:
         pass
 
 
-def test_without_locks_a_holder_that_is_gone_is_followed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What stands in for a lock of ``lock`` on a file system that has none."""
+
     def refuse(descriptor: int, kind: int) -> None:
         raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    path, stand_in = tmp_path / "lock", tmp_path / "lock.held"
+    monkeypatch.setattr(lock.time, "sleep", lambda seconds: None)
+    return tmp_path / "lock.held"
+
+
+def beat(stand_in: Path, ago_s: float) -> None:
+    """As the clock of its holder's host has it."""
+    then = time.time() - ago_s
+    os.utime(stand_in, (then, then))
+
+
+def test_without_locks_a_holder_that_is_gone_is_followed(tmp_path: Path, stand_in: Path) -> None:
     stand_in.touch()
     with pytest.raises(LockHeld, match=f"rm {stand_in}"):
-        RunLock(path, subject="x")
-    long_ago = time.time() - 1000
-    os.utime(stand_in, (long_ago, long_ago))
-    with RunLock(path, subject="x"):
-        assert stand_in.stat().st_mtime > long_ago
+        RunLock(tmp_path / "lock", subject="x")
+    beat(stand_in, ago_s=1000)
+    with RunLock(tmp_path / "lock", subject="x"):
+        assert stand_in.stat().st_mtime > time.time() - 500
     assert not stand_in.exists()
+
+
+@pytest.mark.parametrize("slow_s", [1000, -1000])
+def test_without_locks_a_holder_whose_clock_is_another_is_not_taken_for_gone(
+    tmp_path: Path, stand_in: Path, monkeypatch: pytest.MonkeyPatch, slow_s: float
+) -> None:
+    stand_in.touch()
+    beat(stand_in, slow_s + 9)
+    monkeypatch.setattr(lock.time, "sleep", lambda seconds: beat(stand_in, slow_s))
+    with pytest.raises(LockHeld, match=f"rm {stand_in}"):
+        RunLock(tmp_path / "lock", subject="x")
+
+
+def test_without_locks_a_folder_that_is_gone_by_the_end_is_no_fault_of_the_lock(
+    tmp_path: Path, stand_in: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system of the network says so in words of its own."""
+
+    def stale(path: Path, *, missing_ok: bool = False) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(Path, "unlink", stale)
+    with RunLock(tmp_path / "lock", subject="x"):
+        pass
 
 
 def test_a_lock_that_was_removed_before_it_was_got_is_taken_anew(
