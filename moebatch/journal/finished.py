@@ -28,8 +28,9 @@ class Found(NamedTuple):
 
 
 class Finished:
-    """The union of journals: of several records of a row success beats failure, and then the newest
-    counts. Half a record at the end of a journal, and one that was damaged, are left out.
+    """The union of journals: of several records of a row success beats all others, and then the
+    newest counts: what was begun of a row that had failed is gone on with. Half a record at the end
+    of a journal, and one that was damaged, are left out.
 
     Takes 41 bytes of memory per record; lines are read again when they are asked for.
     """
@@ -116,7 +117,7 @@ class Finished:
             for column in (self._heads, self._tails, self._states)
         )
         # Stable, so that of equally good ones the newest is last.
-        order = np.lexsort((states, tails, heads))
+        order = np.lexsort((states == STATES.index("done"), tails, heads))
         heads, tails = heads[order], tails[order]
         is_last = np.ones(len(order), dtype=bool)
         is_last[:-1] = (heads[1:] != heads[:-1]) | (tails[1:] != tails[:-1])

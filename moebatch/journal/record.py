@@ -12,7 +12,6 @@ from zlib import crc32
 State = Literal["done", "fail", "part"]
 """An answer; an error in its place; or the tokens of an answer that was cut off by a stop."""
 STATES: tuple[State, ...] = ("part", "fail", "done")
-"""The better one later."""
 _KEY, _NAME, _IS, _CRC, _LINE = b'{"key":"', b'","name":"', b'","is":"', b'","crc":"', b'","line":'
 _KEY_AT = len(_KEY)
 _NAME_AT = _KEY_AT + 32 + len(_NAME)

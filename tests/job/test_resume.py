@@ -37,6 +37,7 @@ from moebatch.model.decoder import Decoder
 from moebatch.spec.job import load_job
 from moebatch.spec.model import cache_layout
 from moebatch.spec.request import Request
+from moebatch.store.kv.cache import KVCache
 from tests.patience import until
 from tests.tiny import CACHED_APART
 
@@ -308,6 +309,23 @@ def test_failed_rows_are_tried_again(tmp_path: Path, model: Path) -> None:
     for _ in range(2):
         assert run(job).status().num_failed == 1
     assert len((tmp_path / "out.jsonl").read_bytes().splitlines()) == 4
+
+
+def test_what_was_begun_of_rows_that_had_failed_is_gone_on_with(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of those for which an earlier run had too little memory."""
+    whole = run(write(tmp_path / "whole", model, rows(12), **GREEDY)).status().engine
+    job = write(tmp_path / "cut", model, rows(12), **GREEDY)
+    with monkeypatch.context() as without_room:
+        without_room.setattr(KVCache, "holds", lambda self, num_tokens: False)
+        assert run(job).status().num_failed == 12
+    cut = stopped_after(job, 30)
+    assert cut is not None and overview(load_job(job)).num_begun > 0
+    rest = run(job).status().engine
+    begun = cut.status().engine.generated_tokens
+    assert begun > 0 and begun + rest.generated_tokens <= whole.generated_tokens
+    assert (tmp_path / "cut/out.jsonl").read_bytes() == (tmp_path / "whole/out.jsonl").read_bytes()
 
 
 @pytest.fixture
