@@ -26,7 +26,7 @@ _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_SKIPPED = b"\x2a\x4d\x18"
 """Behind a byte from 0x50 to 0x5f: a frame that decoders pass over, with which pzstd begins."""
 UTF_16_OR_32 = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")
-CHANGED = "was changed while the job ran; run the job again"
+CHANGED = "was changed while the job ran; rows that have ended are kept, run the job again"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
