@@ -49,28 +49,19 @@ class RunLock:
         self._subject = subject
         self._elsewhere = elsewhere
         self._shared = shared
-        self._held = contextlib.ExitStack()
-        """The file beside it, where there are no locks."""
         while True:
-            self._descriptor = self._opened()
-            try:
+            with contextlib.ExitStack() as self._held:
+                self._descriptor = self._opened()
+                self._held.callback(os.close, self._descriptor)
                 self._lock()
-            except BaseException:
-                os.close(self._descriptor)
-                raise
-            if self._is_there():
-                return
-            self.release()
+                if self._is_there():
+                    self._held = self._held.pop_all()
+                    return
 
     def release(self) -> None:
         """Lets others in."""
         with contextlib.suppress(OSError):  # the folder may be gone
             self._held.close()
-        if not self._shared:
-            with contextlib.suppress(OSError):  # a name that stays there does no harm
-                os.ftruncate(self._descriptor, 0)
-        with contextlib.suppress(OSError):
-            os.close(self._descriptor)
 
     def __enter__(self) -> Self:
         return self

@@ -33,6 +33,14 @@ def test_a_second_run_is_told_who_has_it(path: Path) -> None:
         RunLock(path, subject="out.jsonl")
 
 
+def test_a_run_that_is_refused_leaves_no_file_open(path: Path) -> None:
+    with RunLock(path, subject="x"):
+        before = {*Path("/proc/self/fd").iterdir()}
+        with pytest.raises(LockHeld):
+            RunLock(path, subject="x")
+        assert {*Path("/proc/self/fd").iterdir()} == before
+
+
 def test_it_is_free_again_afterwards(path: Path) -> None:
     for _ in range(3):
         with RunLock(path, subject="out.jsonl"):
@@ -118,9 +126,11 @@ def test_a_lock_that_was_removed_before_it_was_got_is_taken_anew(
         lock(descriptor, kind)
 
     monkeypatch.setattr(fcntl, "flock", removed_before)
+    before = {*Path("/proc/self/fd").iterdir()}
     with (
         RunLock(path, subject="out"),
         pytest.raises(LockHeld),
         RunLock(path, subject="out"),
     ):
         pass
+    assert {*Path("/proc/self/fd").iterdir()} == before
