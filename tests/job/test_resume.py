@@ -207,7 +207,8 @@ def test_rows_that_are_appended_meanwhile_cost_none_that_were_there(
 
     with monkeypatch.context() as appending:
         appending.setattr(Answering, "requests", append_and_request)
-        with pytest.raises(InputError, match="was changed while the job ran"):
+        message = "was changed while the job ran; rows that have ended are kept, run the job again"
+        with pytest.raises(InputError, match=message):
             run(job)
     found = overview(load_job(job))
     assert (found.num_done, found.num_left) == (9, 9)

@@ -1,6 +1,7 @@
 """One line of a journal and back; nothing that is damaged is taken for whole."""
 
 import json
+from zlib import crc32
 
 import pytest
 from hypothesis import given
@@ -50,6 +51,26 @@ def test_a_record_with_a_part_of_another_one_is_none(part: str) -> None:
     crc, crc_of_mixed = (json.loads(encode(one))["crc"].encode() for one in (record, mixed))
     assert decode(encode(mixed)) == mixed
     assert decode(encode(mixed).replace(crc_of_mixed, crc)) is None
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "state"),
+    [
+        (b"g" * 32, b"0" * 16, b"done"),
+        (b"\xff" * 32, b"0" * 16, b"done"),
+        (b"0" * 32, b"-" * 16, b"done"),
+        (b"0" * 32, b"0" * 16, b"lost"),
+    ],
+)
+def test_what_no_version_writes_is_none_whatever_its_checksum(
+    key: bytes, name: bytes, state: bytes
+) -> None:
+    written = encode(Record(bytes(16), 0, "done", b"{}"))
+    crc = b"%08x" % crc32(b"{}", crc32(state, crc32(name, crc32(key))))
+    for old, new in ((b"0" * 32, key), (b"0" * 16, name), (b"done", state)):
+        written = written.replace(old, new, 1)
+    start = written.index(b'"crc":"') + 7
+    assert decode(written[:start] + crc + written[start + 8 :]) is None
 
 
 @given(RECORDS, st.data())
