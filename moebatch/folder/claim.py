@@ -79,7 +79,8 @@ class FirstRun(BaseModel):
     num_shards: Annotated[int, Strict()] | None = None
     """Into how many shards the rows are divided; None if no run has asked for it."""
     errors: str | None = None
-    """Where failed rows were last written to, from the folder of the output; None if nowhere."""
+    """Where failed rows were last written to, from the folder of the output; None if among the
+    answers, or nowhere yet."""
     earlier_errors: tuple[str, ...] = ()
     """Where they were written before."""
     is_written: Annotated[bool, Strict()] | None = None
@@ -104,9 +105,8 @@ class FirstRun(BaseModel):
 
     def written(self, errors: str | None) -> "FirstRun":
         """The same when the output is written, and failed rows to a path from its folder."""
-        update: dict[str, object] = {"is_written": True}
-        if errors not in (None, self.errors):
-            update |= {"errors": errors, "earlier_errors": tuple(sorted(self._all_errors))}
+        earlier = tuple(sorted(self._all_errors))
+        update = {"is_written": True, "errors": errors, "earlier_errors": earlier}
         return self.model_copy(update=update)
 
     def has_written(self, errors: str) -> bool:

@@ -78,9 +78,9 @@ def run(path: Path, stop: Stop | None = None, **options: object) -> JobRun:
     return job_run
 
 
-def stopped_after(path: Path, num_tokens: int) -> JobRun | None:
+def stopped_after(path: Path, num_tokens: int, said: list[str] | None = None) -> JobRun | None:
     """The run if it was stopped when it had generated so many tokens, at some point of a pass; None
-    if it had ended by then."""
+    if it had ended by then. What it ended with is `said`."""
     stop = Stop()
     job_run = JobRun(load_job(path), lambda line: None, RunOptions(), stop)
     attend, num_left = Decoder.attend, [1 + num_tokens % 7]
@@ -101,7 +101,9 @@ def stopped_after(path: Path, num_tokens: int) -> JobRun | None:
         try:
             job_run.execute()
             return None
-        except Stopped:
+        except Stopped as stopped:
+            if said is not None:
+                said.append(str(stopped))
             return job_run
 
 
@@ -178,6 +180,43 @@ def test_what_was_begun_when_a_disk_failed_is_gone_on_with(
     rest = run(job).status().engine.generated_tokens
     assert job_run.status().engine.generated_tokens + rest <= whole.engine.generated_tokens
     assert (tmp_path / "cut/out.jsonl").read_bytes() == (tmp_path / "whole/out.jsonl").read_bytes()
+
+
+def test_a_stop_says_what_there_is(tmp_path: Path, model: Path) -> None:
+    """Of a second run, too: with what the first one has left."""
+    job, said = write(tmp_path, model, rows(24), **GREEDY), list[str]()
+    for num_tokens in (60, 20):
+        cut = stopped_after(job, num_tokens, said)
+        assert cut is not None
+        seen = overview(load_job(job))
+        with Finished(RunFolder(tmp_path / "out.jsonl").journal) as finished:
+            lines = [finished.line(place) for place in range(len(finished))]
+        begun = [json.loads(line) for line in lines if line.startswith(b"[")]
+        num_begun = sum(len(choice["tokens"]) for choices in begun for choice in choices)
+        assert 0 < num_begun and seen.num_done == cut.status().num_done < 24
+        assert said[-1] == (
+            f"stopped early (the test): {seen.num_done} of 24 rows are done, and {num_begun} "
+            "tokens of others; run the job again to go on"
+        )
+
+
+def test_rows_whose_records_were_damaged_are_answered_again(tmp_path: Path, model: Path) -> None:
+    job = write(tmp_path, model, rows(9), **GREEDY)
+    run(job)
+    output, said = tmp_path / "out.jsonl", list[str]()
+    whole, (journal,) = output.read_bytes(), RunFolder(output).journal.iterdir()
+    lines = journal.read_bytes().splitlines(keepends=True)
+    for number in (2, 5):
+        lines[number] = lines[number].replace(b"prompt", b"qrompt")
+    journal.write_bytes(b"".join(lines))
+    job_run = JobRun(load_job(job), said.append)
+    job_run.execute()
+    assert job_run.status().num_ended == 2
+    assert output.read_bytes() == whole
+    warnings = [line for line in said if "damaged" in line]
+    assert warnings == [
+        f"warning: {journal.parent}: 2 records were damaged; those rows are answered again"
+    ]
 
 
 def test_a_run_that_adds_nothing_to_what_others_have_left_is_fruitless(
