@@ -212,8 +212,7 @@ def written_claimed(ours: Claim, output: Path, errors: Path | None) -> Iterator[
         _require_not_anothers(ours, output)
         require_own_errors(ours, output, errors)
         claimed = ours.first.written(_beside(output, errors) if errors else None)
-        if claimed != ours.first:
-            _write(replace(ours, first=claimed), folder, only_new=False)
+        _write(replace(ours, first=claimed), folder, only_new=False)
         yield
         with suppress(StorageError):  # the output is there, and `moebatch merge` writes this again
             written = claimed.model_copy(update={"journal_bytes": folder.journal_bytes})

@@ -31,7 +31,7 @@ from moebatch.journal.files import Files
 from moebatch.journal.record import Record
 from moebatch.journal.writer import JournalWriter
 from moebatch.rows.row import RawRow, Row
-from tests.journal.faults import FaultyFiles
+from tests.journal.faults import FaultyFiles, Noted
 
 PLACE = "/old/in.jsonl"
 JOB = Manifest(fields={"model": "m", "sampling.temperature": "0", "input.path": PLACE})
@@ -83,7 +83,7 @@ class Killed(Files):
     """Of a process that does not come to clear up."""
 
     def remove(self, path: Path) -> None:
-        pass
+        raise OSError(errno.EIO, "Input/output error")
 
 
 def test_what_a_run_that_was_killed_was_writing_is_removed_when_nobody_else_may_be(
@@ -97,6 +97,19 @@ def test_what_a_run_that_was_killed_was_writing_is_removed_when_nobody_else_may_
     with folder.locked(ALL):
         assert not [*folder.path.glob(".*")]
         assert folder.manifest.exists()
+
+
+def test_a_manifest_outlives_a_loss_of_power(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted = Noted()
+    monkeypatch.setattr(claim_module, "Files", lambda: noted)
+    ours, names = claim_output(JOB, tmp_path / "out.jsonl", HERE, TODAY), ["create", "sync"]
+    folders = ["sync out.jsonl.moebatch", f"sync {tmp_path.name}"]
+    assert noted.asked == [*names, *folders]
+    noted.asked.clear()
+    claim_errors(ours, tmp_path / "out.jsonl", None)
+    assert noted.asked == 2 * [*names, "replace", *folders]
 
 
 def test_a_claimed_output_stays_open_to_the_same_job(tmp_path: Path) -> None:
@@ -192,6 +205,30 @@ def test_failed_rows_never_replace_what_no_run_of_the_job_has_written(tmp_path: 
     with pytest.raises(ConfigError, match="this job has not written it"):
         claim_errors(ours, output, errors)
     assert require_own(JOB, output) == ours
+
+
+def test_what_a_run_that_was_killed_has_written_is_the_jobs(tmp_path: Path) -> None:
+    output, errors = tmp_path / "out.jsonl", tmp_path / "failed.jsonl"
+    first = TODAY.model_copy(update={"is_written": False})
+    ours = claim_output(JOB, output, HERE, first)
+    with pytest.raises(KeyboardInterrupt), written_claimed(ours, output, errors):
+        output.write_text("answers")
+        errors.write_text("failed rows")
+        raise KeyboardInterrupt
+    claim_errors(claim_output(JOB, output, HERE, TODAY), output, errors)
+
+
+def test_what_goes_wrong_behind_the_last_line_of_an_output_is_no_fault_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a disk that is full from then on nor a hidden file that somebody has removed."""
+    output, errors = tmp_path / "out.jsonl", tmp_path / "failed.jsonl"
+    ours = claim_output(JOB, output, HERE, TODAY)
+    with written_claimed(ours, output, errors):
+        full = partial(FaultyFiles, 3, number=errno.ENOSPC)
+        monkeypatch.setattr(claim_module, "Files", full)
+        (tmp_path / ".failed.jsonl.moebatch-lock").unlink()
+    assert require_own(JOB, output) is not None
 
 
 def test_failed_rows_replace_those_of_earlier_runs_wherever_their_folder_is(tmp_path: Path) -> None:

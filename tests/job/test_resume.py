@@ -193,7 +193,7 @@ def test_a_stop_says_what_there_is(tmp_path: Path, model: Path) -> None:
             lines = [finished.line(place) for place in range(len(finished))]
         begun = [json.loads(line) for line in lines if line.startswith(b"[")]
         num_begun = sum(len(choice["tokens"]) for choices in begun for choice in choices)
-        assert 0 < num_begun and seen.num_done == cut.status().num_done < 24
+        assert num_begun > 0 and seen.num_done == cut.status().num_done < 24
         assert said[-1] == (
             f"stopped early (the test): {seen.num_done} of 24 rows are done, and {num_begun} "
             "tokens of others; run the job again to go on"

@@ -54,3 +54,26 @@ class FaultyFiles(Files):
     def sync_folder(self, path: Path) -> None:
         self._count()
         super().sync_folder(path)
+
+
+class Noted(Files):
+    """Notes what is asked of it, and of which file."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def create(self, path: Path) -> int:
+        self.asked.append("create")
+        return super().create(path)
+
+    def sync(self, descriptor: int) -> None:
+        self.asked.append("sync")
+        super().sync(descriptor)
+
+    def replace(self, source: Path, target: Path) -> None:
+        self.asked.append("replace")
+        super().replace(source, target)
+
+    def sync_folder(self, path: Path) -> None:
+        self.asked.append(f"sync {path.name}")
+        super().sync_folder(path)

@@ -18,7 +18,7 @@ from moebatch.journal.files import _DRAFT, Files, replacing, storage_errors, tak
 from moebatch.journal.finished import Finished, journals
 from moebatch.journal.record import Record, State, encode
 from moebatch.journal.writer import JournalWriter
-from tests.journal.faults import FaultyFiles
+from tests.journal.faults import FaultyFiles, Noted
 from tests.patience import PATIENCE_S
 
 
@@ -201,29 +201,6 @@ def test_a_full_disk_says_how_much_is_needed_and_keeps_what_was_there(tmp_path: 
             journal.add(record(number))
     journal.close()
     assert 2 <= len(found(tmp_path / "journal", 100)) == number
-
-
-class Noted(Files):
-    """Notes what is asked of it, and of which file."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-
-    def create(self, path: Path) -> int:
-        self.asked.append("create")
-        return super().create(path)
-
-    def sync(self, descriptor: int) -> None:
-        self.asked.append("sync")
-        super().sync(descriptor)
-
-    def replace(self, source: Path, target: Path) -> None:
-        self.asked.append("replace")
-        super().replace(source, target)
-
-    def sync_folder(self, path: Path) -> None:
-        self.asked.append(f"sync {path.name}")
-        super().sync_folder(path)
 
 
 def test_what_comes_after_half_a_record_is_whole(tmp_path: Path) -> None:
