@@ -20,6 +20,7 @@ _DRAFT = ".{}.moebatch-draft"
 NUM_ADDED = len(_DRAFT.format(""))
 """Bytes by which the name of a draft is longer than that of its file."""
 Stamp = tuple[int, int, int, int]
+_GONE = "it was moved or removed meanwhile; put it back if it is anywhere, and run the job again"
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)
 
 
@@ -50,9 +51,12 @@ class Files:
     def require_there(self, descriptor: int, path: Path) -> None:
         """Raises FileNotFoundError unless an open file is still the one of that name: what is
         written into one that was removed is lost."""
-        ours, theirs = os.fstat(descriptor), path.stat()
-        if (ours.st_dev, ours.st_ino) != (theirs.st_dev, theirs.st_ino):
-            raise FileNotFoundError(errno.ENOENT, "another file has its name now")
+        ours = os.fstat(descriptor)
+        with suppress(FileNotFoundError):
+            theirs = path.stat()
+            if (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino):
+                return
+        raise FileNotFoundError(errno.ENOENT, _GONE)
 
     def close(self, descriptor: int) -> None:
         """Gives a descriptor back."""

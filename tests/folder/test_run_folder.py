@@ -56,3 +56,11 @@ def test_nothing_inside_a_folder_is_removed_once_its_lock_is_gone(
     with folder.locked(ALL):
         folder.journal.mkdir()
     assert is_locked == {folder.journal: True, folder.path: False}
+
+
+def test_what_a_run_cannot_clear_away_keeps_it_from_nothing(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "out.jsonl")
+    left = folder.path / ".manifest.json-0123abcd"
+    left.mkdir(parents=True)
+    with folder.locked(ALL):
+        assert left.exists()

@@ -6,6 +6,7 @@ import hashlib
 import os
 import resource
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -266,16 +267,27 @@ def test_names_and_contents_outlive_a_loss_of_power(tmp_path: Path) -> None:
     assert files.asked == ["create", "sync", "replace", f"sync {tmp_path.name}"]
 
 
+def removed(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def moved_and_made_again(folder: Path) -> None:
+    """As by a sync that takes the place of a folder."""
+    folder.rename(folder.with_name("moved"))
+    shutil.copytree(folder.with_name("moved"), folder)
+
+
+@pytest.mark.parametrize("remove", [removed, moved_and_made_again])
 def test_a_folder_that_is_removed_meanwhile_ends_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remove: Callable[[Path], None]
 ) -> None:
     """As soon as the thread that has records written to the disk looks, which it does in time."""
     monkeypatch.setattr(writer, "COMMIT_S", 0.01)
     with (
-        pytest.raises(StorageError, match="No such file"),
+        pytest.raises(StorageError, match="it was moved or removed meanwhile; put it back"),
         JournalWriter(tmp_path / "j") as journal,
     ):
-        shutil.rmtree(tmp_path / "j")
+        remove(tmp_path / "j")
         journal.add(record(0))
         journal._thread.join(PATIENCE_S)
         journal.add(record(1))
