@@ -133,6 +133,8 @@ class KvPages:
         assert self.num_joint == sum(count > 1 for count in held.values()), "joint pages differ"
         everywhere = sorted([*held, *self._free, *self._kept])
         assert everywhere == list(range(self.num_pages)), "pages are lost or in two places"
+        if self._prefixes:
+            assert self._prefixes.computing <= self.by_owner.keys(), "one that is gone is awaited"
         for owner, pages in self.by_owner.items():
             assert len(set(pages)) == len(pages), "an owner holds a page twice"
             rows = self._rows[owner].reshape(-1, self.group.page_rows)

@@ -1,6 +1,6 @@
 """Pages whose tokens are known, so that sequences that begin alike can hold them together."""
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from moebatch.spec.policy.policy import PAGE_TOKENS
@@ -90,6 +90,11 @@ class KvPrefixes:
         """What `owner` has entered and not computed will not come."""
         for node in self._pending.pop(owner, []):
             self.forget(node.page)
+
+    @property
+    def computing(self) -> Set[Hashable]:
+        """Owners of what is still to be computed."""
+        return self._pending.keys()
 
     def is_known(self, page: int) -> bool:
         """Whether a page would be found."""
