@@ -1,9 +1,12 @@
 """What people read while a run goes on, and after it."""
 
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from io import StringIO
 from itertools import islice
+from unittest.mock import MagicMock
 
 import pytest
 from rich.console import Console
@@ -11,7 +14,13 @@ from rich.console import Console
 from moebatch.engine.statistics import EngineStatistics
 from moebatch.job.status import LaneTime, RunStatus
 from moebatch.report import progress
-from moebatch.report.progress import RecentRates, plain_intervals, plain_line, watching
+from moebatch.report.progress import (
+    RecentRates,
+    plain_intervals,
+    plain_line,
+    progress_bar,
+    watching,
+)
 
 GIB = 2**30
 
@@ -44,8 +53,8 @@ def status(elapsed_s: float, generated: int, done: int = 0) -> RunStatus:
 def test_rates_are_those_of_the_last_half_minute() -> None:
     rates = RecentRates()
     for second in range(0, 301, 10):
-        # The second half of the run is ten times as fast.
-        generated = second if second < 150 else 150 + 10 * (second - 150)
+        # The last half minute of the run is ten times as fast.
+        generated = second if second < 270 else 270 + 10 * (second - 270)
         rates.add(status(second, generated))
     assert rates.tokens_per_s() == (20.0, 10.0)
     assert rates.busy_shares() == {"disk->dram": 1.0, "cpu": 0.25}
@@ -57,6 +66,7 @@ def test_rates_start_anew_with_a_new_phase() -> None:
     assert rates.tokens_per_s() == (0.0, 0.0)
     rates.add(status(1, 10))
     assert rates.tokens_per_s() == (20.0, 10.0), "of the run so far"
+    assert rates.busy_shares() == {"disk->dram": 1.0, "cpu": 0.25}
     rates.add(status(2, 30))
     assert rates.tokens_per_s() == (40.0, 20.0)
 
@@ -71,6 +81,13 @@ def test_the_plain_line_has_rows_rates_eta_memory_lanes_and_place() -> None:
         "ETA 1m20s, memory 2.00 GiB of 3.00 GiB, busy: disk->dram 100% cpu 25%, "
         "pass 4, layer 17 of 32"
     )
+
+
+def test_the_plain_line_has_rows_once_they_are_counted() -> None:
+    counted = replace(status(0, 0, done=5), phase="loading weights")
+    assert plain_line(counted, RecentRates()) == "moebatch: loading weights, 5/100 rows"
+    begun = replace(counted, phase="checking input", num_rows=0)
+    assert plain_line(begun, RecentRates()) == "moebatch: checking input"
 
 
 def test_progress_counts_tokens_while_no_row_is_done_and_is_whole_at_the_end() -> None:
@@ -127,3 +144,30 @@ def test_a_terminal_that_cannot_draw_gets_lines(term: str, monkeypatch: pytest.M
     with watching(source, console, quiet=False):
         assert asked.wait(60)
     assert screen.getvalue() == "moebatch: loading weights, 0/100 rows\n"
+
+
+@pytest.mark.parametrize("is_quiet", [True, False])
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_what_is_shown_suits_the_screen_and_nothing_is_where_it_should_be_quiet(
+    monkeypatch: pytest.MonkeyPatch, is_terminal: bool, is_quiet: bool
+) -> None:
+    shown: list[str] = []
+
+    def noted(name: str) -> Callable[..., AbstractContextManager[MagicMock]]:
+        def show(*arguments: object, **options: object) -> AbstractContextManager[MagicMock]:
+            shown.append(name)
+            return nullcontext(MagicMock())
+
+        return show
+
+    monkeypatch.setenv("TERM", "xterm")
+    for name in ("Live", "Progress", "_plain_lines"):
+        monkeypatch.setattr(progress, name, noted(name))
+    console = Console(file=StringIO(), force_terminal=is_terminal, width=40)
+    with (
+        watching(lambda: status(1, 1), console, quiet=is_quiet),
+        progress_bar("reading", console, quiet=is_quiet) as advance,
+    ):
+        advance(0.5)
+    on_screen = ["Live", "Progress"] if is_terminal else ["_plain_lines"]
+    assert shown == ([] if is_quiet else on_screen)
