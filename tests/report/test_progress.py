@@ -160,7 +160,6 @@ def test_what_is_shown_suits_the_screen_and_nothing_is_where_it_should_be_quiet(
 
         return show
 
-    monkeypatch.setenv("TERM", "xterm")
     for name in ("Live", "Progress", "_plain_lines"):
         monkeypatch.setattr(progress, name, noted(name))
     console = Console(file=StringIO(), force_terminal=is_terminal, width=40)
