@@ -69,10 +69,10 @@ class TestLines:
 
     def test_line_beyond_the_bound(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(lines, "MAX_LINE_BYTES", 100)
-        path = write(tmp_path / "a.jsonl", b"a\n" + b"x" * 300_000 + b"\nb\n" + b"y" * 99 + b"\n")
-        first, long, second, fits = rows_of(path)
+        data = b"a\n" + b"x" * 300_000 + b"\nb\n" + b"y" * 99 + b"\n" + b"z" * 100
+        first, long, second, fits, last = rows_of(write(tmp_path / "a.jsonl", data))
         assert (first.content, second.content, second.line) == (b"a", b"b", 3)
-        assert fits.content == b"y" * 99
+        assert (fits.content, last.content) == (b"y" * 99, b"z" * 100)
         assert isinstance(long.content, RowError)
         assert long.content.code == "invalid_json_line"
         assert long.content.message == (
