@@ -132,14 +132,14 @@ class Batcher:
             return None
         num_pages = self._admission(_longest_left).pages_to_the_end
         num_passes = max(map(_longest_left, self.running))
-        return Rest(num_pages=num_pages + self._cache.num_pages_held_jointly, num_passes=num_passes)
+        return Rest(num_pages=num_pages + self._cache.first.num_joint, num_passes=num_passes)
 
     def standing(self, num_passes: int) -> Standing:
         """Where the job stands after so many passes."""
         return Standing(
             num_passes=num_passes,
             in_work=tuple(
-                self._in_work(sequence, self._cache.num_joint_pages(sequence))
+                self._in_work(sequence, self._cache.first.num_joint_of(sequence))
                 for sequence in self.running
             ),
             waiting_first=tuple(
@@ -150,7 +150,7 @@ class Batcher:
             num_taken=self._num_taken,
             batch_size=self._policy.batch_size,
             tokens_per_pass=self._policy.tokens_per_pass,
-            num_joint_pages=self._cache.num_pages_held_jointly,
+            num_joint_pages=self._cache.first.num_joint,
         )
 
     def retire(self, sequence: Sequence) -> None:
@@ -159,12 +159,12 @@ class Batcher:
             self.running.remove(sequence)
         if not sequence.is_dropped:
             self._answer_lengths.append(len(sequence.output_tokens))
-            self._cache.publish(sequence, sequence.num_cached)
+            self._cache.first.publish(sequence, sequence.num_cached)
         self._cache.release(sequence)
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        self._cache.publish(sequence, sequence.num_cached)
+        self._cache.first.publish(sequence, sequence.num_cached)
         self._cache.release(sequence)
         sequence.num_cached = 0
         self._waiting.appendleft(sequence)
@@ -174,9 +174,9 @@ class Batcher:
         """The sequences in work as numbers, `left` being the tokens that each will still get."""
         caps = replace(
             Caps.of(self._policy, self._cache.groups[0].most_rows, encodes=self._encodes),
-            pages=self._cache.num_pages - self._cache.num_pages_held_jointly,
+            pages=self._cache.first.num_pages - self._cache.first.num_joint,
         )
-        joint = self._cache.num_joint_pages
+        joint = self._cache.first.num_joint_of
         return Admission(caps, fields_of([_row(s, joint(s), left(s)) for s in self.running]))
 
     def _admit(self, admission: Admission) -> None:
@@ -190,7 +190,7 @@ class Batcher:
             sequence = self._next_waiting()
             if sequence is None:
                 break
-            prefix = self._cache.find(sequence.request.prompt_tokens)
+            prefix = self._cache.first.find(sequence.request.prompt_tokens)
             if prefix.num_pending_tokens and may_wait:
                 sequence.num_awaited = prefix.num_tokens + prefix.num_pending_tokens
                 later.append(sequence)
@@ -207,7 +207,7 @@ class Batcher:
     def _take_in_at_once(self, later: deque[Sequence], admission: Admission) -> None:
         """Those of `later` that there is room for, although their beginning is being computed."""
         while later:
-            prefix = self._cache.find(later[0].request.prompt_tokens)
+            prefix = self._cache.first.find(later[0].request.prompt_tokens)
             if not self._take_in(later[0], prefix, admission, begins_now=False):
                 return
             later.popleft()
@@ -221,7 +221,7 @@ class Batcher:
         begins_now: bool = True,
     ) -> bool:
         """Admits a sequence, if there is room for it."""
-        num_joint = len(prefix.pages) - self._cache.num_unheld(prefix)
+        num_joint = len(prefix.pages) - self._cache.first.num_unheld(prefix)
         num_pending = sequence.num_together - prefix.num_tokens
         left = self._expected_left(sequence) + sequence.num_behind
         row = num_pending, prefix.num_tokens, PAGE_TOKENS * num_joint, left
@@ -238,7 +238,7 @@ class Batcher:
     def _publish(self) -> None:
         """Says what the last pass has computed of prompts."""
         for sequence in self._prefilling:
-            self._cache.publish(sequence, sequence.num_cached)
+            self._cache.first.publish(sequence, sequence.num_cached)
         self._prefilling = [
             sequence
             for sequence in self._prefilling

@@ -37,7 +37,7 @@ class Tail:
         rest = batcher.rest()
         if rest is None or rest.num_passes < _LEAST_PASSES:
             return
-        free_pages = self._cache.num_pages - rest.num_pages
+        free_pages = self._cache.first.num_pages - rest.num_pages
         free_bytes = self._cache.bytes_beyond(rest.num_pages) + self._spare_bytes
         if free_pages > 0 and free_bytes >= self._experts.slot_bytes:
             self._spare_bytes += self._cache.give_back(rest.num_pages)

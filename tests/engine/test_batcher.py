@@ -147,7 +147,7 @@ def test_everything_ends_and_no_pass_is_too_large(
         if not done:
             break
     assert not batcher.running
-    assert batcher._cache.num_free_pages == batcher._cache.num_pages
+    assert batcher._cache.first.num_free == batcher._cache.first.num_pages
 
 
 @given(
@@ -175,7 +175,7 @@ def test_when_nobody_waits_the_pages_that_are_left_suffice_to_the_end(
     while run_pass(batcher, work):
         rest = batcher.rest()
         # A sequence that came in while prompts took many passes may be sent back: nothing shrinks.
-        if rest is not None and rest.num_pages <= batcher._cache.num_pages:
+        if rest is not None and rest.num_pages <= batcher._cache.first.num_pages:
             if num_preempted is None:
                 num_preempted = batcher.num_preempted
             batcher._cache.give_back(rest.num_pages)

@@ -94,7 +94,7 @@ def run(folder: Path, chosen: Policy, rows: Sequence[Request], **options: object
     with engine(folder, chosen, **options) as built:
         outcomes = list(built.engine.run(rows))
         built.check_integrity()
-        assert built.cache.num_free_pages == built.cache.num_pages
+        assert built.cache.first.num_free == built.cache.first.num_pages
     return sorted(outcomes, key=lambda outcome: outcome.request.index)
 
 

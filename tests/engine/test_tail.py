@@ -72,7 +72,7 @@ def watched(
         after_pass(self, batcher)
         found.look()
         found.reads.append(built.reads.num_bytes)
-        found.preempted.append((built.cache.num_pages, batcher.num_preempted))
+        found.preempted.append((built.cache.first.num_pages, batcher.num_preempted))
 
     def watch_growth(self: ExpertStore) -> None:
         grow(self)
@@ -218,7 +218,7 @@ def test_if_the_system_refuses_the_memory_everything_goes_on_without(
     with watched(tiny_checkpoint("mixtral"), policy(num_kv_pages=300), monkeypatch) as found:
         assert answers(found.built, requests()) == expected("mixtral")
         assert found.built.engine.statistics.num_grown == 0
-        assert found.built.cache.num_pages < 300
+        assert found.built.cache.first.num_pages < 300
 
 
 def test_keys_and_values_on_disk_stay_where_they_are(
@@ -230,4 +230,4 @@ def test_keys_and_values_on_disk_stay_where_they_are(
     chosen = replace(policy(num_kv_pages=300), kv_cache=Placement(dram=0.5, disk=0.5))
     with watched(tiny_checkpoint("mixtral"), chosen, monkeypatch, scratch=tmp_path) as found:
         assert answers(found.built, requests()) == expected("mixtral")
-        assert found.built.cache.num_pages == 300
+        assert found.built.cache.first.num_pages == 300

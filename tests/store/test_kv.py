@@ -33,13 +33,13 @@ def test_every_page_has_one_owner_and_rows_never_overlap(steps: list[tuple[int, 
         if num_tokens < lengths.get(owner, 0) or num_tokens == 0:
             cache.release(owner)
             lengths.pop(owner, None)
-        elif num_lacking(lengths.get(owner, 0), num_tokens) <= cache.num_free_pages:
+        elif num_lacking(lengths.get(owner, 0), num_tokens) <= cache.first.num_free:
             cache.grow(owner, num_tokens)
             lengths[owner] = num_tokens
         cache.check_integrity()
         rows = [row for o, length in lengths.items() for row in cache.rows(o, length).tolist()]
         assert len(rows) == len(set(rows))
-        assert cache.num_free_pages == 12 - sum(pages_of(n) for n in lengths.values())
+        assert cache.first.num_free == 12 - sum(pages_of(n) for n in lengths.values())
 
 
 def test_growing_keeps_the_rows_that_are_in_use() -> None:
@@ -84,21 +84,21 @@ class Owned:
 
     def begin(self, owner: int, kind: int, length: int) -> None:
         prompt = [kind] * length + [100 + owner] * 2
-        prefix = self.cache.find(prompt)
-        needed = pages_of(len(prompt)) - len(prefix.pages) + self.cache.num_unheld(prefix)
-        if owner in self.numbers or needed > self.cache.num_free_pages:
+        prefix = self.cache.first.find(prompt)
+        needed = pages_of(len(prompt)) - len(prefix.pages) + self.cache.first.num_unheld(prefix)
+        if owner in self.numbers or needed > self.cache.first.num_free:
             return
         self.cache.begin(owner, prompt, prefix, tokens=len(prompt))
         # What is shared is known by its tokens and its place; the rest is the owner's.
         self.numbers[owner] = [1000.0 * token + place for place, token in enumerate(prompt)]
         self.write(owner, prefix.num_tokens)
-        self.cache.publish(owner, len(prompt))
+        self.cache.first.publish(owner, len(prompt))
 
     def grow(self, owner: int, count: int) -> None:
         if owner not in self.numbers:
             return
         wanted = len(self.numbers[owner]) + count
-        if num_lacking(len(self.numbers[owner]), wanted) <= self.cache.num_free_pages:
+        if num_lacking(len(self.numbers[owner]), wanted) <= self.cache.first.num_free:
             self.cache.grow(owner, wanted)
             start = len(self.numbers[owner])
             self.numbers[owner] += [1e6 * (1 + owner) + n for n in range(start, wanted)]
@@ -149,18 +149,18 @@ def test_what_is_held_survives_whatever_is_given_back(
             cache.release(owner)
             owned.numbers.pop(owner, None)
         else:
-            num_held = cache.num_pages - cache.num_free_pages
-            fewer = max(num_held, cache.num_pages - length % 4)
+            num_held = cache.first.num_pages - cache.first.num_free
+            fewer = max(num_held, cache.first.num_pages - length % 4)
             back = cache.give_back(fewer)
-            assert cache.num_pages == fewer
+            assert cache.first.num_pages == fewer
             assert cache.bytes_on("dram") == num_bytes - back
             num_bytes -= back
         owned.check()
     for owner in owned.numbers:
         cache.release(owner)
-    assert cache.num_free_pages == cache.num_pages
+    assert cache.first.num_free == cache.first.num_pages
     # Two layers' keys and values; what the system cannot have back is less than a page of each.
-    kept = 4 * PAGE_TOKENS * head_dim * 4 * cache.num_pages
+    kept = 4 * PAGE_TOKENS * head_dim * 4 * cache.first.num_pages
     assert kept <= num_bytes < kept + 4 * 4096 * 2
 
 

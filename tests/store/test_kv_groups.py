@@ -172,7 +172,7 @@ def views_of(run: Program, works: Sequence[Work], places: Sequence[Place]) -> It
     """Micro-batches of short slices of up to two sequences, and of long slices piece by piece; what
     does not fit is left."""
     batches: list[list[tuple[Hashable, int]]] = []
-    free = run.cache.num_free_pages
+    free = run.cache.first.num_free
     for owner, num_tokens in works:
         num_tokens = min(num_tokens, MAX_TOKENS - run.lengths.get(owner, 0))
         length = run.lengths.get(owner, 0)
@@ -210,8 +210,8 @@ def test_every_layer_finds_what_it_keeps(
             for owner in releases:
                 cache.release(owner)
                 run.lengths.pop(owner, None)
-            if cache._levels.can_shrink and prompts_first:
-                fewer = max(cache.num_pages - cache.num_free_pages, cache.num_pages - 1)
+            if cache.can_shrink and prompts_first:
+                fewer = max(cache.first.num_pages - cache.first.num_free, cache.first.num_pages - 1)
                 before = cache.bytes_on("dram")
                 back = cache.give_back(fewer)
                 assert cache.bytes_on("dram") == before - back
@@ -234,7 +234,7 @@ def test_groups_whose_rows_are_alike_share_windows(tmp_path: Path) -> None:
         ]
         assert cache.bytes_on("vram") == of_levels[0] + windows
         assert cache.bytes_on("dram") == of_levels[1] + windows  # on the way to disk
-        file = cache._levels._file
+        file = cache._file
         assert file is not None and file.num_bytes == of_levels[2]
 
 
@@ -257,12 +257,12 @@ def test_groups_that_keep_all_lie_at_the_same_places_and_share_what_begins_alike
         KVCache((narrow, wide), num_pages=[8, 8], dtype=torch.float32, shares=True)
     ) as cache:
         prompt = list(range(40))
-        cache.begin("a", prompt, cache.find(prompt), 40)
-        cache.publish("a", 40)
-        prefix = cache.find([*prompt[:32], 7])
+        cache.begin("a", prompt, cache.first.find(prompt), 40)
+        cache.first.publish("a", 40)
+        prefix = cache.first.find([*prompt[:32], 7])
         assert prefix.pages
         cache.begin("b", [*prompt[:32], 7], prefix, 33)
-        assert cache.num_free_pages == 8 - 3 - (3 - len(prefix.pages))
+        assert cache.first.num_free == 8 - 3 - (3 - len(prefix.pages))
         for owner, length in (("a", 40), ("b", 33)):
             rows = cache.rows(owner, length, group=0)
             assert np.array_equal(rows, cache.rows(owner, length, group=1))
@@ -271,7 +271,7 @@ def test_groups_that_keep_all_lie_at_the_same_places_and_share_what_begins_alike
         cache.release("a")
         assert cache.bytes_beyond(3) == 5 * 16 * (2 * 24 + 80)
         cache.give_back(3)
-        assert cache.num_pages == 3
+        assert cache.first.num_pages == 3
         first = cache.rows("b", 33, group=1)[0]
         assert (cache.parts("dram", 1, 0)[0][first] == 3.0).all()
         cache.check_integrity()

@@ -166,7 +166,7 @@ def test_attention_finds_all_that_was_stored(
 def views_of(run: Program, works: list[Work], places: Sequence[Place]) -> list[KvView]:
     """Micro-batches of up to two sequences, at the places in turn; what does not fit is left."""
     batches: list[list[tuple[Hashable, int]]] = []
-    free = run.cache.num_free_pages
+    free = run.cache.first.num_free
     for owner, num_tokens, is_cut in works:
         num_tokens = min(num_tokens, MAX_TOKENS - run.lengths.get(owner, 0))
         length = run.lengths.get(owner, 0)
@@ -272,9 +272,9 @@ def test_a_page_that_several_sequences_hold_is_in_a_window_once(tmp_path: Path) 
     prompt = range(2 * PAGE_TOKENS + 2)
     with closing(make_cache(tmp_path, ON_GPU, shares=True)) as cache:
         for owner in ("a", "b"):
-            prefix = cache.find(prompt)
+            prefix = cache.first.find(prompt)
             cache.begin(owner, prompt, prefix, tokens=len(prompt))
-            cache.publish(owner, len(prompt))
+            cache.first.publish(owner, len(prompt))
         view = cache.view("vram", 0, [KvPiece(owner, 34, 35) for owner in ("a", "b")])
         rows = view.groups[0].window_rows
         assert np.array_equal(rows["a"], np.arange(35))

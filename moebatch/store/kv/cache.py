@@ -7,18 +7,15 @@ from torch import Tensor
 
 from moebatch.arrays import Ints
 from moebatch.schedule.steps.kv_route import Place
-from moebatch.schedule.task import Kind
-from moebatch.spec.machine.hardware import LevelName
 from moebatch.spec.model.cache import CacheGroup
 from moebatch.store.kv.layout import KvLayout
 from moebatch.store.kv.levels import KvLevels
 from moebatch.store.kv.pages import KvPages
 from moebatch.store.kv.prefixes import KvPrefix
-from moebatch.store.kv.tensors import KvTensors
 from moebatch.store.kv.view import KvPiece, KvView, seen_rows, view_of
 
 
-class KVCache:
+class KVCache(KvLevels):
     """Pages of groups of layers, each with as many as suit what it keeps of a sequence.
 
     An owner holds pages of every group. It may have them where there are enough in the first group,
@@ -54,7 +51,7 @@ class KVCache:
             layout = KvLayout(levels=["dram"] * (self.layers[-1] + 1))
         assert len(layout.levels) > self.layers[-1], "every layer has a home"
         self.groups = tuple(groups)
-        self._levels = KvLevels(groups, num_pages, dtype, layout)
+        super().__init__(groups, num_pages, dtype, layout)
         alike = [(group.sink_window, group.is_state) for group in groups]
         found = {
             kind: KvPages(group, count, shares=shares)
@@ -63,41 +60,16 @@ class KVCache:
         self._tables = [found[kind] for kind in alike]
         """Of each group; those share one that keep as much, of rows that differ."""
         self._distinct = [*found.values()]
-        self._first = self._tables[0]
+        self.first = self._tables[0]
+        """Of the first group, which keeps most: it says what there is room for, and what of a
+        prompt is there."""
 
     # --- pages ----------------------------------------------------------------------------------
-
-    @property
-    def num_pages(self) -> int:
-        """Pages of the first group."""
-        return self._first.num_pages
-
-    @property
-    def num_free_pages(self) -> int:
-        """Those without an owner."""
-        return self._first.num_free
 
     @property
     def keeps_all(self) -> bool:
         """Whether nothing is written over for as long as its owner holds it."""
         return all(group.is_whole for group in self.groups)
-
-    @property
-    def num_pages_held_jointly(self) -> int:
-        """Those with several owners."""
-        return self._first.num_joint
-
-    def num_joint_pages(self, owner: Hashable) -> int:
-        """Those among them that `owner` holds."""
-        return self._first.num_joint_of(owner)
-
-    def find(self, prompt: Sequence[int]) -> KvPrefix:
-        """What is there of the beginning of a prompt, or will be soon."""
-        return self._first.find(prompt)
-
-    def num_unheld(self, prefix: KvPrefix) -> int:
-        """Pages of a prefix that count as free."""
-        return self._first.num_unheld(prefix)
 
     def begin(self, owner: Hashable, prompt: Sequence[int], prefix: KvPrefix, tokens: int) -> None:
         """Gives a new owner the pages of a prefix, and more until it can hold `tokens` tokens.
@@ -107,13 +79,9 @@ class KVCache:
         for table in self._distinct:
             table.begin(owner, prompt, prefix, tokens)
 
-    def publish(self, owner: Hashable, num_tokens: int) -> None:
-        """`owner` has computed so many of its tokens."""
-        self._first.publish(owner, num_tokens)
-
     def holds(self, num_tokens: int) -> bool:
         """Whether an owner of so many tokens can ever be computed."""
-        return self._first.group.pages_of(num_tokens) <= self.num_pages
+        return self.first.group.pages_of(num_tokens) <= self.first.num_pages
 
     def grow(self, owner: Hashable, num_tokens: int) -> None:
         """Gives `owner` pages until it can hold `num_tokens` tokens."""
@@ -143,51 +111,19 @@ class KVCache:
             pieces: its sequences, each once, with pages for all of their tokens.
         """
         view = view_of(place, window, pieces, self._tables)
-        self._levels.check_fits(view)
+        self.check_fits(view)
         return view
-
-    def is_direct(self, place: Place, layer: int) -> bool:
-        """Whether the layer lives at `place`: its tokens are at the owner's `rows` there, at those
-        of a view's window otherwise."""
-        return self._levels.is_direct(place, layer)
-
-    def tensors(self, place: Place, layer: int, window: int) -> KvTensors:
-        """What attention of a layer at `place` reads and writes."""
-        return self._levels.tensors(place, layer, window)
 
     def parts(self, place: Place, layer: int, window: int) -> tuple[Tensor, ...]:
         """Its tensors; none where the layer keeps nothing."""
-        return self.tensors(place, layer, window).parts if self._levels.keeps(layer) else ()
-
-    def move(self, kind: Kind, view: KvView, layer: int) -> None:
-        """Does a task of keys and values for the view: its context to where it attends in whole
-        pages, or what is new to where it lives, one hop of the way.
-
-        May be called although there is nothing to move, but not for a task that the layer never
-        has. Raises StorageError when the disk fails.
-        """
-        self._levels.move(kind, view, layer)
-
-    def num_bytes(self, kind: Kind, view: KvView, layer: int) -> int:
-        """Bytes that `kind` moves for the view; 0 where it is not needed."""
-        return self._levels.num_bytes(kind, view, layer)
-
-    def bytes_on(self, level: LevelName) -> int:
-        """What the cache takes of a level, windows included, without what was given back."""
-        return self._levels.bytes_on(level)
+        return self.tensors(place, layer, window).parts if self.keeps(layer) else ()
 
     # --- the end of a job -----------------------------------------------------------------------
-
-    @property
-    def can_shrink(self) -> bool:
-        """Whether memory of pages can be given back: all layers are in main memory, and attend
-        there."""
-        return self._levels.can_shrink
 
     def bytes_beyond(self, num_pages: int) -> int:
         """Bytes of the pages that there would be no more if the first group had so many."""
         return sum(
-            max(0, table.num_pages - num_pages) * self._levels.page_bytes(number)
+            max(0, table.num_pages - num_pages) * self.page_bytes(number)
             for number, table in enumerate(self._tables)
         )
 
@@ -200,22 +136,18 @@ class KVCache:
         """
         moved = {table: table.shrink(min(table.num_pages, num_pages)) for table in self._distinct}
         for number, table in enumerate(self._tables):
-            self._levels.copy_pages(number, moved[table])
-        return self._levels.give_back([table.num_pages for table in self._tables])
-
-    def close(self) -> None:
-        """Gives the scratch file back. Nothing may be in flight."""
-        self._levels.close()
+            self.copy_pages(number, moved[table])
+        return self.cut_down([table.num_pages for table in self._tables])
 
     def check_integrity(self) -> None:
         """Asserts that every page is free, kept, or held as often as owners say, and that owners
         hold pages of all groups."""
-        owners = self._first.by_owner.keys()
+        owners = self.first.by_owner.keys()
         for number, (table, group) in enumerate(zip(self._tables, self.groups, strict=True)):
             table.check_integrity()
             assert table.by_owner.keys() == owners, "an owner is not in all groups"
             rows = table.num_pages * group.page_rows
-            homes = [self._levels.homes.get((layer, number)) for layer in group.layers]
+            homes = [self.homes.get((layer, number)) for layer in group.layers]
             assert {len(part) for home in homes if home for part in home.parts} <= {rows}, (
                 "too large"
             )

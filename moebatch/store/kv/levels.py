@@ -92,7 +92,8 @@ class KvLevels:
 
     @property
     def can_shrink(self) -> bool:
-        """Whether everything is in plain main memory, where attention is."""
+        """Whether memory of pages can be given back: all layers are in main memory, and attend
+        there."""
         in_memory = all(home == "dram" for home in self.layout.levels)
         return in_memory and not self._windows and not self.layout.has_cuda
 
@@ -103,7 +104,7 @@ class KvLevels:
                 for source, target in moved.items():
                     pages_XN[target] = pages_XN[source]
 
-    def give_back(self, num_pages: Sequence[int]) -> int:
+    def cut_down(self, num_pages: Sequence[int]) -> int:
         """Cuts homes down to their first pages, so many of each group; returns the bytes that the
         system has back."""
         assert self.can_shrink, "only plain main memory is given back"
@@ -121,7 +122,8 @@ class KvLevels:
         return layer in self._of_layer
 
     def is_direct(self, place: Place, layer: int) -> bool:
-        """Whether attention at `place` works on the layer's home itself."""
+        """Whether the layer lives at `place`: its tokens are at the owner's `rows` there, at those
+        of a view's window otherwise."""
         return self.layout.levels[layer] == place
 
     def tensors(self, place: Place, layer: int, window: int) -> KvTensors:
@@ -138,7 +140,7 @@ class KvLevels:
             assert fits, "a micro-batch has more pages than a window"
 
     def num_bytes(self, kind: Kind, view: KvView, layer: int) -> int:
-        """Bytes that a task moves; 0 where there is nothing to do."""
+        """Bytes that `kind` moves for the view; 0 where it is not needed."""
         hop = self._hop(kind, view, layer)
         if hop is None:
             return 0
@@ -150,9 +152,11 @@ class KvLevels:
         )
 
     def move(self, kind: Kind, view: KvView, layer: int) -> None:
-        """Does a task for the view.
+        """Does a task of keys and values for the view: its context to where it attends in whole
+        pages, or what is new to where it lives, one hop of the way.
 
-        Raises StorageError when the disk fails.
+        May be called although there is nothing to move, but not for a task that the layer never
+        has. Raises StorageError when the disk fails.
         """
         hop = self._hop(kind, view, layer)
         assert hop is not None, f"layer {layer} needs no {kind} to attend at {view.place}"
@@ -171,7 +175,7 @@ class KvLevels:
             moves.copy(from_XN, to_XN)
 
     def close(self) -> None:
-        """Gives the scratch file back and unpins memory."""
+        """Gives the scratch file back and unpins memory. Nothing may be in flight."""
         self._opened.close()
 
     def _move_disk(self, hop: Hop, moves: Moves, view: KvView, layer: int, one: _Stored) -> None:
