@@ -112,7 +112,7 @@ def shared(*held: ExpertKey, chances: dict[int, tuple[float, ...]]) -> SlotQueue
     for key in held:
         compute(slots, key)
     for layer, chances_E in chances.items():
-        slots.expect(layer, chances_E)
+        slots.cache.expect(layer, chances_E)
     return slots
 
 
@@ -140,7 +140,7 @@ def test_what_came_for_nothing_stays_as_long_as_it_is_likelier_than_others() -> 
     slots.withdraw(0)
     slots.check_integrity()
     assert slots.state(KEYS[1]) == "resident"
-    slots.expect(0, (0, 0.2, 0, 0))
+    slots.cache.expect(0, (0, 0.2, 0, 0))
     hits(slots, [1], layer=1)
     assert slots.holds(KEYS[4]) and not slots.holds(KEYS[1])
 
@@ -193,7 +193,7 @@ def test_books_are_kept_whatever_is_used(
 ) -> None:
     slots = queue(rule, size, num_slots=num_slots)
     for key, is_foreseen, chance in uses:
-        slots.expect(key.layer, [chance if e == key.expert else 0.5 for e in range(EXPERTS)])
+        slots.cache.expect(key.layer, [chance if e == key.expert else 0.5 for e in range(EXPERTS)])
         if is_foreseen:
             slots.prefetch([key])
         compute(slots, key)

@@ -342,7 +342,7 @@ def test_of_slots_that_are_shared_the_one_that_is_awaited_takes_any() -> None:
 def test_nobody_leaves_while_a_slot_is_free() -> None:
     slots = queue(1, cache=make_cache({0: 1}, "foreseen"))
     compute(slots, KEYS[0])
-    slots.expect(0, [0.1, 0.2, 0.3, 0.9])
+    slots.cache.expect(0, [0.1, 0.2, 0.3, 0.9])
     slots.prefetch(KEYS[3:4])
     bring(slots, KEYS[3])
     assert slots.holds(KEYS[0])

@@ -287,10 +287,10 @@ class Driver:
 
     def _expect(self, layer: int) -> None:
         """Says how likely experts of a layer are, where that decides who stays."""
-        if self._slots.asks_for_chances:
+        if self._slots.cache.asks_for_chances:
             chances_E = self._router.chances(layer)
             with self._lanes.lock:
-                self._slots.expect(layer, chances_E)
+                self._slots.cache.expect(layer, chances_E)
 
     def _require(self, key: ExpertKey) -> None:
         self._slots.require(key)

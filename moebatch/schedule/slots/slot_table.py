@@ -22,8 +22,6 @@ class SlotTable:
         resident: Collection[ExpertKey],
         cache: Cache,
     ) -> None:
-        """`num_slots` are those for experts that come and go; residents, and those that `cache`
-        keeps, have their own."""
         self.num_slots = num_slots + len(resident) + cache.num_slots
         self.num_streaming_slots = num_slots
         """Those for experts that come and go."""
@@ -36,6 +34,7 @@ class SlotTable:
         self.prefetched: list[Load] = []
         self.cache = cache
         self.on_evict: Callable[[ExpertKey], None] = lambda key: None
+        """Is called with every expert that has left."""
         self._num_chunks = num_chunks
         self._num_passed_over = 0
         self._free = list(range(self.num_slots))
@@ -89,18 +88,21 @@ class SlotTable:
         self._free.append(load.slot)
         load.slot = None
 
-    def add_slot(self) -> int:
-        """One slot more, in which an expert is going to stay; returns its number."""
+    @property
+    def can_grow(self) -> bool:
+        """Whether there are experts that neither stay nor will in a slot that waits for one."""
+        num_homes = self.num_slots - self.num_streaming_slots + self.num_vacancies
+        return num_homes < len(self._num_chunks)
+
+    def grow(self) -> int:
+        """One slot more, whose number is returned. An expert that is computed from now on stays
+        for good; layers take turns."""
+        assert self.can_grow, "all experts are resident"
         self._free.append(self.num_slots)
         self.num_slots += 1
         self.num_streaming_slots += 1
         self.num_vacancies += 1
         return self.num_slots - 1
-
-    @property
-    def num_homes(self) -> int:
-        """Experts that are resident or cached, or will be when their slots have found them."""
-        return self.num_slots - self.num_streaming_slots + self.num_vacancies
 
     def offer_home(self, load: Load) -> None:
         """Makes an expert that has been computed resident, if a slot is waiting for one and its

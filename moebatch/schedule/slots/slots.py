@@ -4,7 +4,7 @@ Pure bookkeeping: lanes that move bytes ask what to move next and say when it is
 compute say what they need. Reader threads drive it as well as a virtual clock does.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import takewhile
 
 from moebatch.schedule.slots.cache import Cache
@@ -13,7 +13,7 @@ from moebatch.schedule.slots.send_order import SendOrder
 from moebatch.schedule.slots.slot_table import SlotTable
 
 
-class SlotQueue:
+class SlotQueue(SlotTable):
     """Slots of one level, and the queue of experts that want to be in them.
 
     Prefetched experts take free slots, and those of experts that the cache gives up for them.
@@ -34,88 +34,52 @@ class SlotQueue:
     ) -> None:
         """`num_slots` are those for experts that come and go; residents, and those that `cache`
         keeps, have their own."""
-        self._table = SlotTable(
-            num_chunks, num_slots=num_slots, resident=resident, cache=cache or Cache()
-        )
-        self._order = SendOrder(self._table)
-        self._num_arrived = 0
+        super().__init__(num_chunks, num_slots=num_slots, resident=resident, cache=cache or Cache())
+        self._order = SendOrder(self)
+        self.num_arrived = 0
+        """How many experts have arrived so far, those counted that came again."""
         self._arrivals: dict[ExpertKey, int] = {}
         """The last arrival of each expert that ever arrived, in order: they are computed so."""
-        self._num_experts = len(num_chunks)
-
-    @property
-    def num_slots(self) -> int:
-        """All of them."""
-        return self._table.num_slots
-
-    @property
-    def num_streaming_slots(self) -> int:
-        """Those for experts that come and go."""
-        return self._table.num_streaming_slots
-
-    @property
-    def can_grow(self) -> bool:
-        """Whether there are experts that come and go."""
-        return self._table.num_homes < self._num_experts
-
-    def grow(self) -> int:
-        """One slot more, whose number is returned. An expert that is computed from now on stays
-        for good; layers take turns."""
-        assert self.can_grow, "all experts are resident"
-        return self._table.add_slot()
-
-    def tell_evictions(self, on_evict: Callable[[ExpertKey], None]) -> None:
-        """`on_evict` is called with every expert that has left, from now on."""
-        self._table.on_evict = on_evict
 
     def fill_residents(self) -> None:
         """Counts residents as arrived, where nothing is really moved."""
-        for load in self._table.loads.values():
+        for load in self.loads.values():
             load.num_issued = load.num_chunks
-        self._table.prefetched.clear()
-
-    def check_integrity(self) -> None:
-        """Asserts that each slot has one owner and that nothing is sent that is not wanted."""
-        self._table.check_integrity()
+        self.prefetched.clear()
 
     # --- what is there --------------------------------------------------------------------------
 
     def state(self, key: ExpertKey) -> State:
         """Where an expert is."""
-        load = self._table.loads.get(key)
+        load = self.loads.get(key)
         return load.state if load else "absent"
 
     def is_ready(self, key: ExpertKey) -> bool:
         """Whether an expert can be computed now."""
-        load = self._table.loads.get(key)
+        load = self.loads.get(key)
         return load is not None and load.is_ready
 
     def is_missing(self, key: ExpertKey) -> bool:
         """Whether an expert is asked for and has not arrived."""
-        load = self._table.loads.get(key)
+        load = self.loads.get(key)
         return load is not None and not load.is_ready
 
     def holds(self, key: ExpertKey) -> bool:
         """Whether an expert is here or asked for."""
-        return key in self._table.loads
+        return key in self.loads
 
     def slot_of(self, key: ExpertKey) -> int | None:
         """The slot of an expert, if it has one."""
-        load = self._table.loads.get(key)
+        load = self.loads.get(key)
         return load.slot if load else None
 
     def ready(self, keys: Iterable[ExpertKey]) -> list[ExpertKey]:
         """Those of `keys` that can be computed now, in the order in which they should be: resident
         ones, then the others as they arrived."""
-        loads = self._table.loads
+        loads = self.loads
         found = [load for key in keys if (load := loads.get(key)) is not None and load.is_ready]
         found.sort(key=lambda load: (not load.is_resident, self._arrivals.get(load.key, 0)))
         return [load.key for load in found]
-
-    @property
-    def num_arrived(self) -> int:
-        """How many experts have arrived so far, those counted that came again."""
-        return self._num_arrived
 
     def arrived_after(self, number: int) -> list[ExpertKey]:
         """Those that have arrived since so many had, each once, in order."""
@@ -125,23 +89,23 @@ class SlotQueue:
 
     def is_settled(self, layer: int) -> bool:
         """Whether no more experts of a layer can arrive before others are computed."""
-        passing = self._table.passing.values()
-        of_layer = self._table.of(layer)
+        passing = self.passing.values()
+        of_layer = self.of(layer)
         if all(load.is_ready for load in of_layer):
             return True
         moving = any(load.slot is not None and not load.is_ready for load in of_layer)
         others = (load for load in passing if load.key.layer != layer)
         leaving = any(load.is_kept or load.num_users or load.is_evicted for load in others)
-        return not (moving or leaving or self._table.has_free_slot)
+        return not (moving or leaving or self.has_free_slot)
 
     @property
     def are_held(self) -> bool:
         """Whether all slots hold experts that are required, so that none can come before one of
         them has been computed; not those that a layer's cache has for itself."""
-        cache = self._table.cache
+        cache = self.cache
         held = (
             load.is_required and load.is_ready and (cache.is_shared or not load.is_cached)
-            for load in self._table.passing.values()
+            for load in self.passing.values()
         )
         num_slots = self.num_streaming_slots + (cache.num_slots if cache.is_shared else 0)
         return 0 < num_slots <= sum(held)
@@ -151,7 +115,7 @@ class SlotQueue:
     def use(self, key: ExpertKey, *, is_last: bool = False) -> int:
         """A computation with an expert that has arrived is launched, the last one of its step or
         not; returns its slot."""
-        load = self._table.loads[key]
+        load = self.loads[key]
         assert load.is_ready and load.slot is not None, f"{key} is not there"
         load.num_users += 1
         load.is_required, load.is_leaving = False, is_last
@@ -160,10 +124,10 @@ class SlotQueue:
     def finish(self, key: ExpertKey, *, keep: bool) -> None:
         """A computation has ended; the expert stays if it may be used again, if its layer's cache
         keeps it, or becomes resident where a slot has been added for one."""
-        load = self._table.loads[key]
+        load = self.loads[key]
         load.num_users -= 1
         load.is_leaving = False
-        self._table.offer_home(load)
+        self.offer_home(load)
         load.is_kept = keep and not load.is_required
         if not (load.is_resident or load.is_claimed):
             self._computed(load)
@@ -171,7 +135,7 @@ class SlotQueue:
     def release(self, layer: int) -> None:
         """Experts of a layer that were kept are not needed any more, nor are prefetched ones."""
         # What the cache gives up meanwhile was not prefetched: it leaves, or a later step wants it.
-        for load, was_prefetched in [(load, load.is_prefetched) for load in self._table.of(layer)]:
+        for load, was_prefetched in [(load, load.is_prefetched) for load in self.of(layer)]:
             was_kept, load.is_kept = load.is_kept, False
             if was_prefetched:
                 self._let_go(load)
@@ -180,7 +144,7 @@ class SlotQueue:
 
     def _computed(self, load: Load) -> None:
         """A load has been used as often as its step needs it."""
-        leaving = self._table.cache.take(load)
+        leaving = self.cache.take(load)
         if leaving is not None:
             self._let_go(leaving)
 
@@ -193,56 +157,45 @@ class SlotQueue:
 
     def _part_with(self, load: Load) -> None:
         """A load is not needed: it stays in case, or leaves."""
-        if not self._table.cache.keep_idle(load):
-            self._table.evict(load)
-
-    # --- what is likely -------------------------------------------------------------------------
-
-    @property
-    def asks_for_chances(self) -> bool:
-        """Whether `expect` is of any use."""
-        return self._table.cache.asks_for_chances
-
-    def expect(self, layer: int, chances_E: Sequence[float]) -> None:
-        """With what chance each expert of a layer is used when its turn comes."""
-        self._table.cache.expect(layer, chances_E)
+        if not self.cache.keep_idle(load):
+            self.evict(load)
 
     # --- what is wanted -------------------------------------------------------------------------
 
     def prefetch(self, upcoming: Iterable[ExpertKey]) -> None:
         """Experts that are likely to be needed, in this order, as far as there are slots."""
-        passing = self._table.passing.values()
+        passing = self.passing.values()
         taken = sum(not (load.is_required or load.is_leaving or load.is_cached) for load in passing)
         room = self.num_streaming_slots - taken
         for key in upcoming:
-            load = self._table.loads.get(key)
+            load = self.loads.get(key)
             if load is not None:
                 load.is_wanted_again |= bool(load.num_users or load.is_kept or load.is_cached)
             elif room <= 0:
                 return
             else:
-                self._table.prefetched.append(self._table.add(key))
+                self.prefetched.append(self.add(key))
                 room -= 1
 
     def require(self, key: ExpertKey) -> None:
         """An expert that is certain to be computed."""
-        load = self._table.loads.get(key) or self._table.add(key)
+        load = self.loads.get(key) or self.add(key)
         load.is_required, load.is_evicted, load.is_kept = True, False, False
-        if load.has_chunks_left and load not in self._table.required:
-            self._table.unlist(load)
-            self._table.required.append(load)
+        if load.has_chunks_left and load not in self.required:
+            self.unlist(load)
+            self.required.append(load)
 
     def hurry(self, key: ExpertKey) -> None:
         """A required expert without which nothing goes on: it comes first, and where there is no
         other slot takes that of a required one that is not in use."""
-        self._order.awaited = load = self._table.loads[key]
+        self._order.awaited = load = self.loads[key]
         if load.has_chunks_left:
-            self._table.unlist(load)
-            self._table.required.insert(0, load)
+            self.unlist(load)
+            self.required.insert(0, load)
 
     def withdraw(self, layer: int, *, keep: Collection[int] = ()) -> None:
         """Prefetched experts of a layer are not wanted any more."""
-        for load in self._table.of(layer):
+        for load in self.of(layer):
             if load.key.expert in keep:
                 continue
             if load.is_prefetched:
@@ -252,12 +205,12 @@ class SlotQueue:
 
     def forget(self) -> None:
         """Nothing is required any more, after a pass that was given up."""
-        for load in self._table.loads.values():
+        for load in self.loads.values():
             load.is_required = load.is_kept = load.is_wanted_again = False
             load.is_leaving, load.num_users = False, 0
         self._order.awaited = None
-        self._table.prefetched[:0] = self._table.required
-        self._table.required.clear()
+        self.prefetched[:0] = self.required
+        self.required.clear()
 
     # --- what moves -----------------------------------------------------------------------------
 
@@ -274,7 +227,7 @@ class SlotQueue:
         load.num_issued += 1
         load.num_in_flight += 1
         if not load.has_chunks_left:
-            self._table.unlist(load)
+            self.unlist(load)
         return chunk
 
     def finish_chunk(self, chunk: Chunk) -> None:
@@ -282,11 +235,11 @@ class SlotQueue:
         load = chunk.load
         load.num_in_flight -= 1
         if load.is_ready:
-            self._num_arrived += 1
+            self.num_arrived += 1
             self._arrivals.pop(load.key, None)  # it goes to the end
-            self._arrivals[load.key] = self._num_arrived
+            self._arrivals[load.key] = self.num_arrived
         if load.is_evicted:
-            self._table.evict(load)
+            self.evict(load)
 
     def lose_chunk(self, chunk: Chunk) -> None:
         """A chunk could not be moved: its expert has to come anew, if it is still wanted."""
@@ -294,7 +247,7 @@ class SlotQueue:
         load.num_in_flight -= 1
         load.num_issued = 0
         if load.is_resident:
-            self._table.unlist(load)
-            self._table.prefetched.append(load)
+            self.unlist(load)
+            self.prefetched.append(load)
         else:
-            self._table.evict(load)
+            self.evict(load)

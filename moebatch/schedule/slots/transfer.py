@@ -45,7 +45,7 @@ class ThroughMemory(DiskPath):
         self._below = below
         self._above = above
         self._keys: set[ExpertKey] = set()
-        above.tell_evictions(self._not_needed)
+        above.on_evict = self._not_needed
 
     def prefetch(self, keys: Iterable[ExpertKey]) -> None:
         """Likely experts: those that are still to come go up through here."""
