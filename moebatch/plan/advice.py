@@ -1,7 +1,7 @@
 """What would help most: the same search with twice as much of one thing, with smaller weights, or
 with a smaller cache."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -27,39 +27,29 @@ _NOUNS: dict[LevelName, str] = {"vram": "GPU", "dram": "CPU", "disk": "disk"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Improvement:
-    """A change of the machine, of the weights or of the cache, and what it would bring."""
-
-    change: str
-    """In words: what, how much of it."""
-    what_if: str | None
-    """The same for ``--what-if``, where that says it."""
-    option: str | None
-    """Another option that says it."""
-    speedup: float
-    """Job time now over job time then, the policy being chosen anew."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Change:
+class Change:
     """A problem with twice as much of one thing, with smaller weights or a smaller cache."""
 
     words: str
+    """What, how much of it."""
     problem: Problem
     what_if: str | None = None
+    """The same for ``--what-if``, where that says it."""
     option: str | None = None
+    """Another option that says it."""
     lanes: frozenset[str] = frozenset()
     """Those that are faster then; none where memory grows."""
     factor: float = FACTOR
     """No lane is faster than by this."""
 
 
-class Promise(NamedTuple):
-    """A change and what it brings by the objective of the MILP, or by a replay with more room."""
+class Improvement(NamedTuple):
+    """A change of the machine, of the weights or of the cache, and what it would bring."""
 
     speedup: float
-    change: _Change
-    changed: Problem
+    """Job time now over job time then, the policy being chosen anew; of a promise by the objective
+    of the MILP, or by a replay with more room."""
+    change: Change
     known: Known
     """What is known of candidates for the changed problem."""
 
@@ -73,23 +63,14 @@ def improvements(
     if that is known."""
     found = []
     now = now or predict(problem, planned.policy)
-    for _, change, changed, known in promising(problem, planned)[:_MOST_ADVICE]:
-        speedup = (
-            predict(changed, best_policy(changed, known).policy).tokens_per_s / now.tokens_per_s
-        )
-        if speedup >= _WORTH_SAYING:
-            found.append(
-                Improvement(
-                    change=change.words,
-                    what_if=change.what_if,
-                    option=change.option,
-                    speedup=speedup,
-                )
-            )
-    return sorted(found, key=lambda improvement: -improvement.speedup)
+    for promise in promising(problem, planned)[:_MOST_ADVICE]:
+        changed = promise.change.problem
+        then = predict(changed, best_policy(changed, promise.known).policy)
+        found.append(promise._replace(speedup=then.tokens_per_s / now.tokens_per_s))
+    return _worth_saying(found)
 
 
-def promising(problem: Problem, planned: Planned) -> list[Promise]:
+def promising(problem: Problem, planned: Planned) -> list[Improvement]:
     """Changes worth saying by the objective of the MILP, the best first: over all candidates where
     memory grows, over those that were near the best where something gets faster. That a wider cache
     saves a round of sequences, a replay shows alone, and what a smaller cache saves nearly."""
@@ -98,8 +79,7 @@ def promising(problem: Problem, planned: Planned) -> list[Promise]:
     for change in _smaller_caches(problem):
         known = Known(change.problem)
         speedup = planned.token_s / widened_s(change.problem, known, planned.policy)
-        if speedup >= _WORTH_SAYING:
-            found.append(Promise(speedup, change, change.problem, known))
+        found.append(Improvement(speedup, change, known))
     for change in _changes(problem):
         changed, known = change.problem, planned.known
         ranked = planned.ranked
@@ -118,26 +98,31 @@ def promising(problem: Problem, planned: Planned) -> list[Promise]:
         speedup = planned.solution.seconds_per_sequence / seconds
         if not change.lanes:
             speedup = max(speedup, planned.token_s / widened_s(changed, known, planned.policy))
-        if speedup >= _WORTH_SAYING:
-            found.append(Promise(speedup, change, changed, known))
-    return sorted(found, key=lambda promise: -promise.speedup)
+        found.append(Improvement(speedup, change, known))
+    return _worth_saying(found)
 
 
-def _changes(problem: Problem) -> Iterator[_Change]:
+def _worth_saying(found: Iterable[Improvement]) -> list[Improvement]:
+    """The best first."""
+    worthy = (one for one in found if one.speedup >= _WORTH_SAYING)
+    return sorted(worthy, key=lambda one: -one.speedup)
+
+
+def _changes(problem: Problem) -> Iterator[Change]:
     """Twice the capacity of a level, the bandwidth of a link, the speed of a processor; weights
     packed in int4, which helps where links are waited for."""
     hardware = problem.hardware
     for level in hardware.levels.values():
         if level.name != "disk":
             twice = int(level.capacity_bytes * FACTOR)
-            yield _Change(
+            yield Change(
                 words=f"twice the {level.name} ({format_bytes(twice)})",
                 what_if=f"{level.name}={_figure(twice / 2**30)}GiB",
                 problem=problem.with_capacity(level.name, twice),
             )
         if level.processor is not None:
             name = _NOUNS[level.name]
-            yield _Change(
+            yield Change(
                 words=f"a {name} twice as fast",
                 problem=problem.with_level(
                     replace(level, processor=level.processor.scaled(FACTOR))
@@ -149,17 +134,17 @@ def _changes(problem: Problem) -> Iterator[_Change]:
     yield from _packed(problem)
 
 
-def _smaller_caches(problem: Problem) -> Iterator[_Change]:
+def _smaller_caches(problem: Problem) -> Iterator[Change]:
     """Numbers of the cache in fewer bits, where they have all."""
     shape, cache_dtype = problem.shape, problem.shape.attention.cache_dtype
     if cache_dtype is None:
-        yield _Change(
+        yield Change(
             words="keys and values in int8, an approximation",
             option="--kv-cache int8",
             problem=replace(problem, shape=shape.cached_in("int8")),
         )
     if shape.recurrence is not None and shape.recurrence.state_dtype == "float32":
-        yield _Change(
+        yield Change(
             words="states in float16, an approximation",
             option="--state-cache float16",
             problem=replace(problem, shape=shape.cached_in(cache_dtype or "full", "float16")),
@@ -171,7 +156,7 @@ def _figure(number: float) -> str:
     return format_number(number).replace(",", "")
 
 
-def _link_changes(problem: Problem, link: Link) -> Iterator[_Change]:
+def _link_changes(problem: Problem, link: Link) -> Iterator[Change]:
     figures: dict[str, tuple[str, frozenset[str]]] = {
         link.name: ("bandwidth", frozenset({link.name})),
         f"{link.name}.staging": ("staging_bandwidth", frozenset({link.name, "staging"})),
@@ -179,7 +164,7 @@ def _link_changes(problem: Problem, link: Link) -> Iterator[_Change]:
     for name, (field, lanes) in figures.items():
         rate = getattr(link, field)
         if rate:
-            yield _Change(
+            yield Change(
                 words=f"twice the rate of {name} ({format_rate(rate * FACTOR)})",
                 what_if=f"{name}={_figure(rate * FACTOR / 1e9)}GB/s",
                 problem=problem.with_link(replace(link, **{field: rate * FACTOR})),
@@ -187,7 +172,7 @@ def _link_changes(problem: Problem, link: Link) -> Iterator[_Change]:
             )
 
 
-def _packed(problem: Problem) -> Iterator[_Change]:
+def _packed(problem: Problem) -> Iterator[Change]:
     """What `moebatch pack` makes of plain numbers; it reads no others."""
     shape, before = problem.shape, problem.dtypes
     int4 = written_formats(shape).get("int4")
@@ -196,7 +181,7 @@ def _packed(problem: Problem) -> Iterator[_Change]:
     dtypes = Dtypes(stored=int4, compute=before.compute)
     processors = (level.processor for level in problem.hardware.levels.values())
     is_measured = all(int4.name in each.decoding for each in processors if each)
-    yield _Change(
+    yield Change(
         words="int4 weights (moebatch pack)" + ", decoding not measured" * (not is_measured),
         what_if="weights=int4",
         problem=replace(problem, dtypes=dtypes),

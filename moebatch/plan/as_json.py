@@ -38,9 +38,9 @@ def answer_json(answer: Answer) -> dict[str, Any]:
         ],
         "improvements": [
             {
-                "change": better.change,
-                "what_if": better.what_if,
-                "option": better.option,
+                "change": better.change.words,
+                "what_if": better.change.what_if,
+                "option": better.change.option,
                 "speedup": better.speedup,
             }
             for better in answer.improvements

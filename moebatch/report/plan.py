@@ -231,6 +231,7 @@ def _from(tokens: float, then: str, before: str) -> str:
 
 def _advice(answer: Answer) -> Iterator[tuple[str, str]]:
     for better in answer.improvements:
-        what_if = f"--what-if '{better.what_if}'" if better.what_if else ""
-        option = whole(better.option or what_if)
-        yield f"[green]{better.speedup:.2f}x[/]", f"{plain(better.change)}  [dim]{option}[/]"
+        change = better.change
+        option = change.option or (f"--what-if '{change.what_if}'" if change.what_if else "")
+        words = f"{plain(change.words)}  [dim]{whole(option)}[/]"
+        yield f"[green]{better.speedup:.2f}x[/]", words

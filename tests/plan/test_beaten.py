@@ -179,7 +179,7 @@ def test_memory_that_saves_a_round_of_sequences_is_advised() -> None:
         workload=Workload.uniform(prompt_tokens=400, new_tokens=200, num_sequences=2000),
     )
     advised = improvements(of, best_policy(of))
-    assert "twice the dram (236 GiB)" in [better.change for better in advised]
+    assert "twice the dram (236 GiB)" in [better.change.words for better in advised]
 
 
 def test_advice_does_not_predict_the_plan_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,15 +203,15 @@ def test_advice_is_what_its_command_says(name: str) -> None:
     answer = answer_milp(of, name)
     assert answer.improvements
     for better in answer.improvements:
-        if better.what_if is None:
+        if better.change.what_if is None:
             continue
-        options = PlanOptions(what_if=(better.what_if,))
+        options = PlanOptions(what_if=(better.change.what_if,))
         changed_to = changed_profile(load_profile(hardware), options.figures).hardware()
         dtypes = stored_as(of.dtypes, options.stored, of.shape)
         supposed = replace(of, hardware=changed_to, dtypes=dtypes)
         then = predict(supposed, best_for(supposed).policy).tokens_per_s
         speedup = then / answer.prediction.tokens_per_s
-        assert speedup == pytest.approx(better.speedup, rel=0.03), better.change
+        assert speedup == pytest.approx(better.speedup, rel=0.03), better.change.words
 
 
 @pytest.mark.parametrize(
@@ -230,10 +230,10 @@ def test_a_smaller_cache_is_advised_by_its_option(
     answer = answer_question(stated_question(profile, options), options)
     ((name, value),) = changed.items()
     option = f"--{name.replace('_', '-')} {value}"
-    (better,) = (each for each in answer.improvements if each.option == option)
+    (better,) = (each for each in answer.improvements if each.change.option == option)
     options = replace(options, **changed)
     then = answer_question(stated_question(profile, options), options)
     speedup = then.prediction.tokens_per_s / answer.prediction.tokens_per_s
     assert speedup == pytest.approx(better.speedup, rel=0.03)
     assert better.speedup > 1.3
-    assert option not in [each.option for each in then.improvements], "it has been done"
+    assert option not in [each.change.option for each in then.improvements], "it has been done"

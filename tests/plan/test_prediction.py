@@ -340,7 +340,7 @@ def test_what_binds_is_what_would_help() -> None:
     assert answer.prediction.bottleneck == "disk->dram"
     best = answer.improvements[0]
     assert best.speedup > 1.7
-    assert any(better.what_if == "disk->dram=0.4GB/s" for better in answer.improvements)
+    assert any(better.change.what_if == "disk->dram=0.4GB/s" for better in answer.improvements)
     assert len(answer.improvements) <= 3
 
 
