@@ -172,7 +172,7 @@ def ffn_operation(
     level i in micro-batches; each reads the experts that some token of it chooses."""
     return Operation(
         name="expert FFN",
-        flops=_ffn_flops(shape, batch),
+        flops=ffn_flops(shape, batch),
         bytes_i=batch / micro_batch * _ffn_bytes(shape, dtypes, micro_batch),
         bytes_j=_ffn_bytes(shape, dtypes, batch),
     )
@@ -180,7 +180,7 @@ def ffn_operation(
 
 def ffn_intensity(shape: ModelShape, dtypes: Dtypes) -> Callable[[float], float]:
     """FLOP per byte of the experts of one layer, as a function of the tokens."""
-    return lambda tokens: _ffn_flops(shape, tokens) / _ffn_bytes(shape, dtypes, tokens)
+    return lambda tokens: ffn_flops(shape, tokens) / _ffn_bytes(shape, dtypes, tokens)
 
 
 def tokens_reaching(target: float, intensity: Callable[[float], float]) -> float:
@@ -197,7 +197,8 @@ def tokens_reaching(target: float, intensity: Callable[[float], float]) -> float
     return high
 
 
-def _ffn_flops(shape: ModelShape, tokens: float) -> float:
+def ffn_flops(shape: ModelShape, tokens: float) -> float:
+    """FLOP of the experts of one layer for `tokens` tokens."""
     return 2 * shape.expert_params * shape.computed_per_token * tokens
 
 

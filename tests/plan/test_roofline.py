@@ -16,6 +16,7 @@ from moebatch.plan.roofline import (
     Operation,
     Roofline,
     attention_operation,
+    ffn_flops,
     ffn_intensity,
     ffn_operation,
     rooflines,
@@ -47,7 +48,7 @@ L4_MEASURED = roofline(gpu=121e12, cpu=1.6e12, i=231e9, j=48e9, link=12.35e9)
 
 
 def paper_intensity(tokens: float) -> float:
-    return moe_lightning.ffn_flops(SHAPE, tokens) / moe_lightning.ffn_bytes(
+    return ffn_flops(SHAPE, tokens) / moe_lightning.ffn_bytes(
         SHAPE, tokens, expert_bytes=stored_bytes(SHAPE)
     )
 
@@ -105,7 +106,7 @@ def test_choices_that_compute_nothing_are_no_flops():
         ffn_operation(shape, DTYPES, batch=64, micro_batch=1) for shape in (SHAPE, GIVING_BACK)
     )
     assert half.flops == whole.flops / 2
-    assert 2 * moe_lightning.ffn_flops(GIVING_BACK, 5) == moe_lightning.ffn_flops(SHAPE, 5)
+    assert 2 * ffn_flops(GIVING_BACK, 5) == ffn_flops(SHAPE, 5)
 
 
 def test_fewer_tokens_hide_the_link_behind_experts_of_fewer_bits():

@@ -21,17 +21,19 @@ FFN are computed on the GPU, ``r_w`` and ``r_c`` the shares of weights and of ke
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, takewhile
 from math import ceil
-from typing import Literal
+from typing import cast
 
 from moebatch.errors import ConfigError, DoesNotFit, Fault
-from moebatch.layout.lanes import bottleneck
+from moebatch.layout.lanes import LaneSeconds, bottleneck
 from moebatch.plan.answer import Answer
 from moebatch.plan.prediction import Prediction
 from moebatch.plan.problem import Problem
+from moebatch.plan.roofline import ffn_flops
+from moebatch.schedule.lanes import CPU, GPU, UP
 from moebatch.spec.machine.hardware import Hardware, Level, Processor
 from moebatch.spec.model.shape import ModelShape
 from moebatch.spec.policy.policy import MAX_SEQUENCES, Placement, Policy, pages_of
@@ -51,85 +53,6 @@ TIE = 1e-6
 """Policies whose throughput is within this of the best, relatively, are equally good; the smallest
 batch is taken. Once the GPU binds, throughput does not change with the number of micro-batches."""
 _NO_GAIN = 1e-9
-Bound = Literal["link", "cpu", "gpu"]
-
-
-# --- what is asked, and what is found -----------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PaperProblem:
-    """One model, machine and workload, and the sizes that follow from them.
-
-    Every layer is taken to have experts, and nothing beside them but attention, or a recurrence in
-    the place of it: of models with both, layers are mean ones. Raises ConfigError for machines
-    without a GPU.
-    """
-
-    shape: ModelShape
-    expert_bytes: int
-    """Of one expert, as it is stored."""
-    hardware: Hardware
-    prompt_tokens: float
-    """s: the mean, or the longest if prompts are padded."""
-    gen_tokens: float
-    """n."""
-
-    def __post_init__(self) -> None:
-        assert self.prompt_tokens > 0 and self.gen_tokens > 0, "prompts and answers have tokens"
-        for level, where in ((self.hardware.vram, "vram"), (self.hardware.dram, "dram")):
-            if level is None or level.processor is None:
-                self._refuse(f"levels.{where}", "and its processor")
-        if "dram->vram" not in self.hardware.links:
-            self._refuse("links.dram->vram", "")
-
-    @property
-    def weights_bytes(self) -> int:
-        """W_e: the experts of one layer."""
-        return self.shape.num_experts * self.expert_bytes
-
-    @property
-    def attention_weights_bytes(self) -> int:
-        """W_o: the projections of attention of all layers, always on the GPU."""
-        return self.shape.dtype_bytes * self.shape.all_mixer_params
-
-    def kv_bytes(self, sequences: float, tokens: float) -> float:
-        """Keys and values of one layer, and states."""
-        return sequences * cache_bytes(self.shape, tokens)
-
-    def hidden_bytes(self, tokens: float) -> float:
-        """Hidden states of so many tokens."""
-        return self.shape.dtype_bytes * self.shape.hidden_size * tokens
-
-    @property
-    def total_tokens(self) -> float:
-        """s + n."""
-        return self.prompt_tokens + self.gen_tokens
-
-    @property
-    def vram(self) -> Level:
-        """GPU memory: of all GPUs together, over which every layer is split."""
-        assert self.hardware.vram is not None, "checked when the problem was made"
-        return self.hardware.vram
-
-    @property
-    def gpu(self) -> Processor:
-        """All GPUs together."""
-        assert self.vram.processor is not None, "checked when the problem was made"
-        return self.vram.processor
-
-    @property
-    def cpu(self) -> Processor:
-        """The processor at main memory."""
-        assert self.hardware.dram.processor is not None, "checked when the problem was made"
-        return self.hardware.dram.processor
-
-    def _refuse(self, where: str, beside: str) -> None:
-        message = (
-            f"missing {beside}".strip() + ": MoE-Lightning's planner is for a GPU beside a CPU; "
-            "plan without --paper, or for a machine with a GPU"
-        )
-        raise ConfigError([Fault(file=self.hardware.name, where=where, message=message)])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,8 +99,8 @@ class PaperPlan:
     """A policy and what the model says of it."""
 
     policy: PaperPolicy
-    busy_s: Mapping[Bound, float]
-    """T_comm (weights and cache to the GPU), T_cpu and T_gpu, per layer and decode step."""
+    busy_s: LaneSeconds
+    """T_gpu, T_cpu and T_comm (weights and cache to the GPU), per layer and decode step."""
     prefill_s: float
     """Prompts of the whole batch through all layers."""
     decode_s: float
@@ -192,17 +115,7 @@ class PaperPlan:
     @property
     def layer_s(self) -> float:
         """T_layer (Eq 12): the three overlap, so the slowest counts."""
-        return self.busy_s[self.bound]
-
-    @property
-    def bound(self) -> Bound:
-        """What the decode step waits for."""
-        return max(self.busy_s, key=lambda name: self.busy_s[name])
-
-    @property
-    def fits(self) -> bool:
-        """Whether both memories are within their limits."""
-        return self.gpu_memory.fits and self.cpu_memory.fits
+        return max(self.busy_s.values())
 
     @property
     def sequence_layer_s(self) -> float:
@@ -242,11 +155,6 @@ def attention_bytes(shape: ModelShape, batch: float, queries: float, context: fl
     return batch * (ends + cache_bytes(shape, context) + written)
 
 
-def ffn_flops(shape: ModelShape, tokens: float) -> float:
-    """FLOP of the experts of one layer for `tokens` tokens."""
-    return 2 * shape.expert_params * shape.computed_per_token * tokens
-
-
 def ffn_bytes(shape: ModelShape, tokens: float, *, expert_bytes: int) -> float:
     """Bytes that the experts of one layer touch: all of their weights, inputs and outputs.
 
@@ -258,24 +166,40 @@ def ffn_bytes(shape: ModelShape, tokens: float, *, expert_bytes: int) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PaperModel:
-    """The Hierarchical Roofline Model of one problem, as the authors solve it: seconds of a layer
-    and of a batch's prompts, and bytes of either memory."""
+    """The Hierarchical Roofline Model of one model, machine and workload, as the authors solve it:
+    seconds of a layer and of a batch's prompts, and bytes of either memory.
 
-    problem: PaperProblem
+    Every layer is taken to have experts, and nothing beside them but attention, or a recurrence in
+    the place of it: of models with both, layers are mean ones. Raises ConfigError for machines
+    without a GPU.
+    """
+
+    shape: ModelShape
+    expert_bytes: int
+    """Of one expert, as it is stored."""
+    hardware: Hardware
+    prompt_tokens: float
+    """s: the mean, or the longest if prompts are padded."""
+    gen_tokens: float
+    """n."""
+
+    def __post_init__(self) -> None:
+        assert self.prompt_tokens > 0 and self.gen_tokens > 0, "prompts and answers have tokens"
+        for name in ("vram", "dram"):
+            level = self.hardware.levels.get(name)
+            if level is None or level.processor is None:
+                self._refuse(f"levels.{name}", " and its processor")
+        if "dram->vram" not in self.hardware.links:
+            self._refuse("links.dram->vram", "")
 
     def evaluate(self, policy: PaperPolicy) -> PaperPlan:
         """Times and memory of any policy, whether it fits or not."""
-        problem = self.problem
-        busy_s: dict[Bound, float] = {
-            "link": self.t_comm(policy),
-            "cpu": self.t_cpu(policy),
-            "gpu": self.t_gpu(policy),
-        }
+        busy_s = self.busy_s(policy)
         # An answer of one token comes with prefill; it is counted as one step, not as none.
-        steps = max(problem.gen_tokens - 1, 1)
-        decode_s = steps * problem.shape.num_layers * max(busy_s.values())
+        steps = max(self.gen_tokens - 1, 1)
+        decode_s = steps * self.shape.num_layers * max(busy_s.values())
         prefill_s = self.prefill_s(policy)
-        tokens = policy.batch_size * problem.gen_tokens
+        tokens = policy.batch_size * self.gen_tokens
         return PaperPlan(
             policy=policy,
             busy_s=busy_s,
@@ -289,40 +213,36 @@ class PaperModel:
 
     # --- seconds of one layer in a decode step (Eq 12 to 14), and of prefill ----------------------
 
-    def t_comm(self, policy: PaperPolicy) -> float:
-        """Seconds that weights and cache take to the GPU; hidden states where it has no FFN."""
+    def busy_s(self, policy: PaperPolicy) -> dict[str, float]:
+        """Seconds that either processor computes, and that weights and cache take to the GPU;
+        hidden states where it has no FFN."""
         traffic = 0.0
         if policy.ffn_on_gpu:
-            traffic += (1 - policy.r_w) * self.problem.weights_bytes
+            traffic += (1 - policy.r_w) * self.weights_bytes
         else:
-            traffic += self.problem.hidden_bytes(policy.batch_size)
+            traffic += self.hidden_bytes(policy.batch_size)
         if policy.attention_on_gpu:
-            context = self.problem.prompt_tokens + self.problem.gen_tokens / 2
-            traffic += (1 - policy.r_c) * self.problem.kv_bytes(policy.batch_size, context)
-        return traffic / self._link_bandwidth
-
-    def t_cpu(self, policy: PaperPolicy) -> float:
-        """Seconds that the CPU computes."""
-        return self._computing_s(policy, self.problem.cpu, on_gpu=False)
-
-    def t_gpu(self, policy: PaperPolicy) -> float:
-        """Seconds that the GPU computes."""
-        return self._computing_s(policy, self.problem.gpu, on_gpu=True)
+            context = self.prompt_tokens + self.gen_tokens / 2
+            traffic += (1 - policy.r_c) * self.kv_bytes(policy.batch_size, context)
+        return {
+            GPU.name: self._computing_s(policy, self._gpu, on_gpu=True),
+            CPU.name: self._computing_s(policy, self._cpu, on_gpu=False),
+            UP.name: traffic / self._link_bandwidth,
+        }
 
     def prefill_s(self, policy: PaperPolicy) -> float:
         """Seconds of the prompts of a batch through all layers, everything on the GPU."""
-        problem = self.problem
-        prompt, mu = problem.prompt_tokens, policy.micro_batch_size
-        hidden = problem.hidden_bytes(policy.batch_size * prompt)
-        comm_s = ((1 - policy.r_w) * problem.weights_bytes + hidden) / self._link_bandwidth
-        gpu_s = self._attention_s(problem.gpu, mu, prompt, prompt)
-        gpu_s += self._ffn_s(problem.gpu, mu * prompt)
-        return problem.shape.num_layers * max(comm_s, policy.num_micro_batches * gpu_s)
+        prompt, mu = self.prompt_tokens, policy.micro_batch_size
+        hidden = self.hidden_bytes(policy.batch_size * prompt)
+        comm_s = ((1 - policy.r_w) * self.weights_bytes + hidden) / self._link_bandwidth
+        gpu_s = self._attention_s(self._gpu, mu, prompt, prompt)
+        gpu_s += self._ffn_s(self._gpu, mu * prompt)
+        return self.shape.num_layers * max(comm_s, policy.num_micro_batches * gpu_s)
 
     def _computing_s(self, policy: PaperPolicy, processor: Processor, *, on_gpu: bool) -> float:
         mu, seconds = policy.micro_batch_size, 0.0
         if policy.attention_on_gpu == on_gpu:
-            seconds += self._attention_s(processor, mu, 1, self.problem.total_tokens)
+            seconds += self._attention_s(processor, mu, 1, self.total_tokens)
         if policy.ffn_on_gpu == on_gpu:
             seconds += self._ffn_s(processor, mu)
         return policy.num_micro_batches * seconds
@@ -330,23 +250,17 @@ class PaperModel:
     def _attention_s(
         self, processor: Processor, batch: float, queries: float, context: float
     ) -> float:
-        flops = attention_flops(self.problem.shape, batch, queries, context)
-        num_bytes = attention_bytes(self.problem.shape, batch, queries, context)
-        return self._roof_s(processor, flops, num_bytes)
+        flops = attention_flops(self.shape, batch, queries, context)
+        return self._roof_s(processor, flops, attention_bytes(self.shape, batch, queries, context))
 
     def _ffn_s(self, processor: Processor, tokens: float) -> float:
-        shape = self.problem.shape
-        num_bytes = ffn_bytes(shape, tokens, expert_bytes=self.problem.expert_bytes)
-        return self._roof_s(processor, ffn_flops(shape, tokens), num_bytes)
+        num_bytes = ffn_bytes(self.shape, tokens, expert_bytes=self.expert_bytes)
+        return self._roof_s(processor, ffn_flops(self.shape, tokens), num_bytes)
 
     def _roof_s(self, processor: Processor, flops: float, num_bytes: float) -> float:
         """Eq 14."""
-        peak = processor.gemm_for(self.problem.shape.dtype).peak
+        peak = processor.gemm_for(self.shape.dtype).peak
         return max(flops / peak, num_bytes / processor.bandwidth)
-
-    @property
-    def _link_bandwidth(self) -> float:
-        return self.problem.hardware.links["dram->vram"].bandwidth
 
     # --- bytes of either memory -------------------------------------------------------------------
 
@@ -358,25 +272,25 @@ class PaperModel:
             "weight buffers": self.weight_buffers(policy),
             "workspace": self.workspace(policy),
         }
-        limit = GPU_SHARE * self.problem.vram.capacity_bytes
+        limit = GPU_SHARE * self._vram.capacity_bytes
         return PaperUse(terms=home | streaming, limit_bytes=limit)
 
     def on_cpu(self, policy: PaperPolicy) -> PaperUse:
         """CPU memory, against 0.8 m_c."""
-        hidden = self.problem.hidden_bytes(policy.batch_size * self.problem.prompt_tokens)
+        hidden = self.hidden_bytes(policy.batch_size * self.prompt_tokens)
         terms = {
             "experts": self._experts * (1 - policy.r_w),
             "keys and values": self._cache(policy) * (1 - policy.r_c),
-            "hidden states": hidden * self._num_gpus,
+            "hidden states": hidden * self._vram.num_devices,
             "pinned buffers": self.weight_buffers(policy),
         }
-        limit = CPU_SHARE * self.problem.hardware.dram.capacity_bytes
+        limit = CPU_SHARE * self.hardware.dram.capacity_bytes
         return PaperUse(terms=terms, limit_bytes=limit)
 
     def home_decode(self, policy: PaperPolicy) -> dict[str, float]:
         """Bytes that stay on the GPU while answers are generated, by term."""
         on_gpu = policy.r_c + (1 - policy.r_c) * policy.attention_on_gpu
-        hidden = 2 * self.problem.hidden_bytes(policy.batch_size)
+        hidden = 2 * self.hidden_bytes(policy.batch_size)
         return self._home(policy, hidden, self._cache(policy) * on_gpu)
 
     def home_prefill(self, policy: PaperPolicy) -> dict[str, float]:
@@ -384,44 +298,88 @@ class PaperModel:
 
         The share of the cache counts one layer, where the authors have dropped a factor L.
         """
-        problem, prompt = self.problem, self.problem.prompt_tokens
-        cache = policy.r_c * problem.kv_bytes(policy.batch_size, prompt)
-        leaving = (1 - policy.r_c) * problem.kv_bytes(policy.micro_batch_size, prompt)
-        hidden = problem.hidden_bytes(prompt) * (2 * policy.micro_batch_size + policy.batch_size)
+        prompt = self.prompt_tokens
+        cache = policy.r_c * self.kv_bytes(policy.batch_size, prompt)
+        leaving = (1 - policy.r_c) * self.kv_bytes(policy.micro_batch_size, prompt)
+        hidden = self.hidden_bytes(prompt) * (2 * policy.micro_batch_size + policy.batch_size)
         return self._home(policy, hidden, cache + 2 * leaving)
 
     def workspace(self, policy: PaperPolicy) -> float:
         """Bytes of the fused expert kernel, at the size of prefill in both phases."""
-        shape = self.problem.shape
-        rows = policy.micro_batch_size * shape.experts_per_token * self.problem.prompt_tokens
-        widths = shape.hidden_size * self._num_gpus + 3 * shape.expert_width
+        shape = self.shape
+        rows = policy.micro_batch_size * shape.experts_per_token * self.prompt_tokens
+        widths = shape.hidden_size * self._vram.num_devices + 3 * shape.expert_width
         return WORKSPACE_SLACK * shape.dtype_bytes * rows * widths
 
     def weight_buffers(self, policy: PaperPolicy) -> float:
         """Bytes of the two buffers for the streamed weights of a layer, on either side (A.1)."""
-        return 2 * self.problem.weights_bytes * (1 - policy.r_w)
+        return 2 * self.weights_bytes * (1 - policy.r_w)
 
     def _home(self, policy: PaperPolicy, hidden: float, cache: float) -> dict[str, float]:
         return {
-            "attention weights": self.problem.attention_weights_bytes,
+            "attention weights": self.attention_weights_bytes,
             "experts": self._experts * policy.r_w,
-            "hidden states": hidden * self._num_gpus,
+            "hidden states": hidden * self._vram.num_devices,
             "keys and values": cache,
         }
 
+    # --- sizes, and the machine -------------------------------------------------------------------
+
+    @property
+    def weights_bytes(self) -> int:
+        """W_e: the experts of one layer."""
+        return self.shape.num_experts * self.expert_bytes
+
+    @property
+    def attention_weights_bytes(self) -> int:
+        """W_o: the projections of attention of all layers, always on the GPU."""
+        return self.shape.dtype_bytes * self.shape.all_mixer_params
+
+    def kv_bytes(self, sequences: float, tokens: float) -> float:
+        """Keys and values of one layer, and states."""
+        return sequences * cache_bytes(self.shape, tokens)
+
+    def hidden_bytes(self, tokens: float) -> float:
+        """Hidden states of so many tokens."""
+        return self.shape.dtype_bytes * self.shape.hidden_size * tokens
+
+    @property
+    def total_tokens(self) -> float:
+        """s + n."""
+        return self.prompt_tokens + self.gen_tokens
+
     def _cache(self, policy: PaperPolicy) -> float:
         """Keys and values of whole sequences in all layers."""
-        of_layer = self.problem.kv_bytes(policy.batch_size, self.problem.total_tokens)
-        return of_layer * self.problem.shape.num_layers
+        return self.kv_bytes(policy.batch_size, self.total_tokens) * self.shape.num_layers
 
     @property
     def _experts(self) -> int:
         """Experts of all layers."""
-        return self.problem.weights_bytes * self.problem.shape.num_layers
+        return self.weights_bytes * self.shape.num_layers
 
     @property
-    def _num_gpus(self) -> int:
-        return self.problem.vram.num_devices
+    def _vram(self) -> Level:
+        """GPU memory: of all GPUs together, over which every layer is split."""
+        return self.hardware.levels["vram"]
+
+    @property
+    def _gpu(self) -> Processor:
+        return cast(Processor, self._vram.processor)
+
+    @property
+    def _cpu(self) -> Processor:
+        return cast(Processor, self.hardware.dram.processor)
+
+    @property
+    def _link_bandwidth(self) -> float:
+        return self.hardware.links["dram->vram"].bandwidth
+
+    def _refuse(self, where: str, beside: str) -> None:
+        message = (
+            f"missing{beside}: MoE-Lightning's planner is for a GPU beside a CPU; plan without "
+            "--paper, or for a machine with a GPU"
+        )
+        raise ConfigError([Fault(file=self.hardware.name, where=where, message=message)])
 
 
 # --- the search for the best policy -------------------------------------------------------------
@@ -446,6 +404,19 @@ def _is_better(plan: PaperPlan, best: PaperPlan) -> bool:
     return gains or (is_equal and plan.policy.batch_size < best.policy.batch_size)
 
 
+def _all_below(mu: int, num_micro_batches: int, setting: Setting) -> PaperPolicy:
+    """No weights on the GPU, and its cache there if it attends: it counts all of that anyway."""
+    attention_on_gpu, ffn_on_gpu = setting
+    return PaperPolicy(
+        micro_batch_size=mu,
+        num_micro_batches=num_micro_batches,
+        attention_on_gpu=attention_on_gpu,
+        ffn_on_gpu=ffn_on_gpu,
+        r_w=0.0,
+        r_c=float(attention_on_gpu),
+    )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PaperSearch:
     """Finds the policy of the highest decode throughput."""
@@ -468,7 +439,7 @@ class PaperSearch:
     def candidates(self) -> Iterator[PaperPlan]:
         """The best plan of every micro-batch size of the authors' grid, for each setting, but for
         sizes that cannot be the answer."""
-        recurs = self.model.problem.shape.recurrence is not None
+        recurs = self.model.shape.recurrence is not None
         best: PaperPlan | None = None
         for attention_on_gpu, ffn_on_gpu in self.settings:
             if recurs and ffn_on_gpu and not attention_on_gpu:
@@ -506,15 +477,8 @@ class PaperSearch:
 
     def _computes_in(self, enough_s: float, setting: Setting, mu: int) -> bool:
         """Whether micro-batches of this size are computed in less for each sequence."""
-        attention_on_gpu, ffn_on_gpu = setting
-        one = PaperPolicy(
-            micro_batch_size=mu,
-            num_micro_batches=1,
-            r_w=0,
-            attention_on_gpu=attention_on_gpu,
-            ffn_on_gpu=ffn_on_gpu,
-        )
-        return max(self.model.t_cpu(one), self.model.t_gpu(one)) < mu * enough_s
+        busy_s = self.model.busy_s(_all_below(mu, 1, setting))
+        return max(busy_s[GPU.name], busy_s[CPU.name]) < mu * enough_s
 
     def best_shares(
         self, micro_batch_size: int, num_micro_batches: int, setting: Setting = MAIN_SETTING
@@ -525,20 +489,9 @@ class PaperSearch:
         With A_g = 1 the GPU counts the whole cache anyway, so r_c = 1 costs nothing. With
         A_g = 0 or F_g = 0 cache or weights lie where they are used, on the CPU.
         """
-        attention_on_gpu, ffn_on_gpu = setting
-
-        def with_weights(r_w: float) -> PaperPolicy:
-            return PaperPolicy(
-                micro_batch_size=micro_batch_size,
-                num_micro_batches=num_micro_batches,
-                attention_on_gpu=attention_on_gpu,
-                ffn_on_gpu=ffn_on_gpu,
-                r_w=r_w,
-                r_c=float(attention_on_gpu),
-            )
-
-        none, most = with_weights(0), with_weights(float(ffn_on_gpu))
-        policy = with_weights(self._largest_r_w(none, most))
+        none = _all_below(micro_batch_size, num_micro_batches, setting)
+        most = replace(none, r_w=float(none.ffn_on_gpu))
+        policy = replace(none, r_w=self._largest_r_w(none, most))
         fits = self.model.on_gpu(policy).fits and self.model.on_cpu(policy).fits
         return policy if fits else None
 
@@ -582,13 +535,11 @@ class PaperSearch:
         return max(0.0, room / grown)
 
     def _too_small(self) -> str:
-        level, policy = "vram", PaperPolicy(micro_batch_size=1, num_micro_batches=1, r_w=0)
+        level, policy = "vram", _all_below(1, 1, MAIN_SETTING)
         use = self.model.on_gpu(policy)
         if use.fits:
-            most = PaperPolicy(micro_batch_size=1, num_micro_batches=1, r_w=1)
-            r_w = self._largest_r_w(policy, most)
-            policy = PaperPolicy(micro_batch_size=1, num_micro_batches=1, r_w=r_w)
-            level, use = "dram", self.model.on_cpu(policy)
+            r_w = self._largest_r_w(policy, replace(policy, r_w=1.0))
+            level, use = "dram", self.model.on_cpu(replace(policy, r_w=r_w))
         term, num_bytes = max(use.terms.items(), key=lambda item: item[1])
         return (
             f"{level}: one sequence needs {format_bytes(use.total_bytes)}, and MoE-Lightning's "
@@ -606,14 +557,14 @@ def answer_paper(problem: Problem, model: str) -> Answer:
     Raises DoesNotFit, and ConfigError for machines without a GPU.
     """
     workload = problem.workload
-    asked = PaperProblem(
+    asked = PaperModel(
         shape=problem.shape,
         expert_bytes=problem.dtypes.expert_bytes(problem.shape),
         hardware=problem.hardware,
         prompt_tokens=workload.mean_prompt_tokens,
         gen_tokens=workload.mean_new_tokens,
     )
-    found = PaperSearch(model=PaperModel(problem=asked)).solve()
+    found = PaperSearch(model=asked).solve()
     return Answer(
         problem=problem,
         model=model,
@@ -649,9 +600,7 @@ def _policy(problem: Problem, found: PaperPolicy) -> Policy:
 
 
 def _prediction(problem: Problem, found: PaperPlan) -> Prediction:
-    workload, batch = problem.workload, found.policy.batch_size
-    names: dict[Bound, str] = {"gpu": "gpu", "cpu": "cpu", "link": "dram->vram"}
-    lanes = {lane: found.busy_s[name] for name, lane in names.items()}
+    workload, batch, lanes = problem.workload, found.policy.batch_size, found.busy_s
     steps = workload.mean_new_tokens - 1
     batches = None if workload.num_sequences is None else ceil(workload.num_sequences / batch)
     batch_s = found.prefill_s + found.decode_s
