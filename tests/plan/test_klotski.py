@@ -38,8 +38,6 @@ TIMES = st.builds(
     LayerTimes,
     attention_s=st.floats(1e-4, 1e-2),
     gate_s=st.floats(0, 1e-3),
-    load_attention_s=st.floats(0, 1e-2),
-    load_gate_s=st.floats(0, 1e-3),
     load_expert_s=st.floats(1e-3, 0.1),
     hot_s=st.floats(0, 1e-2),
     cold_s=st.floats(0, 1e-2),
@@ -137,10 +135,9 @@ def test_the_smallest_n_is_the_closed_form_where_expert_times_do_not_change(
     t: LayerTimes,
 ) -> None:
     beside, expert = t.attention_s + t.gate_s, t.load_expert_s
-    hot = t.load_gate_s + t.num_hot * expert
-    whole = hot + t.num_cold * expert + t.load_attention_s
+    hot = t.num_hot * expert
+    whole = hot + t.num_cold * expert
     real = max(
-        t.load_gate_s / t.attention_s,
         hot / beside,
         (hot + expert - t.hot_s) / beside,
         (whole - t.hot_s - t.cold_s) / beside,

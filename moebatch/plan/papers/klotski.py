@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil, log2
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from moebatch.errors import DoesNotFit
 from moebatch.layout.buffers import KV_WINDOW_TERM, PROGRAM_TERM, SLOTS_TERM
@@ -67,17 +67,14 @@ class LayerTimes:
     """Seconds and counts of one layer that has its experts to load, in a decoding pass.
 
     The letters are the paper's. Times of attention, gate and cache are those of one batch; times
-    of experts are for all batches together, and change with their number.
+    of experts are for all batches together, and change with their number. Weights outside experts
+    always live where they are used, so ``tIO_A`` and ``tIO_G`` are 0.
     """
 
     attention_s: float
     """``tA``: attention, with its projections and norms."""
     gate_s: float
     """``tG``: the router, and whatever else passes every token beside the experts."""
-    load_attention_s: float = 0.0
-    """``tIO_A``: 0 where weights outside experts stay where they are used."""
-    load_gate_s: float = 0.0
-    """``tIO_G``, likewise."""
     load_expert_s: float
     """``tIO_E``: one expert."""
     load_cache_s: float = 0.0
@@ -92,8 +89,7 @@ class LayerTimes:
     """``|Q|``: activated experts that are not among the hot ones, on the mean."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Inequality:
+class Inequality(NamedTuple):
     """Time that there is on the left, time that a transfer takes on the right."""
 
     name: str
@@ -118,46 +114,33 @@ def inequalities(times: LayerTimes, num_batches: int) -> tuple[Inequality, ...]:
     attention = num_batches * times.attention_s
     routed = attention + num_batches * times.gate_s
     hot = routed + times.hot_s
-    gate = times.load_gate_s
-    loaded = gate + num_batches * times.load_cache_s
-    expert, num_hot = times.load_expert_s, times.num_hot
-    first_cold = (num_hot + min(1.0, times.num_cold)) * expert
-    all_experts = (num_hot + times.num_cold) * expert
-    rows = (
-        ("(4)", "the gate arrives during attention", attention, gate),
-        ("(5)", "hot experts arrive before they are due", routed, loaded + num_hot * expert),
-        ("(6)", "the first cold expert arrives while hot ones compute", hot, loaded + first_cold),
-        (
+    loaded, expert = num_batches * times.load_cache_s, times.load_expert_s
+    first_cold = times.num_hot + min(1.0, times.num_cold)
+    all_experts = times.num_hot + times.num_cold
+    return (
+        Inequality("(4)", "the gate arrives during attention", attention, 0.0),
+        Inequality(
+            "(5)", "hot experts arrive before they are due", routed, loaded + times.num_hot * expert
+        ),
+        Inequality(
+            "(6)",
+            "the first cold expert arrives while hot ones compute",
+            hot,
+            loaded + first_cold * expert,
+        ),
+        Inequality(
             "(7)",
             "all experts and the next attention arrive within the layer",
             hot + times.cold_s,
-            loaded + all_experts + times.load_attention_s,
+            loaded + all_experts * expert,
         ),
     )
-    return tuple(
-        Inequality(name=name, meaning=meaning, left_s=left, right_s=right)
-        for name, meaning, left, right in rows
-    )
-
-
-def disk_window(inequality_7: Inequality, read_s: float) -> Inequality:
-    """Whether the disk keeps up in the long run: what a mean layer reads from it against the time
-    of a layer. A window of layers in main memory only evens out variations.
-
-    Args:
-        inequality_7: its larger side is the time of a layer without a disk.
-        read_s: seconds that the disk needs for a mean layer.
-    """
-    layer_s = max(inequality_7.left_s, inequality_7.right_s)
-    meaning = "the disk keeps up with the layers"
-    return Inequality(name="disk", meaning=meaning, left_s=layer_s, right_s=read_s)
 
 
 def layer_times(problem: Problem, policy: Policy) -> LayerTimes:
     """Times of a layer in a pass in which the full batch of `policy` decodes.
 
-    Micro-batches of the policy are Klotski's batches. Weights outside experts always live where
-    they are used, so there is nothing to load of attention and gate.
+    Micro-batches of the policy are Klotski's batches.
     """
     price, shape = TaskPrices(prices=problem.prices, policy=policy), problem.shape
     batch = PassLoad.decoding(policy.micro_batch_size, problem.workload.decode_context)
@@ -181,12 +164,16 @@ def layer_times(problem: Problem, policy: Policy) -> LayerTimes:
     )
 
 
-def disk_read_s(problem: Problem, policy: Policy) -> float:
-    """Seconds in which the disk gives what a mean layer needs of it, experts and cache."""
+def disk_keeps_up(problem: Problem, policy: Policy, last: Inequality) -> Inequality:
+    """Whether the disk gives what a mean layer needs of it, experts and cache, in the time of a
+    layer without a disk, the larger side of the `last` inequality. A window of layers in main
+    memory only evens out variations."""
     price = TaskPrices(prices=problem.prices, policy=policy)
     batch = PassLoad.decoding(policy.batch_size, problem.workload.decode_context)
     experts = distinct_experts(problem.shape, policy.batch_size) * policy.weights.disk
-    return price.fetch_s(experts) + policy.kv_cache.disk * price.kv_read_s(batch)
+    read_s = price.fetch_s(experts) + policy.kv_cache.disk * price.kv_read_s(batch)
+    layer_s = max(last.left_s, last.right_s)
+    return Inequality("disk", "the disk keeps up with the layers", layer_s, read_s)
 
 
 # --- how many batches ---------------------------------------------------------------------------
@@ -304,7 +291,7 @@ class _Scan:
             batch_size=self.batch_size,
             times=times,
             inequalities=rows,
-            disk=disk_window(rows[-1], disk_read_s(self.problem, policy)) if has_window else None,
+            disk=disk_keeps_up(self.problem, policy, rows[-1]) if has_window else None,
             limit=None,
             policy=policy,
         )
@@ -389,7 +376,6 @@ def lowest_cache(problem: Problem) -> Placement:
 
 def _filled_up(problem: Problem, policy: Policy) -> Policy:
     """Moves layers of experts and of the cache up from the lowest level, while there is room."""
-    policy = replace(policy, weights=lowest_weights(problem), kv_cache=lowest_cache(problem))
     footprints = problem.footprints(policy)
     stacks = _stacks(problem, policy)
     for kind, level in _order(problem):
