@@ -5,12 +5,23 @@ import re
 import pytest
 from rich.console import Console, RenderableType
 
+from moebatch.plan.simulation.simulation import Simulation
 from moebatch.report.task_names import bubble_text, seconds_text, task_text, wait_text
 from moebatch.report.timeline_view import simulation_view, waits_table
 from moebatch.schedule.task import Kind, Task
 from moebatch.schedule.timeline.statistics import Statistics
 from moebatch.schedule.timeline.timeline import Bubble, Timeline
+from moebatch.spec.policy.policy import Placement, Policy
 from tests.report.timelines import cgopipe, expert_major
+
+POLICY = Policy(
+    batch_size=1,
+    micro_batch_size=1,
+    tokens_per_pass=1,
+    num_slots=2,
+    num_kv_pages=1,
+    weights=Placement(dram=1.0),
+)
 
 
 def shown(view: RenderableType, width: int = 110) -> str:
@@ -20,13 +31,23 @@ def shown(view: RenderableType, width: int = 110) -> str:
     return capture.get()
 
 
+def simulated(timelines: dict[str, Timeline], tokens_per_pass: float = 0.0) -> str:
+    found = {
+        name: Simulation(
+            policy=POLICY, timeline=timeline, tokens_per_pass=tokens_per_pass, work="decode"
+        )
+        for name, timeline in timelines.items()
+    }
+    return shown(simulation_view(found))
+
+
 def line_of(text: str, start: str) -> str:
     return next(line for line in text.splitlines() if line.strip().startswith(start))
 
 
 def test_a_schedule_shows_its_steady_pass_and_lanes() -> None:
     timeline = expert_major(num_passes=3)
-    text = shown(simulation_view({"klotski": timeline}, {"klotski": 512}))
+    text = simulated({"klotski": timeline}, 512)
     assert text.startswith("klotski\n")
     assert f"1.60 s, {512 / timeline.steady_pass_s:.4g} tok/s" in line_of(text, "per pass")
     assert re.search(r"█+·+\s+70%\s+idle 480 ms", line_of(text, "cpu"))
@@ -34,24 +55,24 @@ def test_a_schedule_shows_its_steady_pass_and_lanes() -> None:
 
 
 def test_idle_time_is_that_of_one_pass() -> None:
-    texts = [shown(simulation_view({"x": expert_major(num_passes=n)})) for n in (2, 6)]
+    texts = [simulated({"x": expert_major(num_passes=n)}) for n in (2, 6)]
     assert "idle 480 ms" in line_of(texts[0], "cpu")
     assert "idle 480 ms" in line_of(texts[1], "cpu")
 
 
 def test_without_bubbles_there_are_no_longest_ones() -> None:
-    text = shown(simulation_view({"x": expert_major(num_passes=3, compute_s=0.1)}))
+    text = simulated({"x": expert_major(num_passes=3, compute_s=0.1)})
     assert "100%" in line_of(text, "cpu")
     assert "longest" not in text
 
 
 def test_one_schedule_is_not_compared() -> None:
-    assert "ratio" not in shown(simulation_view({"klotski": expert_major()}))
+    assert "ratio" not in simulated({"klotski": expert_major()})
 
 
 def test_schedules_are_compared_with_the_first() -> None:
     timelines = {"klotski": expert_major(), "simple": expert_major(load_s=0.1), "cg": cgopipe()}
-    text = shown(simulation_view(timelines))
+    text = simulated(timelines)
     text = text[text.index("schedule ") :]
     assert re.search(r"1\.60 s\s+1\.00\s+disk->dram 99%\s+nothing", line_of(text, "klotski"))
     assert re.search(r"3\.20 s\s+2\.00\s+disk->dram", line_of(text, "simple"))
@@ -76,7 +97,7 @@ def test_waits_of_lanes_that_do_not_matter_are_not_among_the_longest() -> None:
 def test_a_job_that_did_nothing_can_be_shown() -> None:
     assert not shown(waits_table(Statistics(num_layers=1))).strip()
     nothing = Timeline(num_layers=1, pass_ends_s=(), spans=())
-    assert "0 s" in shown(simulation_view({"x": nothing}))
+    assert "0 s" in simulated({"x": nothing})
 
 
 def test_every_kind_has_words() -> None:
@@ -146,6 +167,6 @@ def test_seconds_have_three_figures(seconds: float, text: str) -> None:
 
 
 def test_names_are_no_markup() -> None:
-    text = shown(simulation_view({"[red]": cgopipe(), "[/]": cgopipe()}))
+    text = simulated({"[red]": cgopipe(), "[/]": cgopipe()})
     assert "[red]" in text
     assert "[/]" in text

@@ -18,6 +18,7 @@ from moebatch.plan.simulation.world import SimWorld
 from moebatch.schedule.drivers.simulate import simulate
 from moebatch.schedule.registry import traits_of
 from moebatch.schedule.timeline.as_json import timeline_json
+from moebatch.schedule.timeline.statistics import Statistics
 from moebatch.schedule.timeline.timeline import Timeline
 from moebatch.spec.policy.policy import Policy
 
@@ -39,6 +40,11 @@ class Simulation:
         """Generated, once the pipeline has filled."""
         pass_s = self.timeline.steady_pass_s
         return self.tokens_per_pass / pass_s if pass_s else 0.0
+
+    @property
+    def statistics(self) -> Statistics:
+        """What the lanes did once it had."""
+        return Statistics.of(self.timeline, since_s=self.timeline.steady_since_s)
 
 
 def simulations(problem: Problem, policy: Policy, options: SimOptions) -> dict[str, Simulation]:
