@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moebatch.plan.simulation.simulation import timeline_json
 from moebatch.schedule.task import Kind, Task
-from moebatch.schedule.timeline.as_json import timeline_json
 from moebatch.schedule.timeline.statistics import NUM_LONGEST, LaneStatistics, Statistics, in_order
 from moebatch.schedule.timeline.timeline import Span, Timeline
 from tests.report.timelines import cgopipe, expert_major

@@ -17,7 +17,6 @@ from moebatch.plan.simulation.passes import passes_of
 from moebatch.plan.simulation.world import SimWorld
 from moebatch.schedule.drivers.simulate import simulate
 from moebatch.schedule.registry import traits_of
-from moebatch.schedule.timeline.as_json import timeline_json
 from moebatch.schedule.timeline.statistics import Statistics
 from moebatch.schedule.timeline.timeline import Timeline
 from moebatch.spec.policy.policy import Policy
@@ -113,4 +112,44 @@ def simulation_json(answer: Answer, simulated: Mapping[str, Simulation]) -> dict
             for name, one in simulated.items()
         },
         "notes": list(answer.notes),
+    }
+
+
+def timeline_json(timeline: Timeline) -> dict[str, Any]:
+    """Seconds of each pass, and what each lane did once the pipeline had filled, and waited for;
+    shares are 0..1."""
+    statistics = Statistics.of(timeline, since_s=timeline.steady_since_s)
+    return {
+        "num_layers": timeline.num_layers,
+        "num_passes": len(timeline.pass_ends_s),
+        "length_s": timeline.length_s,
+        "pass_s": list(timeline.pass_s),
+        "steady_pass_s": timeline.steady_pass_s,
+        "steady_since_s": timeline.steady_since_s,
+        "num_steady_passes": timeline.num_steady_passes,
+        "bottleneck": statistics.bottleneck,
+        "lanes": {name: _lane_json(statistics, name) for name in statistics.names},
+    }
+
+
+def _lane_json(statistics: Statistics, name: str) -> dict[str, Any]:
+    lane = statistics.lanes[name]
+    return {
+        "num_tasks": lane.num_tasks,
+        "busy_s": lane.busy_s,
+        "bubbles": {
+            "total_s": lane.bubbles_s,
+            "waited_for_s": dict(sorted(lane.idle_s.items(), key=lambda pair: -pair[1])),
+            "longest": [
+                {
+                    "start_s": bubble.start_s,
+                    "seconds": bubble.seconds,
+                    "before": str(bubble.before),
+                    "waited_for": bubble.waited_for,
+                }
+                for bubble in lane.longest
+            ],
+        },
+        "share": statistics.share(name),
+        "rest_s": statistics.rest_s(name),
     }
