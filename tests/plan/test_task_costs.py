@@ -240,7 +240,7 @@ def test_attention_waits_for_a_cache_on_disk_as_long_as_the_planner_says(
     )
     load = decode_load(of, under)
     cost = of.cost.of_pass(load, under)
-    assert cost.tasks.cache_waits_s
+    assert cost.cache_waits_s
     assert simulated(of, under, "decode").steady_pass_s == pytest.approx(cost.seconds, rel=0.05)
 
 

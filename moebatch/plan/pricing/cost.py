@@ -19,7 +19,6 @@ from moebatch.layout.setup import staying
 from moebatch.plan.pricing.expected_loads import ExpectedLoads, LayerTimes, expected_loads
 from moebatch.plan.pricing.pass_tasks import Arithmetic, PassTasks
 from moebatch.plan.pricing.prices import Prices
-from moebatch.plan.pricing.task_prices import TaskPrices
 from moebatch.schedule.registry import traits_of
 from moebatch.spec.policy.policy import Policy
 
@@ -40,24 +39,24 @@ class CostModel:
     ) -> "PassCost":
         """What a pass costs under `policy`. `known` remembers what many passes share."""
         known = {} if known is None else known
-        tasks = PassTasks(prices=self.prices, load=load, policy=policy, known=known)
-        return PassCost(tasks=tasks, habits=self.habits)
+        return PassCost(
+            prices=self.prices, load=load, policy=policy, known=known, habits=self.habits
+        )
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: what follows from them is worked out once
-class PassCost:
+class PassCost(PassTasks):
     """Seconds of a mean pass, lane by lane and in all."""
 
-    tasks: PassTasks
     habits: Habits | None
 
     @cached_property
     def lanes(self) -> LaneSeconds:
         """Busy seconds of every lane; idle lanes are left out."""
-        computing = self.tasks.computing_s
-        there = lanes_of(self._prices.ladder, self._policy)
+        computing = self.computing_s
+        there = lanes_of(self.prices.ladder, self.policy)
         seconds = {**{lane.name: 0.0 for lane in there}, **computing}
-        for lane, time_s in self.tasks.moving(self.loads.num_loads if self.loads else None):
+        for lane, time_s in self.moving(self.loads.num_loads if self.loads else None):
             if time_s:
                 seconds[lane] += time_s
         return {lane: time_s for lane, time_s in seconds.items() if time_s > 0}
@@ -66,34 +65,33 @@ class PassCost:
     def limits(self) -> LaneSeconds:
         """The same, and where attention may wait for keys and values: seconds of computing with
         these waits, affine in the shares of layers like those of lanes."""
-        waits_s = self.tasks.cache_waits_s
+        waits_s = self.cache_waits_s
         if waits_s is None:
             return self.lanes
-        return {**self.lanes, CACHE_WAITS: sum(self.tasks.computing_s.values()) + waits_s}
+        return {**self.lanes, CACHE_WAITS: sum(self.computing_s.values()) + waits_s}
 
     @property
     def seconds(self) -> float:
         """Length of the pass: lanes side by side, and with what they wait for."""
         reading_s = self.lanes.get("disk->dram", 0.0) + self.full_slots_s
         waiting_s = max(self._waiting_s, self._turns_s)
-        return max(pass_seconds(self.limits, self._policy), reading_s, waiting_s)
+        return max(pass_seconds(self.limits, self.policy), reading_s, waiting_s)
 
     @cached_property
     def loads(self) -> ExpectedLoads | None:
         """Experts that come in a pass of few tokens, in time, late and in vain; None where habits
         are not known or of no account."""
-        habits, tasks, policy = self.habits, self.tasks, self._policy
-        tokens = tasks.load.tokens
+        habits, policy, tokens = self.habits, self.policy, self.load.tokens
         if habits is None or not habits.covers(tokens):
             return None
         if traits_of(policy).foresees != "likely" or not policy.num_slots:
             return None
-        predictor, shape = habits.predictor_of(policy), self._prices.shape
-        sizes = staying(shape, policy, self._prices.ladder)
+        predictor, shape = habits.predictor_of(policy), self._shape
+        sizes = staying(shape, policy, self.prices.ladder)
         times = LayerTimes(
-            outside_s=tasks.outside_s / shape.num_layers,
-            expert_s=tasks.expert_s,
-            load_s=tasks.load_s,
+            outside_s=self.outside_s / shape.num_layers,
+            expert_s=self.expert_s,
+            load_s=self.load_s,
         )
         return expected_loads(
             times,
@@ -106,10 +104,9 @@ class PassCost:
     @property
     def num_chosen(self) -> float:
         """Experts that some token chooses, where habits are not known if routing is even."""
-        load = self.tasks.load
         if self.loads is None or self.habits is None:
-            return chosen_experts(self._prices.shape, load)
-        return float(sum(self.habits.chosen(load.tokens)))
+            return chosen_experts(self._shape, self.load)
+        return float(sum(self.habits.chosen(self.load.tokens)))
 
     @property
     def full_slots_s(self) -> float:
@@ -119,18 +116,18 @@ class PassCost:
         Reading goes on until the slots are full, and again when the first of them is given back.
         Zero where slots belong to a GPU.
         """
-        policy, prices = self._policy, self._prices
+        policy, prices = self.policy, self.prices
         if prices.ladder.top == "vram" or not policy.weights.disk or not policy.num_slots:
             return 0.0
         filled_s = policy.num_slots * self._fetch_s
-        gap_s, longest_s = self.tasks.gaps_s
+        gap_s, longest_s = self.gaps_s
         usual_s, last_s = max(0.0, gap_s - filled_s), max(0.0, longest_s - filled_s)
         return (len(prices.shape.moe_layers) - 1) * usual_s + last_s
 
     @property
     def slots_never_full(self) -> int:
         """Slots enough for the disk to be read without a pause between layers."""
-        gap_s, _ = self.tasks.gaps_s
+        gap_s, _ = self.gaps_s
         return ceil(gap_s / self._fetch_s)
 
     @property
@@ -138,31 +135,22 @@ class PassCost:
         """Length of a pass that waits for experts which no predictor has foreseen."""
         if self.loads is None:
             return 0.0
-        layers = self._prices.shape.num_layers
-        num_dense = layers - len(self._prices.shape.moe_layers)
-        return self.loads.seconds + num_dense / layers * self.tasks.outside_s
+        layers = self._shape.num_layers
+        num_dense = layers - len(self._shape.moe_layers)
+        return self.loads.seconds + num_dense / layers * self.outside_s
 
     @property
     def _turns_s(self) -> float:
         """Length of a pass whose GPU waits for experts after the CPU has attended: until then no
         more come than there are slots for. Zero where processors do not take turns."""
-        policy = self._policy
+        policy = self.policy
         if not (takes_turns(policy) and policy.num_slots):
             return 0.0
-        price = TaskPrices(prices=self._prices, policy=policy)
-        there_s = len(self._prices.shape.moe_layers) * price.up_s(policy.num_slots)
+        there_s = len(self._shape.moe_layers) * self._price.up_s(policy.num_slots)
         attending_s = self.lanes.get("cpu", 0.0)
         coming_s = self.lanes.get("dram->vram", 0.0) - min(attending_s, there_s)
         return attending_s + max(self.lanes.get("gpu", 0.0), coming_s)
 
     @property
     def _fetch_s(self) -> float:
-        return self._prices.link_s("disk->dram", self._prices.expert_bytes)
-
-    @property
-    def _prices(self) -> Prices:
-        return self.tasks.prices
-
-    @property
-    def _policy(self) -> Policy:
-        return self.tasks.policy
+        return self.prices.link_s("disk->dram", self.prices.expert_bytes)
