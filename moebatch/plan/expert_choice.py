@@ -169,7 +169,7 @@ def _tried(problem: Problem, policy: Policy, loads: Sequence[CountedLoad]) -> Al
     seconds = num_loads = asked = ready = num_passes = 0.0
     for count, load in loads:
         then = at_end(problem, policy, load)
-        cost = problem.cost.of_pass(load, then)
+        cost = problem.cost_of(load, then)
         seconds += count * cost.seconds
         found = cost.loads
         if found is not None:

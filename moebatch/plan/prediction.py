@@ -59,7 +59,7 @@ def predict(problem: Problem, policy: Policy) -> Prediction:
     loads = job_loads(problem.workload, policy)
     for count, load in loads:
         then = at_end(problem, policy, load)
-        cost = problem.cost.of_pass(load, then)
+        cost = problem.cost_of(load, then)
         total_s += count * cost.seconds
         num_passes += count
         num_chosen += count * cost.num_chosen
@@ -95,7 +95,7 @@ def _launching_s(
         return 0.0
     asked = replace(problem, hardware=problem.hardware.without_host)
     working_s = sum(
-        count * asked.cost.of_pass(load, at_end(asked, policy, load)).lanes.get(GPU.name, 0.0)
+        count * asked.cost_of(load, at_end(asked, policy, load)).lanes.get(GPU.name, 0.0)
         for count, load in loads
     )
     return lanes[GPU.name] - working_s
@@ -125,7 +125,7 @@ def at_end(problem: Problem, policy: Policy, load: PassLoad) -> Policy:
 
 def _decode_rate(problem: Problem, policy: Policy) -> float:
     load = PassLoad.decoding(policy.batch_size, problem.workload.decode_context)
-    return policy.batch_size / problem.cost.of_pass(load, policy).seconds
+    return policy.batch_size / problem.cost_of(load, policy).seconds
 
 
 def _prefill_rate(problem: Problem, policy: Policy) -> float:
@@ -134,4 +134,4 @@ def _prefill_rate(problem: Problem, policy: Policy) -> float:
     is_static = policy.batching == "static"
     prompts = policy.batch_size if is_static else policy.tokens_per_pass / prompt
     load = PassLoad.of_prompts(prompts, prompt, encodes=problem.workload.is_encoded)
-    return load.prompt_tokens / problem.cost.of_pass(load, policy).seconds
+    return load.prompt_tokens / problem.cost_of(load, policy).seconds

@@ -13,7 +13,9 @@ from moebatch.layout.division import Division
 from moebatch.layout.footprint import Dtypes, Footprint
 from moebatch.layout.habits import Habits
 from moebatch.layout.ladder import Ladder
-from moebatch.plan.pricing.cost import CostModel
+from moebatch.layout.load import PassLoad
+from moebatch.plan.pricing.cost import PassCost
+from moebatch.plan.pricing.pass_tasks import Arithmetic
 from moebatch.plan.pricing.prices import Prices
 from moebatch.schedule.setup import NUM_LAYER_PLACES
 from moebatch.spec.machine.hardware import Hardware, Level, LevelName, Link, LinkName
@@ -73,10 +75,12 @@ class Problem:
             has_gpu_kernels=self.has_gpu_kernels,
         )
 
-    @cached_property
-    def cost(self) -> CostModel:
-        """What whole passes cost."""
-        return CostModel(prices=self.prices, habits=self.habits)
+    def cost_of(self, load: PassLoad, policy: Policy, known: Arithmetic | None = None) -> PassCost:
+        """What a pass costs under `policy`. `known` remembers what many passes share."""
+        known = {} if known is None else known
+        return PassCost(
+            prices=self.prices, load=load, policy=policy, known=known, habits=self.habits
+        )
 
     @cached_property
     def most_worth_risking(self) -> int:

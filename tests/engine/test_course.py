@@ -149,7 +149,7 @@ def run(
                     batcher.retire(sequence)
                     course.ended(sequence)
         more = factor(come / total) * rng.lognormvariate(0, noise)
-        cost = asked.cost.of_pass(_load(slices), under)
+        cost = asked.cost_of(_load(slices), under)
         lanes = {lane: seconds * slowness.get(lane, 1.0) for lane, seconds in cost.lanes.items()}
         busy_s.update({lane: seconds * more for lane, seconds in lanes.items()})
         reading_s = lanes.get("disk->dram", 0.0) + cost.full_slots_s

@@ -232,7 +232,7 @@ def test_the_sides_of_the_last_inequality_are_the_cost_models_gpu_and_link() -> 
     plan = klotski_policy(asked, batch_size=16)
     batch = plan.policy.batch_size
     decoding = PassLoad(decode_sequences=batch, decode_positions=batch * (512 + 16))
-    lanes = asked.cost.of_pass(decoding, plan.policy).lanes
+    lanes = asked.cost_of(decoding, plan.policy).lanes
     last = plan.inequalities[-1]
     assert last.left_s == pytest.approx(lanes["gpu"] / 32, rel=0.01)
     loaded = 1 - plan.policy.weights.vram  # of all layers; the inequality is of one of them

@@ -15,7 +15,7 @@ from moebatch.spec.policy.policy import PAGE_TOKENS, Batching, Placement, Policy
 from tests.few import examples
 from tests.plan.problems import cpu_machine, gpu_machine, problem, processor
 
-COST = problem(gpu_machine()).cost
+COST_OF = problem(gpu_machine()).cost_of
 DECODE = PassLoad(decode_sequences=320, decode_positions=160_000, logits_rows=320)
 PREFILL = PassLoad(prompt_tokens=128_000, prompt_pairs=25e6, logits_rows=320)
 LOADS = st.builds(
@@ -99,11 +99,11 @@ def test_with_attention_on_the_cpu_flexgen_does_one_thing_after_the_other() -> N
 def test_a_block_of_weights_takes_as_long_as_the_slower_of_copy_and_link(
     schedule: str,
 ) -> None:
-    block = COST.of_pass(DECODE, policy(schedule, staging=True)).lanes
-    paged = COST.of_pass(DECODE, policy("cgopipe", staging=True)).lanes
+    block = COST_OF(DECODE, policy(schedule, staging=True)).lanes
+    paged = COST_OF(DECODE, policy("cgopipe", staging=True)).lanes
     assert block["weight block"] == pytest.approx(paged["staging"])
     assert "staging" not in block
-    direct = COST.of_pass(DECODE, policy(schedule)).lanes
+    direct = COST_OF(DECODE, policy(schedule)).lanes
     assert direct["weight block"] < block["weight block"], "the link alone is faster"
     assert "weight block" not in paged
 
@@ -111,21 +111,21 @@ def test_a_block_of_weights_takes_as_long_as_the_slower_of_copy_and_link(
 def test_cgopipe_is_never_slower_than_flexgen_with_its_attention_on_the_cpu() -> None:
     for load in (DECODE, PREFILL):
         cgopipe, flexgen = policy("cgopipe"), policy("flexgen_c")
-        faster = pass_seconds(COST.of_pass(load, cgopipe).lanes, cgopipe)
-        assert faster < pass_seconds(COST.of_pass(load, flexgen).lanes, flexgen)
+        faster = pass_seconds(COST_OF(load, cgopipe).lanes, cgopipe)
+        assert faster < pass_seconds(COST_OF(load, flexgen).lanes, flexgen)
 
 
 def test_hidden_states_of_a_static_prefill_leave_the_gpu_in_every_layer() -> None:
     static, mixed = (
-        COST.of_pass(PREFILL, policy("cgopipe", batching=batching)).lanes
+        COST_OF(PREFILL, policy("cgopipe", batching=batching)).lanes
         for batching in ("static", "mixed")
     )
     moved_s = 128_000 * 32 * 4096 * 2 / 12e9
     for link in ("dram->vram", "vram->dram"):
         assert static[link] - mixed.get(link, 0) == pytest.approx(moved_s)
     assert (
-        COST.of_pass(DECODE, policy("cgopipe")).lanes
-        == COST.of_pass(DECODE, policy("cgopipe", batching="mixed")).lanes
+        COST_OF(DECODE, policy("cgopipe")).lanes
+        == COST_OF(DECODE, policy("cgopipe", batching="mixed")).lanes
     )
 
 
@@ -133,8 +133,8 @@ def test_each_sequence_on_disk_is_read_and_written_by_itself() -> None:
     def lanes(operation_s: float) -> Mapping[str, float]:
         machine = gpu_machine()
         links = {n: replace(x, operation_s=operation_s) for n, x in machine.links.items()}
-        cost = problem(replace(machine, links=links)).cost
-        return cost.of_pass(DECODE, policy(kv_cache=Placement(disk=1))).lanes
+        asked = problem(replace(machine, links=links))
+        return asked.cost_of(DECODE, policy(kv_cache=Placement(disk=1))).lanes
 
     at_once, slow = lanes(0.0), lanes(1e-3)
     for link in ("disk->dram", "dram->disk"):
@@ -142,7 +142,7 @@ def test_each_sequence_on_disk_is_read_and_written_by_itself() -> None:
 
 
 def test_new_tokens_go_to_a_disk_in_whole_pages() -> None:
-    lanes = COST.of_pass(DECODE, policy(kv_cache=Placement(disk=1))).lanes
+    lanes = COST_OF(DECODE, policy(kv_cache=Placement(disk=1))).lanes
     page_bytes = PAGE_TOKENS * 2 * 8 * 128 * 2
     written_s = 320 * 32 * page_bytes / gpu_machine().links["dram->disk"].bandwidth
     assert lanes["dram->disk"] == pytest.approx(written_s)
@@ -150,7 +150,7 @@ def test_new_tokens_go_to_a_disk_in_whole_pages() -> None:
 
 def test_computing_waits_for_no_cache_that_is_where_it_computes() -> None:
     """And says so, lest waits seem to be in proportion to all of computing."""
-    limits = COST.of_pass(DECODE, policy(kv_cache=Placement(vram=1))).limits
+    limits = COST_OF(DECODE, policy(kv_cache=Placement(vram=1))).limits
     assert limits[CACHE_WAITS] == limits["gpu"]
 
 
@@ -168,7 +168,7 @@ def test_lanes_are_affine_in_the_shares(
     )
     for name in ("weights", "kv_cache"):
         first, second, middle = (
-            COST.of_pass(load, policy(schedule, **{name: placed})).limits
+            COST_OF(load, policy(schedule, **{name: placed})).limits
             for placed in (one, other, between)
         )
         for lane in {*first, *second, *middle}:
@@ -195,6 +195,6 @@ def test_a_price_is_the_same_whatever_was_asked_before() -> None:
         replace(policy(weights=half), num_slots=number, ffn_on_gpu=False, attention_on_gpu=False)
         for number in (4, 32)
     )
-    after_few = (of.cost.of_pass(DECODE, few).lanes, of.cost.of_pass(DECODE, many).lanes)[1]
-    assert after_few == replace(of).cost.of_pass(DECODE, many).lanes
-    assert after_few["cpu"] < of.cost.of_pass(DECODE, few).lanes["cpu"]
+    after_few = (of.cost_of(DECODE, few).lanes, of.cost_of(DECODE, many).lanes)[1]
+    assert after_few == replace(of).cost_of(DECODE, many).lanes
+    assert after_few["cpu"] < of.cost_of(DECODE, few).lanes["cpu"]

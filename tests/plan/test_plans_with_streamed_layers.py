@@ -40,7 +40,7 @@ def test_bringing_layers_takes_the_link_so_much_longer() -> None:
     policy = best_policy(question).policy
     load = next(iter(best_policy(question).candidates)).candidate.phases[0].load
     stay, come = (
-        question.cost.of_pass(load, replace(policy, streamed_layers=count)).lanes["dram->vram"]
+        question.cost_of(load, replace(policy, streamed_layers=count)).lanes["dram->vram"]
         for count in (0, 30)
     )
     shape, link = question.shape, question.hardware.links["dram->vram"]

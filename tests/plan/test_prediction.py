@@ -15,7 +15,6 @@ from moebatch.layout.routing import distinct_experts
 from moebatch.plan.advice import _changes
 from moebatch.plan.answer import answer_milp
 from moebatch.plan.prediction import at_end, predict
-from moebatch.plan.pricing.cost import CostModel
 from moebatch.plan.problem import Problem
 from moebatch.plan.replay.loads import alike, job_loads, rough_loads, thinned
 from moebatch.plan.replay.passes import job_passes
@@ -197,7 +196,7 @@ def test_rough_loads_of_unequal_rows_tell_policies_apart_as_all_passes_do() -> N
     asked = small(workload=workload_of(lengths))
 
     def token_s(one: Policy, loads: list[CountedLoad]) -> float:
-        seconds = sum(n * asked.cost.of_pass(load, one).seconds for n, load in loads)
+        seconds = sum(n * asked.cost_of(load, one).seconds for n, load in loads)
         return seconds / sum(n * load.logits_rows for n, load in loads)
 
     by_all_passes = []
@@ -281,7 +280,7 @@ def test_a_lane_is_faster_with_a_faster_link_and_nothing_else_changes() -> None:
     slow, fast = small(disk=1 * GB), small(disk=4 * GB)
     one = policy()
     for _, load in job_loads(slow.workload, one):
-        before, after = slow.cost.of_pass(load, one).lanes, fast.cost.of_pass(load, one).lanes
+        before, after = slow.cost_of(load, one).lanes, fast.cost_of(load, one).lanes
         assert before["disk->dram"] == pytest.approx(4 * after["disk->dram"])
         assert before["cpu"] == after["cpu"]
 
@@ -297,7 +296,7 @@ def test_experts_fresh_from_disk_have_a_rate_of_their_own() -> None:
 
     def cpu_s(share: float, problem: Problem) -> float:
         weights = Placement(dram=1 - share, disk=share)
-        return problem.cost.of_pass(load, policy(weights=weights)).lanes["cpu"]
+        return problem.cost_of(load, policy(weights=weights)).lanes["cpu"]
 
     changed = replace(asked, hardware=hardware)
     assert cpu_s(0.0, changed) == cpu_s(0.0, asked)
@@ -318,8 +317,7 @@ def test_lanes_are_never_negative_and_grow_with_the_work(
     one = pool[pick % len(pool)].policy
     less = load_of(decodes, prompts)
     more = load_of(2 * decodes + 1, 2 * prompts + 1)
-    cost: CostModel = asked.cost
-    before, after = cost.of_pass(less, one).lanes, cost.of_pass(more, one).lanes
+    before, after = (asked.cost_of(load, one).lanes for load in (less, more))
     assert all(seconds > 0 for seconds in before.values())
     assert pass_seconds(after, one) >= pass_seconds(before, one) * (1 - 1e-9)
 

@@ -49,7 +49,7 @@ def test_lanes_that_candidates_share_are_those_of_each(asked: Problem) -> None:
         known.affine(candidate)
     for (load, policy), lanes in known._limits.items():
         # A problem of its own, of which nothing is known yet.
-        assert lanes == replace(asked).cost.of_pass(load, policy).limits
+        assert lanes == replace(asked).cost_of(load, policy).limits
 
 
 @pytest.mark.few(2)

@@ -138,7 +138,7 @@ def test_lanes_are_as_busy_as_the_planner_says(name: str, work: Work) -> None:
         context = of.workload.mean_prompt_tokens + of.workload.mean_new_tokens / 2
         size = under.batch_size
         load = PassLoad(decode_sequences=size, decode_positions=size * context, logits_rows=size)
-    planned = by_device(of.cost.of_pass(load, under).lanes)
+    planned = by_device(of.cost_of(load, under).lanes)
     found = of_a_pass(simulated(of, under, work))
     assert set(found) == set(planned)
     # The planner lets the last micro-batch be as cheap by the token as full ones.
@@ -155,7 +155,7 @@ def test_passes_without_prompts_leave_an_encoder_out(work: Work) -> None:
     under = policy(weights=Placement(vram=1), kv_cache=Placement(vram=1), num_slots=0)
     load = decode_load(asked, under) if work == "decode" else mean_load(asked, under)
     found = of_a_pass(simulated(asked, under, work))["gpu"]
-    assert found == pytest.approx(asked.cost.of_pass(load, under).lanes["gpu"], rel=0.02)
+    assert found == pytest.approx(asked.cost_of(load, under).lanes["gpu"], rel=0.02)
 
 
 @pytest.mark.parametrize("name", ["klotski", "cgopipe", "klotski without a GPU"])
@@ -167,7 +167,7 @@ def test_layers_that_only_mix_tokens_cost_nothing_behind_that(name: str) -> None
     shape = replace(SHAPE, moe_layers=sparse, bare_layers=bare)
     of = problem(whole.hardware, shape=shape)
     load = decode_load(of, under)
-    planned = by_device(of.cost.of_pass(load, under).lanes)
+    planned = by_device(of.cost_of(load, under).lanes)
     found = of_a_pass(simulated(of, under, "decode"))
     assert found == pytest.approx(planned, rel=0.03)
     price = TaskPrices(prices=of.prices, policy=under)
@@ -182,7 +182,7 @@ def test_choices_that_compute_nothing_cost_next_to_nothing() -> None:
     single = replace(SHAPE, experts_per_token=1)
     load = PassLoad(decode_sequences=16, decode_positions=16, logits_rows=16)
     twice, half, once = (
-        problem(hardware, shape=shape).cost.of_pass(load, under).lanes
+        problem(hardware, shape=shape).cost_of(load, under).lanes
         for shape in (SHAPE, GIVING_BACK, single)
     )
     assert half == pytest.approx(once, rel=0.01)
@@ -218,7 +218,7 @@ def _seconds_by_kind(timeline: Timeline) -> dict[Kind, float]:
 @pytest.mark.parametrize("name", ["klotski", "cgopipe", "klotski without a GPU"])
 def test_a_simulated_pass_takes_as_long_as_the_planner_says(name: str) -> None:
     of, under = CASES[name]
-    planned_s = pass_seconds(of.cost.of_pass(mean_load(of, under), under).lanes, under)
+    planned_s = pass_seconds(of.cost_of(mean_load(of, under), under).lanes, under)
     assert simulated(of, under, "mean").steady_pass_s == pytest.approx(planned_s, rel=0.1)
 
 
@@ -239,7 +239,7 @@ def test_attention_waits_for_a_cache_on_disk_as_long_as_the_planner_says(
         micro_batch_size=32,
     )
     load = decode_load(of, under)
-    cost = of.cost.of_pass(load, under)
+    cost = of.cost_of(load, under)
     assert cost.cache_waits_s
     assert simulated(of, under, "decode").steady_pass_s == pytest.approx(cost.seconds, rel=0.05)
 
@@ -252,7 +252,7 @@ def test_where_few_slots_fill_the_disk_waits_as_long_as_the_planner_says(
 ) -> None:
     of, under = _with_long_gaps(num_slots, residents)
     load = mean_load(of, under)
-    planned_s = of.cost.of_pass(load, under).seconds
+    planned_s = of.cost_of(load, under).seconds
     assert simulated(of, under, "mean").steady_pass_s == pytest.approx(planned_s, rel=0.02)
 
 
@@ -261,7 +261,7 @@ def test_more_slots_hide_more_of_what_lies_between_experts() -> None:
     for num_slots in (2, 3, 4, 6, 10):
         of, under = _with_long_gaps(num_slots, 0.0)
         load = mean_load(of, under)
-        waits_s.append(of.cost.of_pass(load, under).full_slots_s)
+        waits_s.append(of.cost_of(load, under).full_slots_s)
     assert waits_s == sorted(waits_s, reverse=True)
     assert waits_s[0] > waits_s[1] > waits_s[-1] == 0
 
@@ -282,7 +282,7 @@ def _with_long_gaps(num_slots: int, residents: float) -> tuple[Problem, Policy]:
 def test_alone_each_batch_brings_all_weights_up_again() -> None:
     load = PassLoad(decode_sequences=512, decode_positions=512 * 141, logits_rows=512)
     under = policy(schedule="simple", batch_size=512, kv_cache=Placement(vram=1))
-    planned = ON_GPU.cost.of_pass(load, under).lanes["dram->vram"]
+    planned = ON_GPU.cost_of(load, under).lanes["dram->vram"]
     found = of_a_pass(simulated(ON_GPU, under, "decode"))["dram->vram"]
     experts = 0.75 * 256 * ON_GPU.dtypes.expert_bytes(SHAPE)
     assert planned == pytest.approx(4 * experts / (8 * GB))
@@ -403,7 +403,7 @@ def test_experts_of_about_as_many_rows_as_are_computed_together_are_of_both_kind
         num_slots=0,
     )
     found = of_a_pass(simulated(asked, under, "decode"))["gpu"]
-    priced = asked.cost.of_pass(decode_load(asked, under), under).lanes["gpu"]
+    priced = asked.cost_of(decode_load(asked, under), under).lanes["gpu"]
     assert found == pytest.approx(priced, rel=0.06)
 
 

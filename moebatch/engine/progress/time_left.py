@@ -97,7 +97,6 @@ class TimeLeft:
         """`clock` measures what a replay costs."""
         self._problem = problem
         self._policy = policy
-        self._cost = problem.cost
         self._clock = clock
         self._kinds: dict[bool, deque[tuple[float, _Priced]]] = {
             kind: deque(maxlen=_WINDOW) for kind in (True, False)
@@ -176,7 +175,7 @@ class TimeLeft:
         }
 
     def _price(self, load: PassLoad, policy: Policy) -> "_Priced":
-        cost = self._cost.of_pass(load, policy)
+        cost = self._problem.cost_of(load, policy)
         return _Priced(cost.lanes, policy, cost.seconds)
 
     def _rest_at(self, standing: Standing, endings: Endings) -> "_Rest":

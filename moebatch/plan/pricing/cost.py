@@ -13,35 +13,14 @@ from math import ceil
 from moebatch.layout.habits import Habits
 from moebatch.layout.ladder import lanes_of
 from moebatch.layout.lanes import LaneSeconds, pass_seconds, takes_turns
-from moebatch.layout.load import PassLoad
 from moebatch.layout.routing import chosen_experts
 from moebatch.layout.setup import staying
 from moebatch.plan.pricing.expected_loads import ExpectedLoads, LayerTimes, expected_loads
-from moebatch.plan.pricing.pass_tasks import Arithmetic, PassTasks
-from moebatch.plan.pricing.prices import Prices
+from moebatch.plan.pricing.pass_tasks import PassTasks
 from moebatch.schedule.registry import traits_of
-from moebatch.spec.policy.policy import Policy
 
 CACHE_WAITS = "cache_waits"
 """Among the limits of a pass what is no lane: computing, and waiting for keys and values."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CostModel:
-    """Prices passes of one model on one machine."""
-
-    prices: Prices
-    habits: Habits | None = None
-    """Of the model's routing, which else is taken to be even and foreseen."""
-
-    def of_pass(
-        self, load: PassLoad, policy: Policy, known: Arithmetic | None = None
-    ) -> "PassCost":
-        """What a pass costs under `policy`. `known` remembers what many passes share."""
-        known = {} if known is None else known
-        return PassCost(
-            prices=self.prices, load=load, policy=policy, known=known, habits=self.habits
-        )
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: what follows from them is worked out once
@@ -49,6 +28,7 @@ class PassCost(PassTasks):
     """Seconds of a mean pass, lane by lane and in all."""
 
     habits: Habits | None
+    """Of the model's routing, which else is taken to be even and foreseen."""
 
     @cached_property
     def lanes(self) -> LaneSeconds:

@@ -64,8 +64,7 @@ def least_with_room(problem: Problem, known: Known, candidate: Candidate) -> flo
 
 def seconds_under(problem: Problem, candidate: Candidate, policy: Policy) -> float:
     """Seconds per sequence when a candidate's shares are those of `policy`."""
-    cost = problem.cost
-    return _passes_s(candidate, policy, lambda load, policy: cost.of_pass(load, policy).limits)
+    return _passes_s(candidate, policy, lambda load, policy: problem.cost_of(load, policy).limits)
 
 
 def _passes_s(

@@ -27,7 +27,6 @@ class Known:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._cost = problem.cost
         self._arithmetic: Arithmetic = {}
         self._limits: dict[tuple[PassLoad, Policy], Mapping[str, float]] = {}
         self._memory: dict[Candidate, Mapping[LevelName, Affine]] = {}
@@ -50,7 +49,7 @@ class Known:
         """Seconds of every lane during a pass, and what else limits it."""
         found = self._limits.get((load, policy))
         if found is None:
-            found = self._cost.of_pass(load, policy, self._arithmetic).limits
+            found = self._problem.cost_of(load, policy, self._arithmetic).limits
             self._limits[load, policy] = found
         return found
 
@@ -98,4 +97,4 @@ class Known:
         return found
 
     def _pass_s(self, load: PassLoad, policy: Policy) -> float:
-        return self._cost.of_pass(load, policy, self._arithmetic).seconds
+        return self._problem.cost_of(load, policy, self._arithmetic).seconds

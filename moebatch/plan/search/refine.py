@@ -358,7 +358,7 @@ def _with_room_used(problem: Problem, policy: Policy, level: LevelName) -> Polic
 def _slots_never_full(problem: Problem, policy: Policy) -> int:
     """In passes of which there are most; two at least, as anywhere."""
     usual = max(phases_of(problem.workload, policy), key=lambda phase: phase.num_passes)
-    return max(FEWEST_SLOTS, problem.cost.of_pass(usual.load, policy).slots_never_full)
+    return max(FEWEST_SLOTS, problem.cost_of(usual.load, policy).slots_never_full)
 
 
 def _with_residents(problem: Problem, policy: Policy, num_resident: int) -> Policy:

@@ -92,7 +92,7 @@ class Task:
         return min(fitting, key=lambda one: self._seconds(problem, one))
 
     def _seconds(self, problem: Problem, policy: Policy) -> float:
-        return sum(problem.cost.of_pass(load, policy).seconds for load in self.measured_loads)
+        return sum(problem.cost_of(load, policy).seconds for load in self.measured_loads)
 
     def requests(self, vocab_size: int) -> Iterator[Request]:
         """Those that stay first."""
