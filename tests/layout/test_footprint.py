@@ -12,7 +12,7 @@ from moebatch.layout.buffers import KV_TERM, KV_WINDOW_TERM, RESIDENT_TERM, SLOT
 from moebatch.layout.division import Division, most_streamed
 from moebatch.layout.footprint import Footprint, packed_bytes, slot_bytes
 from moebatch.layout.ladder import Ladder
-from moebatch.layout.setup import expert_homes, expert_keys, residents
+from moebatch.layout.setup import expert_homes, residents, streamed_per_layer
 from moebatch.plan.problem import Problem
 from moebatch.plan.search.planner import best_policy
 from moebatch.schedule.registry import SCHEDULES, traits_of
@@ -23,7 +23,6 @@ from moebatch.spec.model.recurrence import GatedDelta
 from moebatch.spec.model.shape import ModelShape
 from moebatch.spec.policy.policy import Placement, Policy, pages_of
 from moebatch.spec.workload import Workload
-from moebatch.store.experts.paged import most_streamed as most_paged
 from moebatch.store.kv.cache import KVCache
 from moebatch.store.kv.layout import KvLayout
 from moebatch.store.kv.levels import NUM_WINDOWS
@@ -74,13 +73,12 @@ GPU_MACHINES = st.builds(
 def allocated(asked: Problem, policy: Policy) -> dict[LevelName, dict[str, int]]:
     """Bytes of experts and of keys and values, added up as stores and engine do it."""
     shape, level_of_all = asked.shape, ("vram" if asked.with_vram else "dram")
-    keys = expert_keys(shape)
     expert = asked.dtypes.expert_bytes(shape)
     held: dict[LevelName, dict[str, int]] = {name: {} for name in ("vram", "dram", "disk")}
     living = residents(shape, policy, asked.ladder)
     held[level_of_all][RESIDENT_TERM] = len(living) * expert
     paged = traits_of(policy).is_paged
-    slots = 2 * most_paged(keys, living) if paged else policy.num_slots
+    slots = 2 * max(streamed_per_layer(shape, living).values()) if paged else policy.num_slots
     held[level_of_all][SLOTS_TERM] = slots * expert
     if asked.with_vram:
         homes = expert_homes(shape, policy, asked.ladder)
@@ -154,7 +152,7 @@ def test_a_planned_policy_is_one_that_runs_and_fits_with_what_is_really_allocate
     assert_priced(asked, policy)
     if traits_of(policy).is_paged:
         living = residents(shape, policy, asked.ladder)
-        assert policy.num_slots == 2 * most_paged(expert_keys(shape), living)
+        assert policy.num_slots == 2 * max(streamed_per_layer(shape, living).values())
     homes = policy.kv_levels(shape.num_layers)
     for level in asked.hardware.levels:
         layers = policy.kv_cache.on(level) * shape.num_layers
@@ -305,11 +303,11 @@ def spare_experts(asked: Problem, division: Division, level: LevelName) -> float
 
 
 def test_residents_leave_every_layer_with_about_as_many_to_stream() -> None:
-    keys = expert_keys(DENSE_FIRST)
     for share in (0, 0.003, 0.1, 1 / 3, 0.99, 1):
         policy = given_policy(weights=Placement(vram=share, dram=1 - share))
         living = residents(DENSE_FIRST, policy, Ladder(("disk", "dram", "vram")))
-        assert 2 * most_streamed(DENSE_FIRST, len(living)) == 2 * most_paged(keys, living)
+        streamed = streamed_per_layer(DENSE_FIRST, living)
+        assert most_streamed(DENSE_FIRST, len(living)) == max(streamed.values())
 
 
 def vram(policy: Policy, machine: Hardware | None = None) -> Footprint:

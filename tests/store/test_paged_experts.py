@@ -14,9 +14,8 @@ from moebatch.errors import DoesNotFit, StorageError
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.store.device_memory import DeviceMemory
 from moebatch.store.experts.dram import ExpertStore
-from moebatch.store.experts.page_cut import PageCut
 from moebatch.store.experts.page_sources import FilePages, MemoryPages
-from moebatch.store.experts.paged import PagedExperts, most_streamed
+from moebatch.store.experts.paged import PageCut, PagedExperts
 from tests.store.expert_files import (
     CHUNK_BYTES,
     KEYS,
@@ -235,7 +234,7 @@ def test_both_halves_and_residents_are_part_of_the_capacity(
     dram = ReadAhead(ExpertStore(records, num_slots=1))
     opened.append(dram)
     source = MemoryPages(dram.store, dram.sleep)
-    room = (2 * most_streamed(KEYS, RESIDENT) + len(RESIDENT)) * source.slot_bytes
+    room = (2 * PageCut(source, KEYS, RESIDENT).most_keys + len(RESIDENT)) * source.slot_bytes
     memory = DeviceMemory(CPU, room + 2 * 512)
     PagedExperts(source, memory, KEYS, num_layers=NUM_LAYERS, resident=RESIDENT)
     assert room <= memory.used_bytes
@@ -244,10 +243,15 @@ def test_both_halves_and_residents_are_part_of_the_capacity(
         PagedExperts(source, memory, KEYS, num_layers=NUM_LAYERS, resident=RESIDENT)
 
 
-def test_room_is_twice_the_layer_that_streams_most() -> None:
-    assert most_streamed(KEYS, ()) == NUM_EXPERTS
-    assert most_streamed(KEYS, [key for key in KEYS if key.expert == 0]) == NUM_EXPERTS - 1
-    assert most_streamed(KEYS, KEYS) == 0
+def test_room_is_twice_the_layer_that_streams_most(
+    records: dict[ExpertKey, Record], opened: list[ReadAhead | PagedExperts]
+) -> None:
+    dram = ReadAhead(ExpertStore(records, num_slots=1))
+    opened.append(dram)
+    source = MemoryPages(dram.store, dram.sleep)
+    for resident in ([], [key for key in KEYS if key.expert == 0], KEYS):
+        most = NUM_EXPERTS - len(resident) // NUM_LAYERS
+        assert PageCut(source, KEYS, resident).most_keys == most
 
 
 def test_everything_resident_moves_nothing(
