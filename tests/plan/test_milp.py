@@ -40,8 +40,8 @@ def grid(item: AffineCandidate) -> list[dict[tuple[str, str], float]]:
     """All shares in steps of one twelfth."""
     steps = [step / STEPS for step in range(STEPS + 1)]
     found = []
-    for values in product(steps, repeat=len(item.variables)):
-        shares = dict(zip(item.variables, values, strict=True))
+    for values in product(steps, repeat=len(item.candidate.variables)):
+        shares = dict(zip(item.candidate.variables, values, strict=True))
         by_kind = {kind: sum(s for (k, _), s in shares.items() if k == kind) for kind, _ in shares}
         if all(total <= 1 + 1e-9 for total in by_kind.values()):
             found.append(shares)
@@ -101,15 +101,13 @@ def test_coefficients_are_those_of_cost_and_footprint_everywhere(
     asked: Problem, data: st.DataObject
 ) -> None:
     """Both are affine in the shares, so what the corners say holds between them."""
-    from moebatch.plan.search.affine import footprints_in_parts, placement
+    from moebatch.plan.search.affine import footprints_in_parts
     from moebatch.plan.search.bounds import seconds_under
 
     (item, *_) = few_items(asked, data)
     shares = data.draw(st.sampled_from(grid(item)))
     candidate = item.candidate
-    policy = candidate.placed(
-        placement(candidate, "weights", shares), placement(candidate, "kv_cache", shares)
-    )
+    policy = candidate.placed(shares)
     assert seconds_per_sequence(item, shares) == pytest.approx(
         seconds_under(asked, candidate, policy), rel=1e-6
     )

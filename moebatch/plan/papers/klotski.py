@@ -336,7 +336,8 @@ def _seconds_per_token(problem: Problem, plan: KlotskiPlan) -> float:
 def _refusal(problem: Problem, scan: _Scan) -> DoesNotFit:
     """Why one small batch does not fit, and whether anything else would."""
     for candidate in candidates(problem, slots=FEWEST_SLOTS):
-        least = candidate.placed(lowest_weights(problem), lowest_cache(problem))
+        weights, kv_cache = lowest_weights(problem), lowest_cache(problem)
+        least = replace(candidate.policy, weights=weights, kv_cache=kv_cache)
         if (least.num_slots or not problem.hardware.disk) and not too_large(problem, least):
             why = too_large(problem, scan.unplaced((_FEW_TOKENS, FEWEST_SLOTS), 1))
             where = "the GPU" if problem.with_vram else "the CPU"

@@ -13,12 +13,10 @@ from moebatch.layout.division import Division
 from moebatch.layout.footprint import Footprint
 from moebatch.plan.pricing.cost import CACHE_WAITS
 from moebatch.plan.problem import Problem
-from moebatch.plan.search.candidates import Candidate
+from moebatch.plan.search.candidates import Candidate, Variable
 from moebatch.spec.machine.hardware import LevelName
-from moebatch.spec.policy.policy import Placement, Policy
+from moebatch.spec.policy.policy import Policy
 
-Variable = tuple[str, LevelName]
-"""``("weights", "dram")``: the share of the weights in main memory."""
 Name = TypeVar("Name", bound=str)
 
 
@@ -49,11 +47,6 @@ class AffineCandidate:
     memory: Mapping[LevelName, Affine]
     """Bytes by level."""
 
-    @property
-    def variables(self) -> tuple[Variable, ...]:
-        """Shares that are open."""
-        return open_variables(self.candidate)
-
     def faster(self, lanes: Collection[str], factor: float) -> "AffineCandidate":
         """The same where some lanes take that much less time, and with them what waits for the
         cache: no less than it may take."""
@@ -63,13 +56,6 @@ class AffineCandidate:
             for phase in self.lanes
         )
         return replace(self, lanes=tuple(phases))
-
-
-def open_variables(candidate: Candidate) -> tuple[Variable, ...]:
-    """Shares on levels below the one that computes; what is left to 1 is there."""
-    weights = [("weights", level) for level in candidate.weight_levels[1:]]
-    caches = [("kv_cache", level) for level in candidate.kv_levels[1:]]
-    return (*weights, *caches)
 
 
 def footprints_in_parts(
@@ -86,13 +72,6 @@ def footprints_in_parts(
         kv_levels=candidate.kv_levels,
     )
     return problem.footprints(policy, division)
-
-
-def placement(candidate: Candidate, kind: str, shares: Mapping[Variable, float]) -> Placement:
-    """The placement of ``weights`` or ``kv_cache`` that open shares amount to."""
-    levels = candidate.weight_levels if kind == "weights" else candidate.kv_levels
-    below = {level: min(1.0, max(0.0, shares[kind, level])) for level in levels[1:]}
-    return Placement(**{levels[0]: max(0.0, 1 - sum(below.values())), **below})
 
 
 def probe(
@@ -116,11 +95,8 @@ def probe(
 
 def corners_of(candidate: Candidate) -> dict[Variable | None, Policy]:
     """Everything where it is computed (None), and one thing at a time somewhere else."""
-    variables = open_variables(candidate)
-    corners = {}
+    variables, corners = candidate.variables, {}
     for moved in (None, *variables):
         shares = {variable: float(variable == moved) for variable in variables}
-        corners[moved] = candidate.placed(
-            placement(candidate, "weights", shares), placement(candidate, "kv_cache", shares)
-        )
+        corners[moved] = candidate.placed(shares)
     return corners

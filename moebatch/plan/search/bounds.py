@@ -10,14 +10,13 @@ from itertools import permutations
 from moebatch.layout.lanes import LaneSeconds, pass_seconds
 from moebatch.layout.load import PassLoad
 from moebatch.plan.problem import Problem
-from moebatch.plan.search.affine import Affine, AffineCandidate, Variable
-from moebatch.plan.search.candidates import Candidate
+from moebatch.plan.search.affine import Affine, AffineCandidate
+from moebatch.plan.search.candidates import KINDS, Candidate, Variable
 from moebatch.plan.search.known import Known
 from moebatch.spec.machine.hardware import LevelName
 from moebatch.spec.policy.policy import Policy
 
 Shares = dict[Variable, float]
-_KINDS = ("weights", "kv_cache")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +78,7 @@ def _passes_s(
 
 def bounds(problem: Problem, item: AffineCandidate) -> Bounds:
     """Upper: what does not fit is moved down, the one kind first or the other."""
-    one, other = (filled(problem, item, order) for order in permutations(_KINDS))
+    one, other = (filled(problem, item, order) for order in permutations(KINDS))
     tried = [one] if one == other else [one, other]
     upper_s, shares = min(
         ((_seconds_if_it_fits(problem, item, shares), shares) for shares in tried),
@@ -88,10 +87,10 @@ def bounds(problem: Problem, item: AffineCandidate) -> Bounds:
     return Bounds(lower_s=lower_seconds(problem, item), upper_s=upper_s, shares=shares)
 
 
-def filled(problem: Problem, item: AffineCandidate, order: Sequence[str] = _KINDS) -> Shares:
+def filled(problem: Problem, item: AffineCandidate, order: Sequence[str] = KINDS) -> Shares:
     """Shares where what does not fit on a level is moved down, kind by kind in that order. The
     lowest level may then hold more than it can."""
-    shares: Shares = dict.fromkeys(item.variables, 0.0)
+    shares: Shares = dict.fromkeys(item.candidate.variables, 0.0)
     for level in problem.hardware.levels:
         for kind in order:
             _move_down(problem, item, shares, kind, level)
@@ -110,7 +109,7 @@ def _move_down(
     problem: Problem, item: AffineCandidate, shares: Shares, kind: str, level: LevelName
 ) -> None:
     """Moves as much of a kind from a level to the next one below as it is over its capacity."""
-    levels = item.candidate.weight_levels if kind == "weights" else item.candidate.kv_levels
+    levels = item.candidate.levels(kind)
     if level not in levels[:-1]:
         return
     memory = item.memory[level]

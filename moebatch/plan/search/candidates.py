@@ -5,7 +5,7 @@ depends on its rows through a measured curve, and the number of passes on one ov
 neither is linear in them; with candidates both are exact, and the rest is linear.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil
@@ -32,6 +32,10 @@ _PASS_TOKENS = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144,
 _GPU_PASS_TOKENS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 _KV_SLACK = 1.1
 """Pages beyond the mean need, since lengths vary from pass to pass."""
+KINDS = ("weights", "kv_cache")
+"""What lies on levels."""
+Variable = tuple[str, LevelName]
+"""``("weights", "dram")``: the share of the weights in main memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,8 +69,24 @@ class Candidate:
         policy = replace(self.policy, num_slots=num_slots)
         return replace(self, policy=policy, phases=tuple(phases))
 
-    def placed(self, weights: Placement, kv_cache: Placement) -> Policy:
+    def levels(self, kind: str) -> tuple[LevelName, ...]:
+        """Those that may hold ``weights`` or ``kv_cache``, the one that computes first."""
+        return self.weight_levels if kind == "weights" else self.kv_levels
+
+    @property
+    def variables(self) -> tuple[Variable, ...]:
+        """Shares on levels below the one that computes; what is left to 1 is there."""
+        return tuple((kind, level) for kind in KINDS for level in self.levels(kind)[1:])
+
+    def placement(self, kind: str, shares: Mapping[Variable, float]) -> Placement:
+        """That which open shares amount to."""
+        top, *lower = self.levels(kind)
+        below = {level: min(1.0, max(0.0, shares[kind, level])) for level in lower}
+        return Placement(**{top: max(0.0, 1 - sum(below.values())), **below})
+
+    def placed(self, shares: Mapping[Variable, float]) -> Policy:
         """The policy with these shares."""
+        weights, kv_cache = (self.placement(kind, shares) for kind in KINDS)
         return replace(self.policy, weights=weights, kv_cache=kv_cache)
 
 

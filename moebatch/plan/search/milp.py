@@ -31,14 +31,9 @@ import pulp
 from moebatch.errors import StorageError
 from moebatch.layout.lanes import in_turns
 from moebatch.plan.problem import Problem
-from moebatch.plan.search.affine import (
-    Affine,
-    AffineCandidate,
-    Variable,
-    footprints_in_parts,
-    placement,
-)
+from moebatch.plan.search.affine import Affine, AffineCandidate, footprints_in_parts
 from moebatch.plan.search.bounds import seconds_under
+from moebatch.plan.search.candidates import KINDS, Variable
 from moebatch.spec.machine.hardware import LevelName
 
 RELATIVE_GAP = 1e-6
@@ -142,7 +137,7 @@ class _Program:
     def _share_variables(self, index: int) -> dict[Variable, pulp.LpVariable]:
         return {
             (kind, level): pulp.LpVariable(f"{kind}_{level}_{index}", lowBound=0, upBound=1)
-            for kind, level in self._items[index].variables
+            for kind, level in self._items[index].candidate.variables
         }
 
     def _add_objective(self) -> None:
@@ -168,7 +163,7 @@ class _Program:
             self.lp += on_gpu == pulp.lpSum(those), name
 
     def _add_shares(self, index: int) -> None:
-        for kind in ("weights", "kv_cache"):
+        for kind in KINDS:
             below = [share for (of, _), share in self._shares[index].items() if of == kind]
             if below:
                 self.lp += pulp.lpSum(below) <= self._chosen[index], f"share_{kind}_{index}"
@@ -209,10 +204,7 @@ def violations(problem: Problem, solution: Solution) -> list[str]:
     if found:
         return found
     candidate = solution.chosen.candidate
-    policy = candidate.placed(
-        placement(candidate, "weights", solution.shares),
-        placement(candidate, "kv_cache", solution.shares),
-    )
+    policy = candidate.placed(solution.shares)
     for level, footprint in footprints_in_parts(problem, candidate, policy).items():
         capacity = problem.capacity_bytes(level)
         if footprint.total_bytes > capacity * (1 + _MEMORY_TOLERANCE):
@@ -230,7 +222,7 @@ def _share_violations(shares: Mapping[Variable, float]) -> Iterator[str]:
     for (kind, level), share in shares.items():
         if not -_SHARE_TOLERANCE <= share <= 1 + _SHARE_TOLERANCE:
             yield f"{kind} on {level}: a share of {share}"
-    for kind in ("weights", "kv_cache"):
+    for kind in KINDS:
         total = sum(share for (of, _), share in shares.items() if of == kind)
         if total > 1 + _SHARE_TOLERANCE:
             yield f"{kind}: shares below sum to {total}"

@@ -264,7 +264,7 @@ def screen(
 
 def _holds_all(problem: Problem, item: AffineCandidate) -> bool:
     """Whether main memory has room for all that may leave the GPU, so that no disk is needed."""
-    in_memory = {variable: float(variable[1] == "dram") for variable in item.variables}
+    in_memory = {variable: float(variable[1] == "dram") for variable in item.candidate.variables}
     return "dram" in item.candidate.kv_levels and item.memory["dram"].at(
         in_memory
     ) <= problem.capacity_bytes("dram")

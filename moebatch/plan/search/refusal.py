@@ -7,7 +7,7 @@ from moebatch.errors import DoesNotFit
 from moebatch.layout.buffers import KV_TERM
 from moebatch.layout.footprint import Footprint
 from moebatch.plan.problem import Problem
-from moebatch.plan.search.affine import footprints_in_parts, placement
+from moebatch.plan.search.affine import footprints_in_parts
 from moebatch.plan.search.bounds import filled
 from moebatch.plan.search.candidates import FEWEST_SLOTS, candidates
 from moebatch.plan.search.known import Known
@@ -78,10 +78,7 @@ def _least_needs(problem: Problem) -> list[_Needs]:
         if kind in least:
             continue
         shares = filled(problem, known.affine(candidate))
-        placed = candidate.placed(
-            placement(candidate, "weights", shares), placement(candidate, "kv_cache", shares)
-        )
-        least[kind] = footprints_in_parts(problem, candidate, placed)
+        least[kind] = footprints_in_parts(problem, candidate, candidate.placed(shares))
     return list(least.values())
 
 

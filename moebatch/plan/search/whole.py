@@ -6,9 +6,8 @@ from dataclasses import replace
 from moebatch.layout.buffers import RESIDENT_TERM, SLOTS_TERM
 from moebatch.layout.division import comes_in_pages, most_streamed
 from moebatch.plan.problem import Problem
-from moebatch.plan.search.affine import Variable, placement
 from moebatch.plan.search.bounds import seconds_under
-from moebatch.plan.search.candidates import Candidate
+from moebatch.plan.search.candidates import Candidate, Variable
 from moebatch.plan.search.refusal import too_large
 from moebatch.spec.machine.hardware import LevelName
 from moebatch.spec.policy.policy import Placement, Policy
@@ -38,7 +37,7 @@ def _whole_layers(
     the lowest."""
     *above, lowest = candidate.kv_levels
     number = problem.shape.num_keeping_layers
-    wanted = placement(candidate, "kv_cache", shares)
+    wanted = candidate.placement("kv_cache", shares)
     choices: list[dict[LevelName, int]] = [{}]
     for level in above:
         least = whole(wanted.on(level), number)
