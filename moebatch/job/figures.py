@@ -97,7 +97,7 @@ def run_timelines(attempt: Attempt) -> dict[str, Timeline]:
     if not num_passes:
         return {}
     passes = built.log.passes[:num_passes]
-    world = SimWorld.of(plan.problem, plan.policy, passes=passes, routing=built.log)
+    world = SimWorld(plan.problem, plan.policy, passes=passes, routing=built.log)
     schedule = plan.policy.schedule
     predicted = simulate(schedule, world.setup, world.room, world, num_passes=num_passes)
     return {"predicted": predicted, "measured": measured}

@@ -136,7 +136,7 @@ class Bench:
             executed = built.recorder.timeline
         finally:
             built.close()
-        world = SimWorld.of(self.problem, policy, passes=built.log.passes, routing=built.log)
+        world = SimWorld(self.problem, policy, passes=built.log.passes, routing=built.log)
         count = len(executed.pass_ends_s)
         predicted = simulate(schedule, world.setup, world.room, world, num_passes=count)
         # Pages read the disk themselves: a simulation has that time in them, not on the lane.

@@ -75,7 +75,7 @@ def tokens_per_s(schedule: str, batch_size: int, profile: str) -> float:
         decode_positions=batch_size * (PROMPT + ANSWER / 2),
         logits_rows=batch_size,
     )
-    world = SimWorld.of(
+    world = SimWorld(
         problem,
         policy,
         passes=[

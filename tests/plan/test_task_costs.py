@@ -101,7 +101,7 @@ CASES = {
 
 
 def simulated(of: Problem, under: Policy, work: Work, *, skew: float = 0.0) -> Timeline:
-    world = SimWorld.of(
+    world = SimWorld(
         of,
         under,
         passes=passes_of(of, under, work, 3),
@@ -448,7 +448,7 @@ def test_pages_cut_by_the_pass_before_cost_what_they_weigh() -> None:
     load = decode_load(ON_GPU, under)
     passes = [split(load, ON_GPU, replace(under, micro_batch_size=size)) for size in (256, 128)]
     routing = SkewedRouting(shape=SHAPE)
-    world = SimWorld.of(ON_GPU, under, passes=passes, routing=routing)
+    world = SimWorld(ON_GPU, under, passes=passes, routing=routing)
     world.begin_pass(1)
     cut_before = page(SHAPE.num_layers, 0, num_pages=4)
     cut_now = page(SHAPE.num_layers + 1, 0, num_pages=8)

@@ -70,7 +70,7 @@ def _simulation(problem: Problem, policy: Policy, options: SimOptions) -> Simula
     routing = options.routing or SkewedRouting(
         shape=problem.shape, exponent=options.skew, seed=options.seed
     )
-    world = SimWorld.of(problem, policy, passes=passes, routing=routing, table=options.table)
+    world = SimWorld(problem, policy, passes=passes, routing=routing, table=options.table)
     name = policy.schedule
     timeline = simulate(name, world.setup, world.room, world, num_passes=options.passes)
     return Simulation(

@@ -1,7 +1,6 @@
 """What the simulator computes, priced by the planner's cost model or by a table."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -13,10 +12,8 @@ from moebatch.layout.setup import room_of, setup_of, streamed_per_layer
 from moebatch.plan.pricing.task_prices import TaskPrices
 from moebatch.plan.problem import Problem
 from moebatch.plan.simulation.passes import MicroBatches
-from moebatch.schedule.drivers.simulate import Room
 from moebatch.schedule.registry import traits_of
 from moebatch.schedule.request import Sweep
-from moebatch.schedule.setup import Setup
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.schedule.task import Kind, Task
 from moebatch.spec.policy.policy import Policy
@@ -32,63 +29,36 @@ class Routing(Protocol):
         """With what chance a token chooses each expert, [E]; K in all."""
 
 
-@dataclass(kw_only=True, slots=True)
 class SimWorld:
     """Passes of one policy on one machine. Asked in the order of a simulation's clock."""
 
-    policy: Policy
-    setup: Setup
-    room: Room
-    price: TaskPrices
-    routing: Routing
-    passes: Sequence[MicroBatches]
-    table: Mapping[Kind, float] = field(default_factory=dict)
-    """Seconds of kinds of tasks that are given, whatever the cost model says."""
-    _number: int = field(default=0, init=False)
-    _share: float = field(default=1.0, init=False)
-    """Of all layers, those that this pass goes through."""
-    _present: dict[int, list[int]] = field(default_factory=dict, init=False)
-    """Micro-batches that have attended, by step."""
-    _rows: dict[tuple[int, int], Floats] = field(default_factory=dict, init=False)
-    """Tokens of each expert by layer and micro-batch, of this pass."""
-    _streamed: dict[int, int] = field(init=False)
-    """Experts that do not live where they are computed, by layer."""
-
-    def __post_init__(self) -> None:
-        self._streamed = streamed_per_layer(self.price.prices.shape, self.room.resident)
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         problem: Problem,
         policy: Policy,
         *,
         passes: Sequence[MicroBatches],
         routing: Routing,
         table: Mapping[Kind, float] | None = None,
-    ) -> "SimWorld":
-        """The world of a policy, with the setup and the room that go with it."""
+    ) -> None:
+        """`table` gives seconds of kinds of tasks, whatever the cost model says."""
         shape, ladder = problem.shape, problem.ladder
-        room = room_of(
-            shape,
-            policy,
-            ladder,
-            expert_bytes=problem.dtypes.expert_bytes(shape),
-        )
-        return cls(
-            policy=policy,
-            setup=setup_of(
-                shape,
-                policy,
-                ladder,
-                activation_level=int(traits_of(policy).foresees == "pre-gate"),
-            ),
-            room=room,
-            price=TaskPrices(prices=problem.prices, policy=policy),
-            routing=routing,
-            passes=passes,
-            table=table or {},
-        )
+        num_bytes = problem.dtypes.expert_bytes(shape)
+        level = int(traits_of(policy).foresees == "pre-gate")
+        self.room = room_of(shape, policy, ladder, expert_bytes=num_bytes)
+        self.setup = setup_of(shape, policy, ladder, activation_level=level)
+        self.price = TaskPrices(prices=problem.prices, policy=policy)
+        self.policy, self.routing, self.passes = policy, routing, passes
+        self.table = table or {}
+        self._number = 0
+        self._share = 1.0
+        """Of all layers, those that this pass goes through."""
+        self._present: dict[int, list[int]] = {}
+        """Micro-batches that have attended, by step."""
+        self._rows: dict[tuple[int, int], Floats] = {}
+        """Tokens of each expert by layer and micro-batch, of this pass."""
+        self._streamed = streamed_per_layer(shape, self.room.resident)
+        """Experts that do not live where they are computed, by layer."""
 
     # --- as the simulator sees it ---------------------------------------------------------------
 
