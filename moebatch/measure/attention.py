@@ -18,7 +18,7 @@ from torch import Tensor
 from moebatch.arrays import Ints
 from moebatch.layout.scratch import Limits
 from moebatch.measure.sizes import Sizes
-from moebatch.measure.synthetic import SyntheticLayer, synthetic_layer
+from moebatch.measure.synthetic import synthetic_layer
 from moebatch.measure.timer import Allocate, Timer
 from moebatch.model.attention.plan import AttentionPlan, Sight
 from moebatch.model.attention.span import Span
@@ -79,7 +79,7 @@ def coded_rate(
         decode_sequences=sizes.decode_sequences[-1:],
         decode_contexts=sizes.decode_contexts[-2:],
     )
-    bench = _Bench.of(few, dtype, timer, cache_bytes, allocate, cached_in)
+    bench = _Bench(few, dtype, timer, cache_bytes, allocate, cached_in)
     return bench.decode_rates(few).bandwidth
 
 
@@ -90,7 +90,7 @@ def attention_rates(
 
     Batches for which `cache_bytes` are too little become smaller ones.
     """
-    bench = _Bench.of(sizes, dtype, timer, cache_bytes, allocate)
+    bench = _Bench(sizes, dtype, timer, cache_bytes, allocate)
     shape = bench.layer.shape
     prompts = [
         bench.prompt(num_tokens, context)
@@ -139,26 +139,18 @@ def nothing_to_attend(micro_batch: MicroBatch) -> MicroBatch:
     return replace(micro_batch, by_window=by_window)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class _Bench:
     """A layer, its cache, and the pages of the cache in no order."""
 
-    layer: SyntheticLayer
-    keys_RGC: Tensor
-    values_RGC: Tensor
-    pages: Ints
-    timer: Timer
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         sizes: Sizes,
         dtype: torch.dtype,
         timer: Timer,
         cache_bytes: int,
         allocate: Allocate,
         cached_in: KvCache = "full",
-    ) -> "_Bench":
+    ) -> None:
         longest_prompt = max(sizes.prompt_slices) + max(sizes.prompt_contexts)
         limits = Limits(
             pass_tokens=1,
@@ -176,13 +168,9 @@ class _Bench:
         stored, width = shape.stored_as(keys)
         size = (2, num_pages * PAGE_TOKENS, keys.num_heads, width)
         cache = allocate(num_pages * page_bytes).view(stored)[: math.prod(size)].view(size)
-        return cls(
-            layer=layer,
-            keys_RGC=cache[0],
-            values_RGC=cache[1],
-            pages=np.random.default_rng(0).permutation(num_pages),
-            timer=timer,
-        )
+        self.layer, self._timer = layer, timer
+        self.keys_RGC, self.values_RGC = cache
+        self._pages: Ints = np.random.default_rng(0).permutation(num_pages)
 
     def decode_rates(self, sizes: Sizes) -> DecodeRates:
         """By all batches of these sizes."""
@@ -197,7 +185,7 @@ class _Bench:
     def decode(self, num_sequences: int, context: int) -> DecodeSample:
         """One new token for each of so many sequences of one length."""
         num_pages = pages_of(context + 1)
-        num_sequences = max(1, min(num_sequences, len(self.pages) // num_pages))
+        num_sequences = max(1, min(num_sequences, len(self._pages) // num_pages))
         spans = [self._span(i, 1, context, i * num_pages) for i in range(num_sequences)]
         return DecodeSample(num_sequences, num_sequences * (context + 1), self._attend_s(spans))
 
@@ -209,7 +197,7 @@ class _Bench:
 
     def _span(self, start: int, num_tokens: int, context: int, first_page: int) -> Span:
         length = context + num_tokens
-        pages = self.pages[first_page : first_page + pages_of(length)]
+        pages = self._pages[first_page : first_page + pages_of(length)]
         rows_PS = pages[:, None] * PAGE_TOKENS + np.arange(PAGE_TOKENS)
         return Span(
             start=start,
@@ -223,7 +211,7 @@ class _Bench:
         micro_batch = self.layer.decoder.micro_batch(spans)
         x_TD = self.layer.hidden_states(micro_batch.stop)
         empty = nothing_to_attend(micro_batch)
-        whole_s, rest_s = self.timer.seconds_of_each(
+        whole_s, rest_s = self._timer.seconds_of_each(
             lambda: self._attend(x_TD, micro_batch), lambda: self._attend(x_TD, empty)
         )
         return max(whole_s - rest_s, whole_s * _LEAST_SHARE)

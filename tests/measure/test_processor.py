@@ -159,27 +159,27 @@ def test_where_a_whole_matrix_is_decoded_the_rate_of_many_rows_is_that_of_any(
 
 
 def test_pages_of_sequences_are_their_own_and_scattered() -> None:
-    bench = _Bench.of(TINY, torch.float32, TIMER, 2**20, allocate)
+    bench = _Bench(TINY, torch.float32, TIMER, 2**20, allocate)
     rows = [bench._span(i, 1, 40, 3 * i).rows_S for i in range(5)]
     assert len(set(np.concatenate(rows).tolist())) == 5 * 41
     assert any((np.diff(span) != 1).any() for span in rows)
 
 
 def test_work_is_counted_in_positions_that_are_seen() -> None:
-    bench = _Bench.of(TINY, torch.float32, TIMER, 2**20, allocate)
+    bench = _Bench(TINY, torch.float32, TIMER, 2**20, allocate)
     sample = bench.decode(5, 40)
     assert (sample.num_sequences, sample.positions) == (5, 5 * 41)
     assert bench.prompt(3, 10)[0] == 11 + 12 + 13
 
 
 def test_a_small_cache_makes_smaller_batches() -> None:
-    bench = _Bench.of(TINY, torch.float32, TIMER, 1, allocate)
+    bench = _Bench(TINY, torch.float32, TIMER, 1, allocate)
     assert bench.decode(5, 40).num_sequences == 1
     assert bench.prompt(20, 30)[0] > 0
 
 
 def test_attending_to_nothing_still_writes_new_keys() -> None:
-    bench = _Bench.of(TINY, torch.float32, TIMER, 2**20, allocate)
+    bench = _Bench(TINY, torch.float32, TIMER, 2**20, allocate)
     span = bench._span(0, 1, 40, 0)
     x_TD = bench.layer.hidden_states(1)
     before = x_TD.clone()
