@@ -33,6 +33,7 @@ from moebatch.plan.pricing.task_prices import TaskPrices
 from moebatch.plan.problem import Problem
 from moebatch.plan.search.candidates import FEWEST_SLOTS, MAX_BATCH_SIZE, candidates, kv_pages
 from moebatch.plan.search.refusal import refusal, too_large
+from moebatch.schedule.task import Kind
 from moebatch.spec.machine.hardware import LevelName
 from moebatch.spec.policy.policy import Placement, Policy
 from moebatch.units import format_duration
@@ -156,7 +157,7 @@ def layer_times(problem: Problem, policy: Policy) -> LayerTimes:
         attention_s=price.attend_s(batch),
         gate_s=price.gate_s(batch, first) + price.shared_expert_s(batch, first),
         load_expert_s=price.chunk_s(1.0) if policy.weights.on(top) < 1 else 0.0,
-        load_cache_s=below * price.kv_up_s(batch) if below else 0.0,
+        load_cache_s=below * price.kv_s(Kind.KV_UP, batch) if below else 0.0,
         hot_s=min(hot, active) * expert_s,
         cold_s=max(0.0, active - hot) * expert_s,
         num_hot=hot,
@@ -171,7 +172,7 @@ def disk_keeps_up(problem: Problem, policy: Policy, last: Inequality) -> Inequal
     price = TaskPrices(prices=problem.prices, policy=policy)
     batch = PassLoad.decoding(policy.batch_size, problem.workload.decode_context)
     experts = distinct_experts(problem.shape, policy.batch_size) * policy.weights.disk
-    read_s = price.fetch_s(experts) + policy.kv_cache.disk * price.kv_read_s(batch)
+    read_s = price.fetch_s(experts) + policy.kv_cache.disk * price.kv_s(Kind.KV_READ, batch)
     layer_s = max(last.left_s, last.right_s)
     return Inequality("disk", "the disk keeps up with the layers", layer_s, read_s)
 

@@ -9,17 +9,16 @@ from moebatch.layout.load import PassLoad
 from moebatch.layout.routing import chosen_experts, distinct_experts, layers_of, routed
 from moebatch.layout.scratch import PROMPT_ROWS, gpu_prompt_rows
 from moebatch.plan.pricing.prices import LaneTime, Prices
-from moebatch.plan.pricing.task_prices import TaskPrices
+from moebatch.plan.pricing.task_prices import KV_KINDS, TaskPrices
 from moebatch.schedule.drivers.emission import Launched, computes_together, launched
 from moebatch.schedule.lanes import PROCESSORS, lane_of
 from moebatch.schedule.registry import traits_of
-from moebatch.schedule.steps.kv_route import FROM_ATTENTION, TO_ATTENTION, Place
+from moebatch.schedule.steps.kv_route import Place
 from moebatch.schedule.task import Kind
 from moebatch.spec.machine.hardware import LEVELS, LevelName
 from moebatch.spec.model.shape import ModelShape
 from moebatch.spec.policy.policy import Policy
 
-_KV = frozenset({*TO_ATTENTION, *FROM_ATTENTION})
 Arithmetic = dict[Hashable, LaneSeconds]
 """Seconds in which processors compute, by all that they depend on beside the prices."""
 
@@ -334,6 +333,6 @@ def _launched(
 ) -> tuple[Launched, ...]:
     """Those tasks that move keys and values, or all others."""
     return tuple(
-        {kind: count for kind, count in kinds.items() if (kind in _KV) == of_cache}
+        {kind: count for kind, count in kinds.items() if (kind in KV_KINDS) == of_cache}
         for kinds in launched(name, top, home, attends_on_cpu=attends_on_cpu)
     )

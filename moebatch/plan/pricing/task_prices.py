@@ -17,7 +17,7 @@ from moebatch.plan.pricing.dense import Mixed
 from moebatch.plan.pricing.prices import Prices
 from moebatch.schedule.lanes import lane_of
 from moebatch.schedule.registry import traits_of
-from moebatch.schedule.steps.kv_route import Place
+from moebatch.schedule.steps.kv_route import FROM_ATTENTION, TO_ATTENTION, Place
 from moebatch.schedule.task import Kind
 from moebatch.spec.machine.hardware import LinkName, Processor
 from moebatch.spec.model.shape import ModelShape
@@ -40,9 +40,9 @@ class TaskPrices:
                 less than one of these.
         """
         price = _OF_BATCH.get(kind)
-        if price is None:
+        if price is None and kind not in KV_KINDS:
             return None
-        seconds = price(self, load)
+        seconds = price(self, load) if price else self.kv_s(kind, load)
         if kind in _TRANSFERS and not seconds:
             return 0.0
         if kind not in _TRANSFERS:
@@ -217,30 +217,18 @@ class TaskPrices:
         """Results of the CPU's attention go up."""
         return self.prices.link_s("dram->vram", self.prices.attended_bytes(load.decode_sequences))
 
-    def kv_up_s(self, load: PassLoad) -> float:
-        """Keys and values, and hidden states of a static batch's prompts, go up; from disk where
-        there is no GPU."""
-        return self._kept_s(Kind.KV_UP, load, self.prices.cached_bytes(load))
-
-    def kv_down_s(self, load: PassLoad) -> float:
-        """New keys and values, and the same hidden states, go down."""
-        prices, is_disk = self.prices, self._link(Kind.KV_DOWN) == "dram->disk"
-        new_bytes = prices.touched_bytes(load) if is_disk else prices.new_bytes(load)
-        return self._kept_s(Kind.KV_DOWN, load, new_bytes)
-
-    def kv_read_s(self, load: PassLoad) -> float:
-        """Keys and values come from disk."""
-        prices = self.prices
-        return prices.link_s("disk->dram", prices.cached_bytes(load), prices.num_pieces(load))
-
-    def kv_write_s(self, load: PassLoad) -> float:
-        """New keys and values go to disk."""
-        prices = self.prices
-        return prices.link_s("dram->disk", prices.touched_bytes(load), prices.num_pieces(load))
-
-    def _kept_s(self, kind: Kind, load: PassLoad, num_bytes: float) -> float:
-        num_bytes += self._hidden_bytes(load)
-        return self.prices.link_s(self._link(kind), num_bytes, self.prices.num_pieces(load))
+    def kv_s(self, kind: Kind, load: PassLoad) -> float:
+        """Keys and values move one hop of their way; with hidden states of a static batch's prompts
+        where they go to or from attention. What goes to a disk goes there in whole pages."""
+        prices, link = self.prices, self._link(kind)
+        if kind in TO_ATTENTION:
+            num_bytes = prices.cached_bytes(load)
+        else:
+            is_disk = link == "dram->disk"
+            num_bytes = prices.touched_bytes(load) if is_disk else prices.new_bytes(load)
+        if kind in (Kind.KV_UP, Kind.KV_DOWN):
+            num_bytes += self._hidden_bytes(load)
+        return prices.link_s(link, num_bytes, prices.num_pieces(load))
 
     def _hidden_bytes(self, load: PassLoad) -> float:
         is_static = self.policy.batching == "static" and self._top == "vram"
@@ -300,7 +288,8 @@ class TaskPrices:
         return self.prices.shape
 
 
-_TRANSFERS = frozenset({Kind.OFF, Kind.LOAD, Kind.KV_UP, Kind.KV_DOWN, Kind.KV_READ, Kind.KV_WRITE})
+KV_KINDS = frozenset({*TO_ATTENTION, *FROM_ATTENTION})
+_TRANSFERS = KV_KINDS | {Kind.OFF, Kind.LOAD}
 _OF_BATCH: Mapping[Kind, Callable[[TaskPrices, PassLoad], float]] = {
     Kind.ATTEND: TaskPrices.attend_s,
     Kind.PRE: TaskPrices.project_s,
@@ -308,8 +297,4 @@ _OF_BATCH: Mapping[Kind, Callable[[TaskPrices, PassLoad], float]] = {
     Kind.OUT: TaskPrices.out_s,
     Kind.OFF: TaskPrices.off_s,
     Kind.LOAD: TaskPrices.load_s,
-    Kind.KV_UP: TaskPrices.kv_up_s,
-    Kind.KV_DOWN: TaskPrices.kv_down_s,
-    Kind.KV_READ: TaskPrices.kv_read_s,
-    Kind.KV_WRITE: TaskPrices.kv_write_s,
 }
