@@ -21,60 +21,46 @@ def cgopipe(setup: Setup) -> Schedule:
     A micro-batch of prompts, whose attention is not the CPU's business, attends on the GPU. With
     fewer than three micro-batches there are fewer to look ahead to.
     """
-    kv, pages, i = KvTraffic(setup), PagedWeights(setup), 0
-    while sweep := (yield NextPass()):
-        m = sweep.num_micro_batches
-        if i == 0:
-            yield from pages.first(m)
-        posts = [(j, k) for j in range(i, i + setup.num_layers) for k in sweep.micro_batches]
-        ahead = min(LOOK_AHEAD, m - 1)
-        yield from _prepare(sweep, kv, pages, posts[:ahead], m)
-        for number, (j, k) in enumerate(posts):
-            following = posts[number + ahead : number + ahead + 1]
-            if not ahead:
-                yield from _prepare(sweep, kv, pages, following, m)
-            if k == 0:
-                yield from fetch_window(setup, j)
-            yield from up_or_attend(sweep, j, k, kv)
-            yield from pages.page(j + 1, k, m)
-            yield pages.post(sweep, j, k)
-            if ahead:
-                yield from _prepare(sweep, kv, pages, following, m)
-        i += setup.num_layers
-
-
-def _prepare(
-    sweep: Sweep, kv: KvTraffic, pages: PagedWeights, posts: list[tuple[int, int]], m: int
-) -> Iterator[Task]:
-    """What comes before the results of the CPU's attention go up, and the page behind them."""
-    for j, k in posts:
-        yield from before_load(sweep, j, k, kv)
-        yield from pages.stage(j + 1, k, m)
+    yield from _pipeline(setup, in_pages=True)
 
 
 @job_schedule(_TRAITS)
 def fastdecode(setup: Setup) -> Schedule:
     """The CPU attends beside the GPU, but weights of a layer go up in one piece, behind which the
     hidden states of the next layer have to wait (schedule S2 of MoE-Lightning's Figure 6)."""
+    yield from _pipeline(setup, in_pages=False)
+
+
+def _pipeline(setup: Setup, *, in_pages: bool) -> Schedule:
     kv, pages, i = KvTraffic(setup), PagedWeights(setup), 0
+
+    def prepare(sweep: Sweep, posts: list[tuple[int, int]]) -> Iterator[Task]:
+        """What comes before the results of the CPU's attention go up, and the page behind them."""
+        for j, k in posts:
+            yield from before_load(sweep, j, k, kv)
+            if in_pages:
+                yield from pages.stage(j + 1, k, sweep.num_micro_batches)
+
     while sweep := (yield NextPass()):
-        if i == 0:
-            yield from pages.first(1)
         m = sweep.num_micro_batches
+        num_pages = m if in_pages else 1
+        if i == 0:
+            yield from pages.first(num_pages)
         posts = [(j, k) for j in range(i, i + setup.num_layers) for k in sweep.micro_batches]
         ahead = min(LOOK_AHEAD, m - 1)
-        for j, k in posts[:ahead]:
-            yield from before_load(sweep, j, k, kv)
+        yield from prepare(sweep, posts[:ahead])
         for number, (j, k) in enumerate(posts):
+            following = posts[number + ahead : number + ahead + 1]
             if k == 0:
                 yield from fetch_window(setup, j)
-                yield from pages.stage(j + 1, 0, 1)
+                if not in_pages:
+                    yield from pages.stage(j + 1, 0, 1)
             if not ahead:
-                yield from before_load(sweep, j, k, kv)
+                yield from prepare(sweep, following)
             yield from up_or_attend(sweep, j, k, kv)
-            if k == m - 1:
-                yield from pages.page(j + 1, 0, 1)
+            if in_pages or k == m - 1:
+                yield from pages.page(j + 1, k if in_pages else 0, num_pages)
             yield pages.post(sweep, j, k)
-            for later, other in posts[number + ahead : number + ahead + 1] if ahead else ():
-                yield from before_load(sweep, later, other, kv)
+            if ahead:
+                yield from prepare(sweep, following)
         i += setup.num_layers
