@@ -7,7 +7,7 @@ import torch
 
 from moebatch.checkpoint.model_files import COMPUTE_DTYPES, ModelFiles
 from moebatch.engine.spec import shares_beginnings
-from moebatch.errors import ConfigError, DoesNotFit, Fault
+from moebatch.errors import ConfigError, DoesNotFit
 from moebatch.job.limits import (
     disk_to_spare,
     dram_bytes,
@@ -28,7 +28,7 @@ from moebatch.plan.fitting import fitted, policy_for, slot_notes, with_room
 from moebatch.plan.prediction import Prediction, predict
 from moebatch.plan.pricing.prices import fastest_dtypes, without_emulation
 from moebatch.plan.problem import PROGRAM_BYTES_WITH_GPU, Problem
-from moebatch.plan.runnable import not_runnable, require_schedule
+from moebatch.plan.runnable import not_runnable, require_none, require_schedule
 from moebatch.plan.search.refusal import too_large, too_small
 from moebatch.spec.job import Job
 from moebatch.spec.machine.hardware import CONTEXT_BYTES, DeviceKind, Dtype, Hardware, LevelName
@@ -287,12 +287,7 @@ def _given(problem: Problem, given: PolicyFile, wishes: Wishes, *, is_plain: boo
     policy = with_room(problem, replace(policy, predictor=predictor, staging=False))
     if problem.schedule is not None:
         policy = policy_for(policy, problem.schedule, problem)
-    faults = [
-        Fault(file=given.path, where=f"policy.{where}", message=message)
-        for where, message in not_runnable(problem, policy, is_plain=is_plain)
-    ]
-    if faults:
-        raise ConfigError(faults)
+    require_none(not_runnable(problem, policy, is_plain=is_plain), source=given.path)
     excess = too_small(problem, policy)
     if problem.schedule is None:
         excess = excess or too_large(problem, policy)

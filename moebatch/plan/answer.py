@@ -9,7 +9,7 @@ from moebatch.plan.expert_choice import ExpertChoice, Wishes, choose_experts, wi
 from moebatch.plan.fitting import fitted, policy_for, slot_notes
 from moebatch.plan.prediction import Prediction, predict
 from moebatch.plan.problem import Problem
-from moebatch.plan.runnable import require_priced
+from moebatch.plan.runnable import not_priced, require_none
 from moebatch.plan.search.planner import Planned, best_policy
 from moebatch.plan.search.refusal import too_large, too_small
 from moebatch.spec.policy.policy import Policy
@@ -109,7 +109,7 @@ def answer_given(
     Raises ConfigError, with `source`, if it asks for what the machine does not have or do;
     DoesNotFit if it does not fit under another schedule.
     """
-    require_priced(problem, policy, source=source)
+    require_none(not_priced(problem, policy), source=source)
     if schedule is not None:
         policy = fitted(problem, policy_for(policy, schedule, problem))
     reasons = (too_small(problem, policy), too_large(problem, policy))

@@ -78,14 +78,10 @@ def _with_room_below(problem: Problem, policy: Policy) -> Policy:
     return _with_room_below(problem, moved)  # which has slots in main memory, if it had none before
 
 
-def _lives_twice(problem: Problem, policy: Policy) -> bool:
-    """Whether experts on the GPU live in main memory as well."""
-    return policy.cache != "static" and problem.ladder.experts_at(policy) == "vram"
-
-
 def _advice(problem: Problem, policy: Policy) -> str:
+    lives_twice = policy.cache != "static" and problem.ladder.experts_at(policy) == "vram"
     less = ""
-    if _lives_twice(problem, policy) and "dram" in problem.overfull(policy):
+    if lives_twice and "dram" in problem.overfull(policy):
         less = "take experts.cache: static, which needs less main memory, "
     return f"raise these budgets, {less}or take another schedule"
 

@@ -1,6 +1,6 @@
 """What of a plan no run does, and what a policy asks for that a machine lacks."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from moebatch.errors import ConfigError, Fault
 from moebatch.layout.setup import cache_fault
@@ -58,11 +58,10 @@ def not_priced(problem: Problem, policy: Policy) -> Iterator[tuple[str, str]]:
         yield "cache_sizes", fault
 
 
-def require_priced(problem: Problem, policy: Policy, *, source: str) -> None:
-    """Raises ConfigError, with `source`, if a policy asks for what no machine of this kind does."""
+def require_none(found: Iterable[tuple[str, str]], *, source: str) -> None:
+    """Raises ConfigError, with `source`, if anything was found wrong with keys of a policy."""
     faults = [
-        Fault(file=source, where=f"policy.{where}", message=message)
-        for where, message in not_priced(problem, policy)
+        Fault(file=source, where=f"policy.{where}", message=message) for where, message in found
     ]
     if faults:
         raise ConfigError(faults)

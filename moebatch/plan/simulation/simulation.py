@@ -11,7 +11,7 @@ from moebatch.plan.as_json import policy_json
 from moebatch.plan.fitting import policy_for
 from moebatch.plan.options import SimOptions, Work
 from moebatch.plan.problem import Problem
-from moebatch.plan.runnable import require_priced
+from moebatch.plan.runnable import not_priced, require_none
 from moebatch.plan.search.refusal import too_large
 from moebatch.plan.simulation.passes import passes_of
 from moebatch.plan.simulation.world import SimWorld
@@ -48,7 +48,7 @@ class Simulation:
 
 def simulations(problem: Problem, policy: Policy, options: SimOptions) -> dict[str, Simulation]:
     """By schedule, the one asked for first. Raises ConfigError for what cannot be simulated."""
-    require_priced(problem, policy, source="moebatch simulate")
+    require_none(not_priced(problem, policy), source="moebatch simulate")
     changed = replace(
         policy,
         num_hot=policy.num_hot if options.num_hot is None else options.num_hot,
