@@ -13,7 +13,7 @@ from moebatch.engine.passes.text_losses import TextLosses
 from moebatch.layout.footprint import window_pages
 from moebatch.layout.ladder import Ladder
 from moebatch.layout.scratch import Limits, limits_of
-from moebatch.layout.setup import Hottest, expert_homes
+from moebatch.layout.setup import CHUNK_BYTES, Hottest, expert_homes
 from moebatch.model.rope import Rope
 from moebatch.predict.correlation import CorrelationPredictor
 from moebatch.predict.path_table import PathTable
@@ -22,7 +22,6 @@ from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.spec.machine.hardware import LevelName
 from moebatch.spec.model.cache import CacheGroup
 from moebatch.spec.policy.policy import Policy
-from moebatch.store.experts.packed import CHUNK_BYTES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -103,7 +103,8 @@ class JobRun:
         if learnt is None or not learnt.lines:
             self._log("the run was too short to learn from")
             return
-        path = keep(self._job, learnt)
+        path = require_own_profile(self._job)
+        save_profile(learnt.profile, path)
         for line in (*learnt.lines, f"kept in {path}"):
             self._log(line)
 
@@ -247,12 +248,4 @@ def require_own_profile(job: Job) -> Path:
     if (hardware != "auto" and not is_path(hardware)) or not path.is_file():
         message = "there is no profile of this machine to correct; run `moebatch profile` first"
         raise ConfigError([Fault(file="--recalibrate", message=message)])
-    return path
-
-
-def keep(job: Job, learnt: Lesson) -> Path:
-    """Writes the profile to where the job has it from. Raises StorageError, and ConfigError as
-    `require_own_profile` does."""
-    path = require_own_profile(job)
-    save_profile(learnt.profile, path)
     return path

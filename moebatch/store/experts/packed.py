@@ -13,11 +13,10 @@ from torch import Tensor
 from moebatch.checkpoint.direct import align_up
 from moebatch.checkpoint.record import Record, open_files, runs_of
 from moebatch.errors import CheckpointError
+from moebatch.layout.setup import CHUNK_BYTES
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.store.memory import Arena, copy_bytes
 
-CHUNK_BYTES = 16 * 2**20
-"""Most bytes that are moved at once; something more urgent waits for one such chunk at most."""
 ALIGNMENT_BYTES = 256
 
 

@@ -4,12 +4,13 @@ from collections.abc import Collection
 
 from torch import Tensor
 
+from moebatch.layout.setup import CHUNK_BYTES
 from moebatch.schedule.slots.cache import Cache
 from moebatch.schedule.slots.expert_load import Chunk, ExpertKey
 from moebatch.schedule.slots.slots import SlotQueue
 from moebatch.store.device_memory import DeviceMemory
 from moebatch.store.experts.dram import ExpertStore
-from moebatch.store.experts.packed import CHUNK_BYTES, PackedLayout, load_packed
+from moebatch.store.experts.packed import PackedLayout, load_packed
 
 
 class VramExperts:
