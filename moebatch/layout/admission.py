@@ -117,6 +117,10 @@ class Admission:
         """These are in work now. What is asked of them several times a pass is worked out here."""
         self._in_work_FS = in_work_FS
         pending_S, cached_S, shared_S, _ = in_work_FS
+        self.pending_S: Ints = pending_S
+        """Tokens to compute before the next one is chosen; 0 for a decoding sequence."""
+        self.cached_S: Ints = cached_S
+        """Tokens whose keys and values are cached."""
         self.decodes_S: Bools = pending_S == 0
         """Which sequences compute the newest token of their answers."""
         self.num_decoding = int(np.count_nonzero(self.decodes_S))
@@ -125,18 +129,6 @@ class Admission:
 
     def __len__(self) -> int:
         return len(self.pending_S)
-
-    @property
-    def pending_S(self) -> Ints:
-        """Tokens to compute before the next one is chosen; 0 for a decoding sequence."""
-        pending_S: Ints = self._in_work_FS[0]
-        return pending_S
-
-    @property
-    def cached_S(self) -> Ints:
-        """Tokens whose keys and values are cached."""
-        cached_S: Ints = self._in_work_FS[1]
-        return cached_S
 
     @property
     def lacks_pages(self) -> bool:

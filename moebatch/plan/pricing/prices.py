@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from math import ceil
 from typing import Any, NamedTuple, TypeVar
 
@@ -41,10 +41,11 @@ def fastest_dtypes(shape: ModelShape, dtypes: Dtypes, hardware: Hardware) -> Dty
     """Those in which the CPU computes experts fastest: `dtypes` as stored, or float32 where a
     processor is slow with fewer bits, decoding counted. Never less precise than stored."""
     wider, ladder = replace(dtypes, compute="float32"), Ladder.of(hardware)
-    stored_s, wider_s = (
-        Prices(shape=shape, dtypes=kind, hardware=hardware, ladder=ladder).usual_expert_s
+    prices = (
+        Prices(shape=shape, dtypes=kind, hardware=hardware, ladder=ladder)
         for kind in (dtypes, wider)
     )
+    stored_s, wider_s = (each.expert_s(each.cpu, _USUAL_ROWS) for each in prices)
     return wider if wider_s < _CLEARLY * stored_s else dtypes
 
 
@@ -177,11 +178,6 @@ class Prices:
         moved = rows * self.shape.vocab_size * FLOAT_BYTES
         gemm_s = self._gemm_s(processor, rows, params, at_once)
         return gemm_s + moved / processor.elementwise_bandwidth
-
-    @property
-    def usual_expert_s(self) -> float:
-        """Seconds of one expert on the CPU over as many rows as is usual."""
-        return self.expert_s(self.cpu, _USUAL_ROWS)
 
     def cpu_expert_s(self, processor: Processor, rows: float, *, fresh: float) -> float:
         """Seconds of one expert on a CPU over so many rows, padding counted; with the chance
@@ -370,23 +366,34 @@ class Prices:
     def cached_bytes(self, load: PassLoad) -> float:
         """What the cache of a mean layer that has one holds of decoding sequences, and of those
         whose prompts are computed."""
-        return self._mean_bytes(partial(_cached_rows, load))
+        num_slices = _num_slices(load)
+
+        def rows(group: CacheGroup) -> float:
+            decoding = min(load.decode_positions, group.most_rows * load.decode_sequences)
+            return decoding + min(load.prompt_context, group.most_rows * num_slices)
+
+        return self._mean_bytes(load, rows)
 
     def new_bytes(self, load: PassLoad) -> float:
         """What of it is new afterwards."""
-        return self._mean_bytes(partial(_new_rows, load))
+        return self._mean_bytes(load, lambda group: load.tokens)
 
     def touched_bytes(self, load: PassLoad) -> float:
         """The pages that this lies in, which go to a disk as wholes."""
-        return self._mean_bytes(partial(_touched_rows, load))
+        decoding, prompts = load.decode_sequences, load.prompt_tokens
+        return self._mean_bytes(load, lambda group: decoding * group.page_rows + prompts)
 
     def num_pieces(self, load: PassLoad) -> float:
         """Runs of pages that lie apart: one for each sequence, as long as the cache is young."""
         return load.decode_sequences + _num_slices(load)
 
-    def _mean_bytes(self, rows_of: Callable[[CacheGroup], float]) -> float:
-        """Of a layer, for so many rows in a group of them."""
-        of_groups = (rows_of(group) * num_bytes for group, num_bytes in self._kept)
+    def _mean_bytes(self, load: PassLoad, rows_of: Callable[[CacheGroup], float]) -> float:
+        """Of a layer, for so many rows in a group of them, or a state of each sequence."""
+        states = self.num_pieces(load)
+        of_groups = (
+            (states if group.is_state else rows_of(group)) * num_bytes
+            for group, num_bytes in self._kept
+        )
         return sum(of_groups) / self.shape.num_keeping_layers
 
     @cached_property
@@ -411,27 +418,6 @@ class Prices:
     def hidden_bytes(self, tokens: float) -> float:
         """Hidden states of so many tokens."""
         return tokens * self.shape.hidden_width * self.dtypes.compute_bytes
-
-
-def _cached_rows(load: PassLoad, group: CacheGroup) -> float:
-    """Rows that a layer holds of the sequences of a load before it."""
-    num_slices = _num_slices(load)
-    if group.is_state:
-        return load.decode_sequences + num_slices
-    decoding = min(load.decode_positions, group.most_rows * load.decode_sequences)
-    return decoding + min(load.prompt_context, group.most_rows * num_slices)
-
-
-def _new_rows(load: PassLoad, group: CacheGroup) -> float:
-    """Rows that a layer has to keep of a load."""
-    return load.decode_sequences + _num_slices(load) if group.is_state else load.tokens
-
-
-def _touched_rows(load: PassLoad, group: CacheGroup) -> float:
-    """Rows of pages in which new rows lie."""
-    if group.is_state:
-        return _new_rows(load, group)
-    return load.decode_sequences * group.page_rows + load.prompt_tokens
 
 
 def _num_slices(load: PassLoad) -> int:

@@ -194,12 +194,10 @@ class SharedCache(Cache):
         """The one of a layer that leaves first; None if all are going to be computed."""
         known = self._worst.get(layer)
         if known is None or known.is_claimed:
-            free = (load for load in self._last_first(layer) if not load.is_claimed)
+            last_first = reversed(self._held[layer].values())
+            free = (load for load in last_first if not load.is_claimed)
             known = self._worst[layer] = min(free, key=self._chance, default=None)
         return known
-
-    def _last_first(self, layer: int) -> Iterable[Load]:
-        return reversed(self._held[layer].values())
 
     def _worth(self, load: Load) -> tuple[float, int]:
         return self._chance(load), -self._turns.get(load.key.layer, 0)
