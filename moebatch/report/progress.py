@@ -32,9 +32,9 @@ def watching(source: StatusSource, console: Console, *, quiet: bool) -> Iterator
     if quiet:
         yield
     elif console.is_terminal and not console.is_dumb_terminal:
-        view = _LiveView(source)
+        rates = RecentRates()
         with Live(
-            get_renderable=view.render,
+            get_renderable=lambda: live_view(source(), rates),
             console=console,
             refresh_per_second=_REFRESHES_PER_S,
             transient=True,
@@ -110,37 +110,27 @@ def plain_line(status: RunStatus, rates: RecentRates) -> str:
     )
 
 
-class _LiveView:
-    """Draws the newest status, keeping enough history for rates."""
-
-    def __init__(self, source: StatusSource) -> None:
-        self._source = source
-        self._rates = RecentRates()
-
-    def render(self) -> RenderableType:
-        status = self._source()
-        self._rates.add(status)
-        if status.phase != "running":
-            return Text(f"{status.phase} …", style="dim")
-        return self._figures(status)
-
-    def _figures(self, status: RunStatus) -> RenderableType:
-        prompt, generated = self._rates.tokens_per_s()
-        shares = self._rates.busy_shares()
-        busiest = max(shares, key=lambda name: shares[name], default="")
-        lanes = "  ".join(
-            f"[{'bold yellow' if name == busiest else 'default'}]{name} {share:.0%}[/]"
-            for name, share in shares.items()
-        )
-        rates = f"[green]{generated:.1f}[/] generated, {prompt:.1f} prompt"
-        rows = {
-            "rows": f"{share_bar(status.fraction)}  {_rows(status)}",
-            "tokens/s": f"{rates}, {status.engine.num_running} sequences running",
-            "memory": _memory(status),
-            "busy": lanes,
-            "pass": _place(status),
-        }
-        return NamedRows(rows.items())
+def live_view(status: RunStatus, rates: RecentRates) -> RenderableType:
+    """The newest status, which `rates` take in."""
+    rates.add(status)
+    if status.phase != "running":
+        return Text(f"{status.phase} …", style="dim")
+    prompt, generated = rates.tokens_per_s()
+    shares = rates.busy_shares()
+    busiest = max(shares, key=lambda name: shares[name], default="")
+    lanes = "  ".join(
+        f"[{'bold yellow' if name == busiest else 'default'}]{name} {share:.0%}[/]"
+        for name, share in shares.items()
+    )
+    tokens = f"[green]{generated:.1f}[/] generated, {prompt:.1f} prompt"
+    rows = {
+        "rows": f"{share_bar(status.fraction)}  {_rows(status)}",
+        "tokens/s": f"{tokens}, {status.engine.num_running} sequences running",
+        "memory": _memory(status),
+        "busy": lanes,
+        "pass": _place(status),
+    }
+    return NamedRows(rows.items())
 
 
 def _rows(status: RunStatus) -> str:

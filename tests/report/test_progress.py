@@ -16,6 +16,7 @@ from moebatch.job.status import LaneTime, RunStatus
 from moebatch.report import progress
 from moebatch.report.progress import (
     RecentRates,
+    live_view,
     plain_intervals,
     plain_line,
     progress_bar,
@@ -113,10 +114,8 @@ def test_the_live_block_leaves_out_no_figure_however_narrow_the_terminal(width: 
     )
     screen = StringIO()
     console = Console(file=screen, force_terminal=True, color_system=None, width=width)
-    view = progress._LiveView(lambda: replace(now, phase="loading weights"))
-    console.print(view.render())
-    view = progress._LiveView(lambda: now)
-    console.print(view.render())
+    console.print(live_view(replace(now, phase="loading weights"), RecentRates()))
+    console.print(live_view(now, RecentRates()))
     lines = screen.getvalue().splitlines()
     assert lines[0] == "loading weights …"
     assert max(map(len, lines)) <= width
