@@ -211,9 +211,10 @@ def test_a_model_larger_than_main_memory_is_bound_by_the_disk_and_says_so() -> N
     weights = plan.policy.weights
     assert 0 < weights.disk < 0.2 and weights.vram == 0
     assert weights.disk * 56 == pytest.approx(round(weights.disk * 56))  # whole layers
-    assert plan.disk is not None and not plan.disk.holds
+    disk = plan.inequalities[-1]
+    assert disk.name == "disk" and not disk.holds
     of_layer = 8 * 3 * 6144 * 16384 * 2
-    assert plan.disk.right_s == pytest.approx(weights.disk * of_layer / GB, rel=1e-3)
+    assert disk.right_s == pytest.approx(weights.disk * of_layer / GB, rel=1e-3)
     assert not plan.bubble_free
 
 
@@ -233,7 +234,7 @@ def test_the_sides_of_the_last_inequality_are_the_cost_models_gpu_and_link() -> 
     batch = plan.policy.batch_size
     decoding = PassLoad(decode_sequences=batch, decode_positions=batch * (512 + 16))
     lanes = asked.cost_of(decoding, plan.policy).lanes
-    last = plan.inequalities[-1]
+    last = plan.inequalities[3]
     assert last.left_s == pytest.approx(lanes["gpu"] / 32, rel=0.01)
     loaded = 1 - plan.policy.weights.vram  # of all layers; the inequality is of one of them
     experts_s = asked.prices.link_s("dram->vram", 8 * asked.dtypes.expert_bytes(asked.shape))
@@ -284,7 +285,7 @@ def test_without_a_gpu_main_memory_computes_and_the_disk_loads() -> None:
     assert plan.times.load_expert_s == pytest.approx(3 * 4096 * 14336 * 2 / (2 * GB))
     assert policy.kv_cache == Placement(dram=1.0)
     assert policy.weights.disk > 0 and policy.weights.vram == 0
-    assert plan.disk is None
+    assert [row.name for row in plan.inequalities] == ["(4)", "(5)", "(6)", "(7)"]
     assert_fits(asked, plan)
 
 

@@ -191,9 +191,7 @@ class KlotskiPlan:
     times: LayerTimes
     """At this ``n``, of a layer whose experts are loaded."""
     inequalities: tuple[Inequality, ...]
-    """(4) to (7)."""
-    disk: Inequality | None
-    """Whether the disk keeps up where it feeds main memory below a GPU; None elsewhere."""
+    """(4) to (7), and whether the disk keeps up where it feeds main memory below a GPU."""
     limit: str | None
     """Why ``n`` cannot grow further although bubbles remain; None if there are none."""
     policy: Policy
@@ -201,7 +199,7 @@ class KlotskiPlan:
     @property
     def bubble_free(self) -> bool:
         """Whether every transfer of a decoding pass is hidden."""
-        return all(inequality.holds for inequality in (*self.inequalities, self.disk) if inequality)
+        return all(inequality.holds for inequality in self.inequalities)
 
 
 def klotski_policy(problem: Problem, *, batch_size: int | None = None) -> KlotskiPlan:
@@ -286,13 +284,13 @@ class _Scan:
             return None
         times = layer_times(self.problem, policy)
         rows = inequalities(times, num_batches)
-        has_window = self.problem.with_vram and bool(lowest_weights(self.problem).disk)
+        if self.problem.with_vram and self.problem.has_disk:
+            rows += (disk_keeps_up(self.problem, policy, rows[-1]),)
         return KlotskiPlan(
             num_batches=num_batches,
             batch_size=self.batch_size,
             times=times,
             inequalities=rows,
-            disk=disk_keeps_up(self.problem, policy, rows[-1]) if has_window else None,
             limit=None,
             policy=policy,
         )
@@ -492,8 +490,6 @@ def answer_klotski(problem: Problem, model: str) -> Answer:
 
 def _notes(plan: KlotskiPlan) -> Iterator[str]:
     yield from (_line(inequality) for inequality in plan.inequalities)
-    if plan.disk is not None:
-        yield _line(plan.disk)
     if plan.limit is not None:
         yield f"bubbles remain: {plan.limit}"
 
