@@ -217,6 +217,7 @@ class Attempt:
             fallback=counted.dialect,
             column=job.output.column,
             splits_reasoning=job.output.reasoning == "separate",
+            calls=context.reader.tokenizer.calls if context.reader.splits_calls else None,
         )
 
     def _plan_and_build(self, files: ModelFiles, workload: Workload) -> None:

@@ -15,8 +15,12 @@ _UNLESS_SAID: Mapping[str, object] = {
     "input.prompt": None,
     "input.chat": False,
     "output.reasoning": "separate",
+    "output.tool_calls": "separate",
     "sampling.response_format": None,
     "sampling.structured_outputs": None,
+    "sampling.tools": None,
+    "sampling.tool_choice": None,
+    "sampling.parallel_tool_calls": None,
 }
 """Fields that a job has only if it says anything else of them."""
 
@@ -30,6 +34,7 @@ def job_fields(job: Job) -> dict[str, str]:
         "output.format": job.output.format,
         "output.column": job.output.column,
         "output.reasoning": job.output.reasoning,
+        "output.tool_calls": job.output.tool_calls,
         **{f"sampling.{name}": value for name, value in job.sampling},
     }
     always = object()

@@ -10,7 +10,8 @@ A plain result is the row unchanged plus one key, ``response`` by default::
                                "stop_reason": null, "usage": {…}, "error": null}}
 
 With ``n`` above 1, text, finish_reason, stop_reason and logprobs are lists. What a model thinks
-before it answers, where it marks that, is ``reasoning_content`` and no part of the text.
+before it answers, where it marks that, is ``reasoning_content`` and no part of the text. Nor are
+calls of tools, which are ``tool_calls``; the text is null where it is nothing but calls.
 """
 
 import hashlib
@@ -23,6 +24,7 @@ from os.path import commonprefix
 from typing import Any, Literal, NamedTuple
 
 from moebatch.rows.row import Dialect, Row
+from moebatch.rows.tool_calls import Call, CallReader
 from moebatch.spec.request import Choice, Outcome, Request, RowError
 
 Line = dict[str, Any]
@@ -32,6 +34,7 @@ Decode = Callable[[Sequence[int]], str]
 """Text of tokens, without special ones; U+FFFD where bytes are no character."""
 _REASONING = "reasoning_content"
 """Key of what a model has thought, as DeepSeek's interface, SGLang and transformers have it."""
+_CALLS = "tool_calls"
 _LEAST = -9999.0
 """Stands for an impossible token, as in vLLM, since JSON has no infinity."""
 _REPLACEMENT = "\ufffd"
@@ -62,6 +65,8 @@ class Served:
     """Key of the answer in a plain result."""
     splits_reasoning: bool = True
     """What a model thinks before it answers is kept apart from the answer."""
+    calls: CallReader | None = None
+    """Keeps calls of tools apart from the text; None leaves them there."""
 
     def splits(self, request: Request) -> bool:
         """Whether that of a request is, since the model marks it."""
@@ -98,7 +103,10 @@ def _batch_line(row: Row, result: Outcome | RowError, served: Served) -> Line:
 
 def stable_id(row: Row) -> str:
     """Same row, same id, in every run."""
-    key = f"{row.index}:{row.custom_id}"
+    return _hash(f"{row.index}:{row.custom_id}")
+
+
+def _hash(key: str) -> str:
     return hashlib.blake2b(key.encode("utf-8"), digest_size=12).hexdigest()
 
 
@@ -120,17 +128,20 @@ def _body(row: Row, outcome: Outcome, served: Served) -> Line:
         "object": "chat.completion" if chat else "text_completion",
         "created": served.created,
         "model": row.model if row.model is not None else served.model,
-        "choices": [_choice(each, outcome.request, served, chat=chat) for each in outcome.choices],
+        "choices": [_choice(each, outcome.request, row, served) for each in outcome.choices],
         "usage": _usage(outcome),
         "system_fingerprint": served.fingerprint,
     }
 
 
-def _choice(choice: Choice, request: Request, served: Served, *, chat: bool) -> Line:
+def _choice(choice: Choice, request: Request, row: Row, served: Served) -> Line:
+    chat = row.kind == "chat"
     text = _text(choice, request, served)
     message: Line = {"role": "assistant", "content": text.answer}
     if served.splits(request):
         message[_REASONING] = text.reasoning
+    if text.calls:
+        message[_CALLS] = _listed(text.calls, f"{stable_id(row)}:{choice.index}")
     message["refusal"] = None
     logprobs = (
         _chat_logprobs(choice, served.token_bytes) if chat else _completion_logprobs(choice, served)
@@ -139,17 +150,49 @@ def _choice(choice: Choice, request: Request, served: Served, *, chat: bool) -> 
         "index": choice.index,
         **({"message": message} if chat else {"text": text.answer}),
         "logprobs": logprobs,
-        "finish_reason": choice.finish_reason,
+        "finish_reason": _finish_reason(choice, text),
         "stop_reason": choice.stop_reason,
     }
 
 
 class _Text(NamedTuple):
-    answer: str
+    answer: str | None
+    """None where there is nothing but calls."""
     reasoning: str | None = None
+    calls: tuple[Call, ...] = ()
+
+
+def _finish_reason(choice: Choice, text: _Text) -> str:
+    return "tool_calls" if text.calls and choice.finish_reason == "stop" else choice.finish_reason
+
+
+def _listed(calls: Sequence[Call], answer: str) -> list[Line]:
+    """Ids that models do not give have nine letters, as Mistral's templates want them, and are the
+    same in every run."""
+    return [
+        {
+            "id": call.id or _hash(f"{answer}:{place}")[:9],
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for place, call in enumerate(calls)
+    ]
 
 
 def _text(choice: Choice, request: Request, served: Served) -> _Text:
+    """What a choice says, what was thought before, and what it calls."""
+    text = _without_thought(choice, request, served)
+    if served.calls is None:
+        return text
+    with_thought = not served.splits(request)
+    found = served.calls.read(choice, request, with_thought=with_thought)
+    if found is None:
+        return text
+    calls = found.calls if request.sampling.parallel_tool_calls else found.calls[:1]
+    return text._replace(answer=found.text.strip() or None, calls=calls)
+
+
+def _without_thought(choice: Choice, request: Request, served: Served) -> _Text:
     """What a choice says, and what was thought before. Line feeds between them belong to neither,
     and a stop text cuts off the end of either."""
     said, decode = choice.said, served.decode
@@ -208,12 +251,19 @@ def _plain_answer(row: Row, outcome: Outcome, served: Served) -> Line:
     texts = [_text(choice, request, served) for choice in choices]
     fields: dict[str, list[Any]] = {
         "text": [text.answer for text in texts],
-        "finish_reason": [choice.finish_reason for choice in choices],
+        "finish_reason": [
+            _finish_reason(choice, text) for choice, text in zip(choices, texts, strict=True)
+        ],
         "stop_reason": [choice.stop_reason for choice in choices],
         "logprobs": [_chat_logprobs(choice, served.token_bytes) for choice in choices],
     }
     if served.splits(request):
         fields[_REASONING] = [text.reasoning for text in texts]
+    if served.calls is not None and request.sampling.offered is not None:
+        name = stable_id(row)
+        fields[_CALLS] = [
+            _listed(text.calls, f"{name}:{place}") or None for place, text in enumerate(texts)
+        ]
     several = request.sampling.n > 1
     answer = {name: values if several else values[0] for name, values in fields.items()}
     if request.sampling.logprobs is None:

@@ -65,7 +65,7 @@ class Grammars:
         """Raises RowRefused if answers cannot be held to the grammar that they should have."""
         if sampling.grammar is None:
             return
-        said = "response_format" if sampling.response_format else "structured_outputs"
+        said = sampling.held_by
         if not self._end_tokens:
             raise unsupported(said, "needs an end token, and the model has none")
         try:

@@ -9,7 +9,7 @@ from moebatch.errors import CheckpointError
 from moebatch.rows.grammars import Grammars
 from moebatch.rows.parameters import Defaults, config_error, merge_defaults
 from moebatch.rows.parse import RowRules, parse_row
-from moebatch.rows.refused import RowRefused, wrong
+from moebatch.rows.refused import RowRefused, unsupported, wrong
 from moebatch.rows.row import Chat, FailedRow, ParsedRow, Prompt, RawRow, ReadyRow, Source
 from moebatch.rows.tokenizer import Tokenizer
 from moebatch.rows.tokenizer_files import load_tokenizer
@@ -21,6 +21,7 @@ from moebatch.spec.prompt_template import PromptTemplate
 from moebatch.spec.reasoning import Reasoning
 from moebatch.spec.request import Request
 from moebatch.spec.sampling import Sampling
+from moebatch.spec.tools import Tools, grammar_of_calls
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +38,8 @@ class RowReader:
     """With which answers begin to a prompt that is encoded; None where none is."""
     template_variables: Mapping[str, object] = field(default_factory=dict)
     """The job's ``chat_template_kwargs``."""
+    splits_calls: bool = True
+    """Whether calls of tools are to be told from the text."""
     end_tokens: frozenset[int] = frozenset()
     """Tokens that end every answer."""
     warnings: tuple[str, ...] = ()
@@ -61,12 +64,12 @@ class RowReader:
         row = parsed.row
         try:
             sampling = self._sampling(parsed)
-            tokens = self._encode(parsed.prompt)
+            tokens = self._encode(parsed.prompt, sampling.offered)
             num_encoded = self._num_encoded(tokens)
             if self.start_token is not None:
                 tokens = (*tokens, self.start_token)
             sampling = self._within_context(sampling, len(tokens))
-            reasoning = self._reasoning(parsed.prompt)
+            reasoning = self._reasoning(parsed.prompt, sampling)
         except RowRefused as refused:
             return FailedRow(row=row, error=refused.error)
         assert row.custom_id is not None, "a parsed row has a name"
@@ -80,12 +83,24 @@ class RowReader:
         )
         return ReadyRow(row=row, request=request)
 
+    def require_possible(self, sampling: Sampling) -> None:
+        """Raises RowRefused if answers can be no such, whatever a row asks."""
+        self.grammars.require(self._calling(sampling))
+        if sampling.offered is not None and self.tokenizer.has_chat_template:
+            self.tokenizer.require_tools(sampling.offered, self.template_variables)
+
     def requests(self, source: Source) -> Iterator[ReadyRow | FailedRow]:
         """All rows of a source in order, one at a time."""
         return map(self.request, source)
 
     def _sampling(self, parsed: ParsedRow) -> Sampling:
         sampling = self.defaults.resolve(parsed)
+        if sampling.offered is not None and not isinstance(parsed.prompt, Chat):
+            given = "the prompt goes to the model unchanged; input.chat makes one of a plain row"
+            raise unsupported("tools", f"are for messages, but {given}")
+        if sampling.must_call and sampling.tools is None:
+            raise wrong("tool_choice", f"is {sampling.tool_choice}, but there are no tools")
+        sampling = self._calling(sampling)
         ends = self.end_tokens | sampling.stop_token_ids
         if sampling.min_tokens and len(ends) >= self.defaults.vocab_size:
             message = (
@@ -96,14 +111,36 @@ class RowReader:
         self.grammars.require(sampling)
         return sampling
 
-    def _reasoning(self, prompt: Prompt) -> Reasoning | None:
-        """Of prompts without a template nobody but the user knows what an answer to them is."""
-        return self.tokenizer.reasoning if isinstance(prompt, Chat) else None
+    def _calling(self, sampling: Sampling) -> Sampling:
+        """Sampling of answers that end where a call does, and that are calls where they must be.
+        Raises RowRefused for tools if nobody could tell calls from text."""
+        tools, choice = sampling.offered, sampling.tool_choice
+        if tools is None:
+            return sampling
+        held = sampling.structured_outputs
+        if sampling.must_call:
+            held = grammar_of_calls(tools, choice, several=sampling.parallel_tool_calls)
+        elif self.splits_calls and self.tokenizer.calls.form is None:
+            message = (
+                "are offered, but the model's chat template shows calls in no form that is known; "
+                "output.tool_calls: in-text leaves them in the text"
+            )
+            raise unsupported("tools", message)
+        ends = sampling.stop_token_ids | self.tokenizer.call_ends
+        return replace(sampling, structured_outputs=held, stop_token_ids=ends)
 
-    def _encode(self, prompt: Prompt) -> tuple[int, ...]:
+    def _reasoning(self, prompt: Prompt, sampling: Sampling) -> Reasoning | None:
+        """Of prompts without a template nobody but the user knows what an answer to them is."""
+        if not isinstance(prompt, Chat):
+            return None
+        tokenizer = self.tokenizer
+        return tokenizer.reasoning_before_calls if sampling.offered else tokenizer.reasoning
+
+    def _encode(self, prompt: Prompt, tools: Tools | None) -> tuple[int, ...]:
         if isinstance(prompt, Chat):
             variables, enough = self.template_variables, self.max_positions
-            tokens = self.tokenizer.encode_chat(prompt, variables, enough=enough)
+            offered = replace(prompt, tools=tools.definitions if tools else ())
+            tokens = self.tokenizer.encode_chat(offered, variables, enough=enough)
             name = "messages"
         elif isinstance(prompt, str):
             name, tokens = "prompt", self.tokenizer.encode(prompt, enough=self.max_positions)
@@ -180,28 +217,29 @@ def open_reader(
         today=today,
     )
     end_tokens, warnings = config.end_tokens or tokenizer.end_tokens, []
-    grammars = tokenizer.grammars(vocab_size=vocab_size, end_tokens=end_tokens)
-    try:
-        tokenizer.require_free(job.sampling.chat_template_kwargs)
-        grammars.require(defaults.sampling)
-    except RowRefused as refused:
-        raise config_error(f"sampling.{refused.error.param}", refused.error.message) from None
     if not end_tokens:
         warnings.append(
             f"{folder}: no end token in generation_config.json, config.json or the tokenizer; "
             "every answer will run to max_tokens unless the rows give stop texts"
         )
-    return RowReader(
+    reader = RowReader(
         rules=row_rules(job),
         defaults=defaults,
         tokenizer=tokenizer,
-        grammars=grammars,
+        grammars=tokenizer.grammars(vocab_size=vocab_size, end_tokens=end_tokens),
         max_positions=max_positions,
         start_token=config.start_token,
         template_variables=job.sampling.chat_template_kwargs,
+        splits_calls=job.output.tool_calls == "separate",
         end_tokens=end_tokens,
         warnings=tuple(warnings),
     )
+    try:
+        tokenizer.require_free(job.sampling.chat_template_kwargs)
+        reader.require_possible(defaults.sampling)
+    except RowRefused as refused:
+        raise config_error(f"sampling.{refused.error.param}", refused.error.message) from None
+    return reader
 
 
 def row_rules(job: Job) -> RowRules:

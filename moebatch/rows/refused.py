@@ -60,16 +60,13 @@ HARMLESS = frozenset(
         "prompt_cache_retention",
         "priority",
         "request_id",
-        "parallel_tool_calls",
     }
 )
-"""Bookkeeping that no answer depends on; without tools there are no parallel calls either."""
+"""Bookkeeping that no answer depends on."""
 
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "stream": (False,),
     "stream_options": (),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "best_of": (1,),

@@ -20,6 +20,9 @@ _WITHOUT_CHANCE = (
     "repetition_penalty",
     "response_format",
     "structured_outputs",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
 )
 """Parameters that greedy answers depend on, beside the bias of logits."""
 _MOST_KEYS = 2**18

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from moebatch.errors import Fault, InputError
 from moebatch.quoting import shown
@@ -101,6 +101,8 @@ class Chat:
     """Each with role and content, which is text; other keys are for the template."""
     variables: Mapping[str, object] = field(default_factory=dict)
     """``chat_template_kwargs`` of the row."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """What the model may call."""
     add_generation_prompt: bool = True
     continue_final_message: bool = False
 

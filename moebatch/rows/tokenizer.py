@@ -5,8 +5,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
-from functools import cached_property
-from itertools import islice
+from functools import cached_property, partial
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ from moebatch.rows.guards import TimeLimit, TooLong, blamed
 from moebatch.rows.refused import RowRefused, unsupported, wrong
 from moebatch.rows.row import Chat
 from moebatch.rows.strict_json import parse
+from moebatch.rows.tool_calls import CallReader, Spelled, form_of
 from moebatch.spec.reasoning import Reasoning
+from moebatch.spec.tools import Tools
 
 NO_CHAT_TEMPLATE = "no_chat_template"
 """Code of rows with messages on a model without a template: a fault of the model, not of rows."""
@@ -43,6 +45,7 @@ thought, and the text with which it begins."""
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 """Of gpt-oss, whose messages have headers: all are thought but for those of one channel."""
 _ANSWERING_CHANNEL = "final"
+_HELLO = Chat(messages=({"role": "user", "content": "Hello"},))
 
 
 class Tokenizer:
@@ -80,6 +83,28 @@ class Tokenizer:
         """How the model marks what it thinks; None if its vocabulary has no tokens for that."""
         return _reasoning_of(self._tokenizer)
 
+    @cached_property
+    def reasoning_before_calls(self) -> Reasoning | None:
+        """The same where an answer may be a call, if that has a header which ends the thought."""
+        form, encode = self.calls.form, self._tokenizer
+        if self.reasoning is None or form is None:
+            return self.reasoning
+        headers = (encode(text, add_special_tokens=False)["input_ids"] for text in form.headers)
+        return replace(self.reasoning, closes=(*self.reasoning.closes, *map(tuple, headers)))
+
+    @cached_property
+    def calls(self) -> CallReader:
+        """Reads calls of tools."""
+        form = form_of(self._template or "", lambda text: _token(self._tokenizer, text) is not None)
+        return CallReader(form=form, spell=self._spelled)
+
+    @cached_property
+    def call_ends(self) -> frozenset[int]:
+        """Tokens that end an answer which is a call."""
+        ends = self.calls.form.ends if self.calls.form else ()
+        found = (_token(self._tokenizer, text) for text in ends)
+        return frozenset(token for token in found if token is not None)
+
     def grammars(self, *, vocab_size: int, end_tokens: frozenset[int]) -> Grammars:
         """What compiles grammars for a model of so many tokens, some of which end answers."""
         return Grammars(self._tokenizer, vocab_size=vocab_size, end_tokens=end_tokens)
@@ -110,10 +135,10 @@ class Tokenizer:
             raise RowRefused(message, code=NO_CHAT_TEMPLATE, param="messages")
         own = {**variables, **chat.variables}
         self.require_free(own)
-        place = _first_with_tools(chat)
         try:
-            text = self._render(chat, own) if place is None else self._render_tools(chat, own)
+            text = self._render_tools(chat, own)
         except Exception as error:  # A template is a program: it may raise anything.
+            place = _first_with_tools(chat) or self._offered_in_vain(chat, own)
             if place is not None:
                 raise _no_tools(place, f"does not take: {self._reason(error)}") from None
             message = f"messages do not fit the model's chat template: {self._reason(error)}"
@@ -134,6 +159,20 @@ class Tokenizer:
                 )
             )
 
+    def _spelled(self, tokens: Sequence[int]) -> Spelled:
+        text, shows = "", b""
+        for is_special, run in groupby(tokens, self._names.__contains__):
+            alike, names = list(run), self._names
+            part = "".join(names[token] for token in alike) if is_special else self.decode(alike)
+            text, shows = text + part, shows + bytes([not is_special]) * len(part)
+        return Spelled(text, shows)
+
+    @cached_property
+    def _names(self) -> Mapping[int, str]:
+        """Of special tokens, which decoding leaves out."""
+        added = self._tokenizer.added_tokens_decoder
+        return {token: str(each) for token, each in added.items() if each.special}
+
     def token_bytes(self, token: int) -> bytes:
         """What one token stands for, special ones by their name; empty if it has no text."""
         with self._blamed(f"cannot decode {token}"):
@@ -143,6 +182,15 @@ class Tokenizer:
         """Raises RowRefused for variables of a chat template that are not the user's to set."""
         for name in sorted(self._reserved.intersection(variables)):
             raise wrong("chat_template_kwargs", f"may not set {name}")
+
+    def require_tools(self, tools: Tools, variables: Mapping[str, object]) -> None:
+        """Raises RowRefused if the chat template does not take tools, or leaves them out."""
+        offering = replace(_HELLO, tools=tools.definitions)
+        try:
+            self.encode_chat(offering, variables)
+        except RowRefused as refused:
+            if refused.error.param == "tools":
+                raise  # It may well refuse this conversation for something else.
 
     def require_chat_template(self, first_chat: str) -> None:
         """Raises CheckpointError if there is none; `first_chat` names a row that needs it."""
@@ -178,6 +226,7 @@ class Tokenizer:
             text = str(
                 self._tokenizer.apply_chat_template(
                     [dict(message) for message in chat.messages],
+                    tools=[dict(tool) for tool in chat.tools] or None,
                     chat_template=self._template,
                     tokenize=False,
                     add_generation_prompt=chat.add_generation_prompt,
@@ -200,10 +249,18 @@ class Tokenizer:
     def _render_tools(self, chat: Chat, variables: Mapping[str, object]) -> str:
         """Some templates want the arguments of calls as objects, and some as the JSON text that the
         API has."""
-        try:
-            return self._render(_changed_calls(chat, _with_objects), variables)
-        except Exception:
-            return self._render(chat, variables)
+        if _first_with_tools(chat) is not None:
+            with suppress(Exception):
+                return self._render(_changed_calls(chat, _with_objects), variables)
+        return self._render(chat, variables)
+
+    def _offered_in_vain(self, chat: Chat, variables: Mapping[str, object]) -> str | None:
+        """The parameter with tools, if the template takes the conversation without them."""
+        if chat.tools:
+            with suppress(Exception):
+                self._render_tools(replace(chat, tools=()), variables)
+                return "tools"
+        return None
 
     def _left_out(
         self, chat: Chat, variables: Mapping[str, object], text: str
@@ -220,7 +277,7 @@ class Tokenizer:
         from jinja2 import TemplateSyntaxError
 
         try:
-            self._render(Chat(messages=({"role": "user", "content": "Hello"},)), {})
+            self._render(_HELLO, {})
         except TemplateSyntaxError as error:
             message = f"the chat template is broken in line {error.lineno}: {reason(error)}"
             raise CheckpointError(f"{self._folder}: {message}") from None
@@ -231,24 +288,27 @@ class Tokenizer:
             return  # It may well refuse this conversation; a row that it refuses gets the reason.
 
 
+def _token(tokenizer: Any, text: str) -> int | None:
+    """The token of a text, if a tokenizer of transformers has it in its vocabulary."""
+    token = tokenizer.convert_tokens_to_ids(text)
+    known = isinstance(token, int) and tokenizer.convert_ids_to_tokens(token) == text
+    return token if known else None
+
+
 def _reasoning_of(tokenizer: Any) -> Reasoning | None:
     """How a model with this tokenizer of transformers marks what it thinks; None if it has no
     tokens for that."""
 
-    def find(text: str) -> int | None:
-        token = tokenizer.convert_tokens_to_ids(text)
-        known = isinstance(token, int) and tokenizer.convert_ids_to_tokens(token) == text
-        return token if known else None
-
+    find = partial(_token, tokenizer)
     start, channel, message = map(find, (_START, _CHANNEL, _MESSAGE))
     if start is not None and channel is not None and message is not None:
         name = tokenizer(_ANSWERING_CHANNEL, add_special_tokens=False)["input_ids"]
         headers = {start: message, channel: message}
-        return Reasoning(headers=headers, closes=(channel, *name))
+        return Reasoning(headers=headers, closes=((channel, *name),))
     for opens, closes, label in _MARKERS:
         first, last = find(opens), find(closes)
         if first is not None and last is not None:
-            return Reasoning(headers={first: first}, closes=(last,), label=label)
+            return Reasoning(headers={first: first}, closes=((last,),), label=label)
     return None
 
 
@@ -295,8 +355,11 @@ def _first_with_tools(chat: Chat) -> str | None:
 
 
 def _without_unusual(chat: Chat) -> Iterator[tuple[RowRefused, Chat]]:
-    """The conversation without its calls of tools, and without messages of each role that not all
-    templates know, as far as it has any; with what to say of the first."""
+    """The conversation without tools that it offers, without its calls of tools, and without
+    messages of each role that not all templates know, as far as it has any; with what to say of the
+    first."""
+    if chat.tools:
+        yield _no_tools("tools", "leaves out"), replace(chat, tools=())
     calls = [place for place, each in enumerate(chat.messages) if each.get("tool_calls")]
     if calls:
         refused = _no_tools(f"messages[{calls[0]}].tool_calls", "leaves out")

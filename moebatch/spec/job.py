@@ -121,6 +121,8 @@ class OutputSection(Section):
     reasoning: Literal["separate", "in-text"] = "separate"
     """separate: what a model thinks before it answers messages is kept apart, as
     reasoning_content. in-text: all of it is the answer."""
+    tool_calls: Literal["separate", "in-text"] = "separate"
+    """separate: calls of tools are kept apart, as tool_calls. in-text: they stay in the text."""
 
     @property
     def of_failed(self) -> Path:

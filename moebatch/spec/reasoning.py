@@ -16,6 +16,8 @@ class Thought(NamedTuple):
     """Without markers."""
     end: int | None
     """Where the answer begins among the new tokens; None while there is none."""
+    stop: int
+    """Where what tells the two apart begins, or will begin."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,9 +27,9 @@ class Reasoning:
     headers: Mapping[int, int]
     """A token that opens a stretch of thought, or one of several, and the one with which that
     marker ends: the same where it is a marker by itself."""
-    closes: tuple[int, ...]
-    """Tokens, one behind another, with which thought ends and the answer begins; behind the header
-    that they open, if they open one."""
+    closes: tuple[tuple[int, ...], ...]
+    """Each tokens, one behind another, with which thought ends and the answer begins; behind the
+    header that they open, if they open one."""
     label: str = ""
     """Text with which thought begins and that says nothing."""
 
@@ -36,8 +38,8 @@ class Reasoning:
         if not self.is_open(prompt) and self.headers.keys().isdisjoint(tokens[:_FIRST]):
             return None
         closing = self._closing(tokens)
-        thought = tokens if closing is None else tokens[: closing.start]
-        return Thought(tuple(self._bare(thought)), None if closing is None else closing.stop)
+        stop, end = (len(tokens), None) if closing is None else (closing.start, closing.stop)
+        return Thought(tuple(self._bare(tokens[:stop])), end, stop)
 
     def is_open(self, prompt: Sequence[int]) -> bool:
         """Whether the chat template has opened a thought already. One further up is a text that
@@ -53,14 +55,15 @@ class Reasoning:
 
     def _closing(self, tokens: Sequence[int], num_seen: int = 0) -> range | None:
         """The first places, of which one is not among those seen, that end the thought."""
-        first, size = self.closes[0], len(self.closes)
-        last = self.headers.get(first, self.closes[-1])
+        lasts = [self.headers.get(closes[0], closes[-1]) for closes in self.closes]
         for stop in range(num_seen + 1, len(tokens) + 1):
-            if tokens[stop - 1] != last:
-                continue
-            start = next((at for at in reversed(range(stop)) if tokens[at] == first), stop)
-            if tuple(tokens[start : start + size]) == self.closes:
-                return range(start, stop)
+            for closes, last in zip(self.closes, lasts, strict=True):
+                if tokens[stop - 1] != last:
+                    continue
+                at = (at for at in reversed(range(stop)) if tokens[at] == closes[0])
+                start = next(at, stop)
+                if tuple(tokens[start : start + len(closes)]) == closes:
+                    return range(start, stop)
         return None
 
     def _bare(self, tokens: Sequence[int]) -> Iterator[int]:

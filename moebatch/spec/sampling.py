@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from moebatch.spec.grammar import Grammar
+from moebatch.spec.tools import AUTO, ToolChoice, Tools
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,11 +51,34 @@ class Sampling:
     """What the answer must look like, as OpenAI's interface says it."""
     structured_outputs: Grammar | None = None
     """The same as vLLM's interface says it; one of the two at most."""
+    tools: Tools | None = None
+    """What the model may ask its user to call."""
+    tool_choice: ToolChoice = AUTO
+    """Whether it may, must or must not."""
+    parallel_tool_calls: bool = True
+    """Whether one answer may call several times."""
 
     @property
     def grammar(self) -> Grammar | None:
         """What the answer must look like; None where it may be any text."""
         return self.response_format or self.structured_outputs
+
+    @property
+    def held_by(self) -> str:
+        """The parameter that says so."""
+        if self.must_call:
+            return "tool_choice"
+        return "response_format" if self.response_format else "structured_outputs"
+
+    @property
+    def offered(self) -> Tools | None:
+        """What the model is told that it may call."""
+        return None if self.tool_choice.kind == "none" else self.tools
+
+    @property
+    def must_call(self) -> bool:
+        """Whether an answer has to be a call."""
+        return self.tool_choice.kind in ("required", "function")
 
     @property
     def greedy(self) -> bool:

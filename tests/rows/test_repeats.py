@@ -14,6 +14,7 @@ from moebatch.spec.grammar import Grammar
 from moebatch.spec.reasoning import Reasoning
 from moebatch.spec.request import Choice, Outcome, Request
 from moebatch.spec.sampling import Sampling
+from moebatch.spec.tools import ToolChoice, Tools
 
 
 def request(index: int, prompt: int, **sampling: object) -> Request:
@@ -113,6 +114,9 @@ CHANGES: dict[str, object] = {
     "logit_bias": {4: 1.0},
     "response_format": Grammar("schema", "{}"),
     "structured_outputs": Grammar("choice", '["a"]'),
+    "tools": Tools("[]"),
+    "tool_choice": ToolChoice("none"),
+    "parallel_tool_calls": False,
 }
 """Of parameters on which greedy answers depend."""
 CHANCE: dict[str, object] = {"seed": 7, "top_p": 0.5, "top_k": 3, "min_p": 0.5}
@@ -136,7 +140,7 @@ def test_no_parameter_is_forgotten() -> None:
 def test_a_grammar_of_rows_that_may_think_before_is_another() -> None:
     """One is of messages, and the other of a prompt with the same tokens."""
     held = request(0, 1, structured_outputs=Grammar("choice", '["a"]'))
-    thinks = dataclasses.replace(held, reasoning=Reasoning(headers={3: 3}, closes=(4,)))
+    thinks = dataclasses.replace(held, reasoning=Reasoning(headers={3: 3}, closes=((4,),)))
     assert greedy_key(held) != greedy_key(thinks)
 
 

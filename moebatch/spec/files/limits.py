@@ -11,8 +11,9 @@ from functools import partial
 from types import MappingProxyType
 from typing import TypeGuard
 
-from moebatch.quoting import shown
+from moebatch.quoting import not_one_of, shown
 from moebatch.spec.grammar import response_format, structured_outputs
+from moebatch.spec.tools import ToolChoice, Tools, tool_choice, tools
 
 MAX_CHOICES = 1024
 """Most sequences of one request: beyond it a typo is likelier than a wish."""
@@ -132,6 +133,9 @@ CHECKS: Mapping[str, Callable[[object], object]] = {
     "logit_bias": logit_bias,
     "response_format": response_format,
     "structured_outputs": structured_outputs,
+    "tools": tools,
+    "tool_choice": tool_choice,
+    "parallel_tool_calls": flag,
 }
 """One check for every field of `Sampling`."""
 
@@ -154,6 +158,20 @@ def contradictions(values: Mapping[str, object]) -> dict[str, str]:
         found["min_tokens"] = f"is {fewest}, more than max_tokens, which is {most}"
     if values.get("response_format") and values.get("structured_outputs"):
         found["structured_outputs"] = "says what response_format says as well; give one of them"
+    offered, choice = values.get("tools"), values.get("tool_choice")
+    is_offered = isinstance(offered, Tools) and getattr(choice, "kind", "") != "none"
+    held = next(
+        (each for each in ("response_format", "structured_outputs") if values.get(each)), ""
+    )
+    if is_offered and held:
+        found["tools"] = (
+            f"may be called, but {held} leaves no room for a call; set tool_choice to none, or "
+            f"leave {held} out"
+        )
+    if isinstance(offered, Tools) and isinstance(choice, ToolChoice) and choice.kind == "function":
+        names = offered.parameters
+        if choice.name not in names:
+            found["tool_choice"] = f"names a function that {not_one_of(names, choice.name)}"
     return found
 
 

@@ -1,0 +1,388 @@
+"""Calls of tools, read from what a model has written.
+
+Models write them in forms of their own. Which one a model has is seen from its chat template, which
+shows calls to it in that form; a form is an entry of `FORMS`.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import compress
+from typing import Any, NamedTuple
+
+from moebatch.rows.refused import RowRefused
+from moebatch.rows.strict_json import parse
+from moebatch.spec.request import Choice, Request
+from moebatch.spec.sampling import Sampling
+from moebatch.spec.tools import ToolChoice, Tools
+
+_KINDS = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
+"""Types of JSON schemas, but for those of values that have parts."""
+
+
+class Call(NamedTuple):
+    """Of one function."""
+
+    name: str
+    arguments: str
+    """A JSON object."""
+    id: str | None = None
+    """As the model has it; None where it gives none."""
+
+
+class Spelled(NamedTuple):
+    """Text of some tokens, special ones by their name."""
+
+    text: str
+    shows: bytes
+    """For each of its characters, 0 where it belongs to the name of a special token, else 1."""
+
+
+Spell = Callable[[Sequence[int]], Spelled]
+Calls = Iterator[Call]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Form:
+    """How a model writes calls."""
+
+    signs: tuple[str, ...]
+    """What is in chat templates that have this form, and not in those of a form further down."""
+    call: re.Pattern[str]
+    """Everything from where a call begins to its end, or to that of the text where it has none."""
+    calls: Callable[[re.Match[str], Tools], Calls]
+    """Those of a match. Raises ValueError or RowRefused if it is none."""
+    around: re.Pattern[str] | None = None
+    """Marks around all calls."""
+    headers: tuple[str, ...] = ()
+    """Text with which a thought ends because a call begins."""
+    ends: tuple[str, ...] = ()
+    """Tokens with which an answer ends that is a call."""
+
+
+class Said(NamedTuple):
+    """An answer that calls."""
+
+    calls: tuple[Call, ...]
+    text: str
+    """What else it says."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallReader:
+    """Reads calls in what a model has answered."""
+
+    form: Form | None
+    """Of the model; None if it is not known."""
+    spell: Spell
+
+    def read(self, choice: Choice, request: Request, *, with_thought: bool) -> Said | None:
+        """The calls of an answer, whose text begins with what was thought or does not; None if
+        there are none, or one cannot be read, since it was cut off or is malformed."""
+        tools, form = request.sampling.offered, _form_asked_for(request.sampling) or self.form
+        if tools is None or form is None:
+            return None
+        said, thought = choice.said, request.thought(choice.said)
+        if thought is None:
+            start = 0
+        elif thought.end is None:
+            return None
+        else:
+            start = thought.stop if form.headers else thought.end
+        before, behind = self.spell(said[:start]), self.spell(said[start:])
+        if isinstance(choice.stop_reason, str):
+            behind = _cut_off(behind, choice.stop_reason)
+        found = _read(form, behind, tools)
+        if found is None or not with_thought:
+            return found
+        return found._replace(text="".join(compress(*before)) + found.text)
+
+
+def form_of(template: str, has_token: Callable[[str], bool]) -> Form | None:
+    """That of a model with such a chat template and vocabulary; None if it is not known."""
+    for form in FORMS:
+        if all(sign in template for sign in form.signs) and all(map(has_token, form.ends)):
+            return form
+    return None
+
+
+def _read(form: Form, spelled: Spelled, tools: Tools) -> Said | None:
+    calls: list[Call] = []
+    shows = bytearray(spelled.shows)
+    try:
+        for match in form.call.finditer(spelled.text):
+            calls += form.calls(match, tools)
+            _hide(shows, match)
+    except (ValueError, RowRefused, RecursionError):
+        return None
+    if form.around is not None:
+        for match in form.around.finditer(spelled.text):
+            _hide(shows, match)
+    return Said(tuple(calls), "".join(compress(spelled.text, shows))) if calls else None
+
+
+def _hide(shows: bytearray, match: re.Match[str]) -> None:
+    start, stop = match.span()
+    shows[start:stop] = bytes(stop - start)
+
+
+def _cut_off(spelled: Spelled, stop: str) -> Spelled:
+    """Without the stop text that has ended it."""
+    end = spelled.text.rfind(stop)
+    return spelled if end < 0 else Spelled(spelled.text[:end], spelled.shows[:end])
+
+
+# --- calls that are JSON -------------------------------------------------------------------------
+
+
+def _call(said: Any, arguments: str = "arguments") -> Call:
+    """Of an object with the name of a function and its arguments under a key."""
+    if not isinstance(said, dict) or not isinstance(said.get("name"), str):
+        raise ValueError("it names no function")
+    identity = said.get("id")
+    known = identity if isinstance(identity, str) and identity else None
+    return Call(said["name"], _dumped(said.get(arguments, {})), known)
+
+
+def _json(text: str) -> Any:
+    return parse(text.strip().encode())
+
+
+def _list(text: str) -> list[Any]:
+    value = _json(text)
+    if not isinstance(value, list):
+        raise ValueError("it is no list")
+    return value
+
+
+def _object(text: str) -> str:
+    """A JSON object as the interface has it."""
+    return _dumped(_json(text))
+
+
+def _dumped(value: Any) -> str:
+    if isinstance(value, str):  # some models quote the object
+        value = _json(value)
+    if not isinstance(value, dict):
+        raise ValueError("arguments are an object")
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _tagged(match: re.Match[str], tools: Tools) -> Calls:
+    yield _call(_json(match[1]))
+
+
+def _mistral(match: re.Match[str], tools: Tools) -> Calls:
+    """A list of calls; later models write one call behind each mark."""
+    body = match[1].strip()
+    if body.startswith("["):
+        yield from map(_call, _list(body))
+        return
+    name, _, arguments = body.partition("[ARGS]")
+    name, _, identity = name.partition("[CALL_ID]")
+    if not name.strip():
+        raise ValueError("it names no function")
+    yield Call(name.strip(), _object(arguments), identity.strip() or None)
+
+
+def _whole_answer(match: re.Match[str], tools: Tools) -> Calls:
+    """Other answers may be JSON as well: a call has the name of a tool and ``parameters``."""
+    said = _json(match[1])
+    if not isinstance(said, dict) or said.keys() - {"type"} != {"name", "parameters"}:
+        raise ValueError("it is no call")
+    call = _call(said, "parameters")
+    if call.name not in tools.parameters:
+        raise ValueError("it is no call of a tool")
+    yield call
+
+
+def _deepseek(match: re.Match[str], tools: Tools) -> Calls:
+    """Arguments of V3 and R1 stand in a block of Markdown, behind the type of the tool."""
+    head, _, body = match[1].partition("<｜tool▁sep｜>")
+    name, fence, block = body.partition("\n```json\n")
+    if fence and head.strip() == "function":
+        head, body = name, block.rstrip().removesuffix("```")
+    if not head.strip():
+        raise ValueError("it names no function")
+    yield Call(head.strip(), _object(body))
+
+
+def _kimi(match: re.Match[str], tools: Tools) -> Calls:
+    """What tells calls apart, such as ``functions.name:0``, has the name."""
+    identity, _, arguments = match[1].partition("<|tool_call_argument_begin|>")
+    name = identity.strip().rpartition(":")[0].removeprefix("functions.")
+    if not name:
+        raise ValueError("it names no function")
+    yield Call(name, _object(arguments), identity.strip())
+
+
+def _harmony(match: re.Match[str], tools: Tools) -> Calls:
+    """Also other messages have headers."""
+    name = match["by_role"] or match["by_channel"]
+    if not name:
+        raise ValueError("it names no function")
+    yield Call(name, _object(match["arguments"]))
+
+
+# --- calls whose arguments are text between tags -------------------------------------------------
+
+
+def _spelt(match: re.Match[str], tools: Tools, *, argument: re.Pattern[str], closes: str) -> Calls:
+    """A name, and arguments that are texts; schemas say what they stand for."""
+    name, body = match["name"].strip(), match["body"]
+    if not name or not match[0].endswith(closes) or argument.sub("", body).strip():
+        raise ValueError("it is cut off")
+    schema = tools.parameters.get(name, {})
+    values = {
+        each[1].strip(): _typed(_without_line_feeds(each[2]), each[1].strip(), schema)
+        for each in argument.finditer(body)
+    }
+    yield Call(name, json.dumps(values, ensure_ascii=False))
+
+
+def _without_line_feeds(text: str) -> str:
+    """Those that tags on lines of their own bring with them."""
+    return text.removeprefix("\n").removesuffix("\n")
+
+
+def _typed(text: str, name: str, schema: Mapping[str, Any]) -> Any:
+    """An argument by its schema; text where that is allowed, or nothing else makes sense of it."""
+    properties = schema.get("properties")
+    own = properties.get(name) if isinstance(properties, Mapping) else None
+    kinds = frozenset(_kinds(own, schema, set()))
+    is_null = text == "null" and "null" in kinds
+    if not is_null and (not kinds or "string" in kinds):
+        return text
+    try:
+        value = _json(text)
+    except (ValueError, RowRefused):
+        word = text.strip().lower()  # some write words of Python
+        return {"true": True, "false": False, "none": None}.get(word, text)
+    return value
+
+
+def _kinds(schema: Any, root: Mapping[str, Any], seen: set[str]) -> Iterator[str]:
+    """Types of values that a schema allows, as far as it says so. References are followed once."""
+    if not isinstance(schema, Mapping):
+        return
+    yield from (each for each in _listed(schema.get("type")) if isinstance(each, str))
+    for value in (*_listed(schema.get("enum")), *_listed(schema.get("const"))):
+        yield _KINDS.get(type(value), "object")
+    for key in ("anyOf", "oneOf", "allOf"):
+        for each in _listed(schema.get(key)):
+            yield from _kinds(each, root, seen)
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#/") and reference not in seen:
+        seen.add(reference)
+        yield from _kinds(_found(root, reference[2:].split("/")), root, seen)
+
+
+def _listed(value: Any) -> list[Any]:
+    if isinstance(value, list):
+        return value
+    return [] if value is None else [value]
+
+
+def _found(root: Any, keys: Sequence[str]) -> Any:
+    for key in keys:
+        root = root.get(key) if isinstance(root, Mapping) else None
+    return root
+
+
+# --- calls that were asked for -------------------------------------------------------------------
+
+
+def _form_asked_for(sampling: Sampling) -> Form | None:
+    """Of answers that are held to `grammar_of_calls`; None if the model may write as it likes."""
+    if not sampling.must_call:
+        return None
+    calls = partial(_asked_for, choice=sampling.tool_choice)
+    return Form(signs=(), call=_ALL, calls=calls)
+
+
+def _asked_for(match: re.Match[str], tools: Tools, *, choice: ToolChoice) -> Calls:
+    if choice.kind == "function":
+        yield Call(choice.name, _object(match[0]))
+    else:
+        yield from (_call(each, "parameters") for each in _list(match[0]))
+
+
+_ALL = re.compile(r"\A.+\Z", re.DOTALL)
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    return re.compile(text, re.DOTALL)
+
+
+_HEADERS = ("<|channel|>commentary to", "<|channel|>analysis to", "<|start|>assistant to")
+FORMS = (
+    Form(  # gpt-oss
+        signs=("<|channel|>", "<|call|>", "functions."),
+        call=_pattern(
+            r"(?:<\|start\|>assistant)?(?: ?to=functions\.(?P<by_role>[^\s<]+)\s*)?"
+            r"<\|channel\|>\w+(?: to=functions\.(?P<by_channel>[^\s<]+))?"
+            r"[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>(?P<arguments>.*)"
+        ),
+        calls=_harmony,
+        headers=_HEADERS,
+        ends=("<|call|>",),
+    ),
+    Form(  # DeepSeek-V3, R1 and V3.1
+        signs=("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>"),
+        call=_pattern(r"<｜tool▁call▁begin｜>(.*?)(?:<｜tool▁call▁end｜>|\Z)"),
+        calls=_deepseek,
+        around=_pattern(r"<｜tool▁calls▁(?:begin|end)｜>"),
+    ),
+    Form(  # Kimi-K2
+        signs=("<|tool_calls_section_begin|>",),
+        call=_pattern(r"<\|tool_call_begin\|>(.*?)(?:<\|tool_call_end\|>|\Z)"),
+        calls=_kimi,
+        around=_pattern(r"<\|tool_calls_section_(?:begin|end)\|>"),
+    ),
+    Form(  # MiniMax-M2
+        signs=("<minimax:tool_call>", "<invoke name="),
+        call=_pattern(r'<invoke name="(?P<name>[^">]*)">(?P<body>.*?)(?:</invoke>|\Z)'),
+        calls=partial(
+            _spelt,
+            argument=_pattern(r'<parameter name="([^">]*)">(.*?)</parameter>'),
+            closes="</invoke>",
+        ),
+        around=_pattern(r"</?minimax:tool_call>"),
+    ),
+    Form(  # Qwen3-Coder, Qwen3.5, Nemotron 3; Seed's mark has another name
+        signs=("<function=", "<parameter="),
+        call=_pattern(r"<function=(?P<name>[^>]*)>(?P<body>.*?)(?:</function>|\Z)"),
+        calls=partial(
+            _spelt,
+            argument=_pattern(r"<parameter=([^>]*)>(.*?)</parameter>"),
+            closes="</function>",
+        ),
+        around=_pattern(r"</?(?:seed:)?tool_call>"),
+    ),
+    Form(  # GLM-4.5 and later
+        signs=("<tool_call>", "<arg_key>", "<arg_value>"),
+        call=_pattern(r"<tool_call>(?P<name>[^<]*)(?P<body>.*?)(?:</tool_call>|\Z)"),
+        calls=partial(
+            _spelt,
+            argument=_pattern(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>"),
+            closes="</tool_call>",
+        ),
+    ),
+    Form(  # Hermes, Qwen3, Granite-4
+        signs=("<tool_call>", "arguments"),
+        call=_pattern(r"<tool_call>(.*?)(?:</tool_call>|\Z)"),
+        calls=_tagged,
+    ),
+    Form(  # Mistral
+        signs=("[TOOL_CALLS]",),
+        call=_pattern(r"\[TOOL_CALLS\](.*?)(?=\[TOOL_CALLS\]|\Z)"),
+        calls=_mistral,
+    ),
+    Form(  # Llama 3 and 4
+        signs=('"parameters": dictionary of argument name and its value',),
+        call=_pattern(r"\A\s*(?:<\|python_tag\|>)?\s*(\{.*\})\s*\Z"),
+        calls=_whole_answer,
+    ),
+)
