@@ -188,6 +188,8 @@ def _text(choice: Choice, request: Request, served: Served) -> _Text:
     found = served.calls.read(choice, request, with_thought=with_thought)
     if found is None:
         return text
+    if not found.calls:
+        return text._replace(answer=found.text.lstrip("\n"))
     calls = found.calls if request.sampling.parallel_tool_calls else found.calls[:1]
     return text._replace(answer=found.text.strip() or None, calls=calls)
 

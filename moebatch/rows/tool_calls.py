@@ -63,11 +63,12 @@ class Form:
 
 
 class Said(NamedTuple):
-    """An answer that calls."""
+    """An answer with what may be calls."""
 
     calls: tuple[Call, ...]
+    """None if one cannot be read, since it was cut off or is malformed."""
     text: str
-    """What else it says."""
+    """What else it says; all of it, with special tokens by their name, where there are no calls."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,24 +80,24 @@ class CallReader:
     spell: Spell
 
     def read(self, choice: Choice, request: Request, *, with_thought: bool) -> Said | None:
-        """The calls of an answer, whose text begins with what was thought or does not; None if
-        there are none, or one cannot be read, since it was cut off or is malformed."""
+        """The calls of an answer, whose text begins with what was thought or does not; None if it
+        begins no call."""
         tools, form = request.sampling.offered, _form_asked_for(request.sampling) or self.form
         if tools is None or form is None:
             return None
         said, thought = choice.said, request.thought(choice.said)
-        if thought is None:
-            start = 0
-        elif thought.end is None:
+        stop, end = (0, 0) if thought is None else (thought.stop, thought.end)
+        if end is None:
             return None
-        else:
-            start = thought.stop if form.headers else thought.end
-        before, behind = self.spell(said[:start]), self.spell(said[start:])
+        start = stop if form.headers else end
+        header, rest = self.spell(said[start:end]), self.spell(said[end:])
+        behind = Spelled(header.text + rest.text, bytes(len(header.text)) + rest.shows)
         if isinstance(choice.stop_reason, str):
             behind = _cut_off(behind, choice.stop_reason)
         found = _read(form, behind, tools)
         if found is None or not with_thought:
             return found
+        before = self.spell(said[:start])
         return found._replace(text="".join(compress(*before)) + found.text)
 
 
@@ -109,23 +110,20 @@ def form_of(template: str, has_token: Callable[[str], bool]) -> Form | None:
 
 
 def _read(form: Form, spelled: Spelled, tools: Tools) -> Said | None:
-    calls: list[Call] = []
-    shows = bytearray(spelled.shows)
+    matches = list(form.call.finditer(spelled.text))
     try:
-        for match in form.call.finditer(spelled.text):
-            calls += form.calls(match, tools)
-            _hide(shows, match)
+        calls = tuple(call for match in matches for call in form.calls(match, tools))
     except (ValueError, RowRefused, RecursionError):
+        calls = ()
+    if not matches:
         return None
-    if form.around is not None:
-        for match in form.around.finditer(spelled.text):
-            _hide(shows, match)
-    return Said(tuple(calls), "".join(compress(spelled.text, shows))) if calls else None
-
-
-def _hide(shows: bytearray, match: re.Match[str]) -> None:
-    start, stop = match.span()
-    shows[start:stop] = bytes(stop - start)
+    if not calls or not all(call.name for call in calls):
+        return Said((), spelled.text)
+    shows = bytearray(spelled.shows)
+    for match in (*matches, *(form.around.finditer(spelled.text) if form.around else ())):
+        start, stop = match.span()
+        shows[start:stop] = bytes(stop - start)
+    return Said(calls, "".join(compress(spelled.text, shows)))
 
 
 def _cut_off(spelled: Spelled, stop: str) -> Spelled:
@@ -182,8 +180,6 @@ def _mistral(match: re.Match[str], tools: Tools) -> Calls:
         return
     name, _, arguments = body.partition("[ARGS]")
     name, _, identity = name.partition("[CALL_ID]")
-    if not name.strip():
-        raise ValueError("it names no function")
     yield Call(name.strip(), _object(arguments), identity.strip() or None)
 
 
@@ -204,8 +200,6 @@ def _deepseek(match: re.Match[str], tools: Tools) -> Calls:
     name, fence, block = body.partition("\n```json\n")
     if fence and head.strip() == "function":
         head, body = name, block.rstrip().removesuffix("```")
-    if not head.strip():
-        raise ValueError("it names no function")
     yield Call(head.strip(), _object(body))
 
 
@@ -213,17 +207,22 @@ def _kimi(match: re.Match[str], tools: Tools) -> Calls:
     """What tells calls apart, such as ``functions.name:0``, has the name."""
     identity, _, arguments = match[1].partition("<|tool_call_argument_begin|>")
     name = identity.strip().rpartition(":")[0].removeprefix("functions.")
-    if not name:
-        raise ValueError("it names no function")
     yield Call(name, _object(arguments), identity.strip())
 
 
 def _harmony(match: re.Match[str], tools: Tools) -> Calls:
-    """Also other messages have headers."""
-    name = match["by_role"] or match["by_channel"]
-    if not name:
-        raise ValueError("it names no function")
-    yield Call(name, _object(match["arguments"]))
+    yield Call(match["by_role"] or match["by_channel"], _object(match["arguments"]))
+
+
+def _gemma(match: re.Match[str], tools: Tools) -> Calls:
+    """Objects whose keys have no quotes, and whose texts have marks in their place."""
+    yield Call(match["name"].strip(), _object(_GEMMA.sub(_quoted, match["arguments"])))
+
+
+def _quoted(match: re.Match[str]) -> str:
+    if match["text"] is not None:
+        return json.dumps(match["text"])
+    return match[0] if match["key"] is None else json.dumps(match["key"])
 
 
 # --- calls whose arguments are text between tags -------------------------------------------------
@@ -232,7 +231,7 @@ def _harmony(match: re.Match[str], tools: Tools) -> Calls:
 def _spelt(match: re.Match[str], tools: Tools, *, argument: re.Pattern[str], closes: str) -> Calls:
     """A name, and arguments that are texts; schemas say what they stand for."""
     name, body = match["name"].strip(), match["body"]
-    if not name or not match[0].endswith(closes) or argument.sub("", body).strip():
+    if not match[0].endswith(closes) or argument.sub("", body).strip():
         raise ValueError("it is cut off")
     schema = tools.parameters.get(name, {})
     values = {
@@ -316,18 +315,30 @@ def _pattern(text: str) -> re.Pattern[str]:
     return re.compile(text, re.DOTALL)
 
 
+_GEMMA = _pattern(
+    r'<\|"\|>(?P<text>.*?)<\|"\|>|"(?:\\.|[^"\\])*"|(?<=[{,])\s*(?P<key>[^\s"{}\[\],:<]+)\s*(?=:)'
+)
 _HEADERS = ("<|channel|>commentary to", "<|channel|>analysis to", "<|start|>assistant to")
 FORMS = (
     Form(  # gpt-oss
         signs=("<|channel|>", "<|call|>", "functions."),
         call=_pattern(
-            r"(?:<\|start\|>assistant)?(?: ?to=functions\.(?P<by_role>[^\s<]+)\s*)?"
-            r"<\|channel\|>\w+(?: to=functions\.(?P<by_channel>[^\s<]+))?"
+            r"(?:<\|start\|>assistant)?"
+            r"(?: ?to=functions\.(?P<by_role>[^\s<]+)\s*<\|channel\|>\w+"
+            r"|<\|channel\|>\w+ to=functions\.(?P<by_channel>[^\s<]+))"
             r"[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>(?P<arguments>.*)"
         ),
         calls=_harmony,
         headers=_HEADERS,
         ends=("<|call|>",),
+    ),
+    Form(  # Gemma 4
+        signs=("<|tool_call>", "call:"),
+        call=_pattern(
+            r"<\|tool_call>(?:call:)?(?P<name>[^{]*)(?P<arguments>.*?)(?:<tool_call\|>|\Z)"
+        ),
+        calls=_gemma,
+        ends=("<|tool_response>",),
     ),
     Form(  # DeepSeek-V3, R1 and V3.1
         signs=("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>"),

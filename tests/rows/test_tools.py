@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
+from transformers.cli.serving.utils import _RESPONSE_TEMPLATE_FALLBACKS as TEMPLATES
+from transformers.utils.chat_parsing import parse_response
 
 from moebatch.errors import ConfigError
 from moebatch.rows.dialects import Served, result_line
@@ -72,6 +74,16 @@ FORM_OF: dict[str, tuple[tuple[str, ...], str]] = {
         HARMONY,
         "<|channel|>commentary to={{ 'functions.' + f.name }} <|constrain|>json<|message|>"
         "{{ f.arguments | tojson }}<|call|>",
+    ),
+    "gemma-4": (
+        ("<|tool_call>", "<tool_call|>", '<|"|>', "<|tool_response>"),
+        "{% macro show(v) %}{% if v is string %}"
+        '<|"|>{{ v }}<|"|>{% elif v is mapping %}'
+        "{{ '{' }}{% for k, w in v.items() %}{{ k }}:{{ show(w) }}"
+        "{{ '' if loop.last else ',' }}{% endfor %}{{ '}' }}"
+        "{% elif v is iterable %}[{% for w in v %}{{ show(w) }}{{ '' if loop.last else ',' }}"
+        "{% endfor %}]{% else %}{{ v | tojson }}{% endif %}{% endmacro %}"
+        "<|tool_call>call:{{ f.name }}{{ show(f.arguments) }}<tool_call|>",
     ),
     "deepseek-v3": (
         DEEPSEEK,
@@ -192,6 +204,7 @@ def answered(
     ended: FinishReason = "stop",
     stop: str | None = None,
     as_plain: bool = False,
+    thought_in_text: bool = False,
     **row: Any,
 ) -> Any:
     """What is written where a model answers a row with tools so."""
@@ -211,7 +224,7 @@ def answered(
         token_bytes=reader.tokenizer.token_bytes,
         decode=reader.tokenizer.decode,
         calls=reader.tokenizer.calls if reader.splits_calls else None,
-        splits_reasoning=not row.get("in_text"),
+        splits_reasoning=not thought_in_text,
         format="plain" if as_plain else "openai",
     )
     outcome = Outcome(request=found.request, choices=(choice,))
@@ -255,11 +268,11 @@ class TestForms:
     def test_what_stands_before_calls_is_the_text(self, reader: Open, form: str) -> None:
         found = of_form(reader, form)
         before = "I look at 😀"
-        begun = "<|channel|>final<|message|>" + before if form == "gpt-oss" else before
-        choice = answered(found, begun + written(found, [("now", {})]))
-        if form == "gpt-oss":  # whose answers have a place of their own
-            assert calls_of(choice) == []
-            return
+        said = before + written(found, [("now", {})])
+        if form == "gpt-oss":
+            between = "<|end|><|start|>assistant<|channel|>commentary"
+            said = f"<|channel|>final<|message|>{said}".replace("<|channel|>commentary", between)
+        choice = answered(found, said)
         assert calls_of(choice) == [("now", {})]
         assert choice["message"]["content"] == before
 
@@ -273,22 +286,47 @@ class TestForms:
             assert choice["finish_reason"] == "length"
             calls = calls_of(choice)
             assert calls in ([], [("weather", COLD)]), "nothing is made up"
+            content = choice["message"]["content"]
             plain = found.tokenizer.decode(tokens_of(found, text))
-            if not calls and form != "gpt-oss":
-                assert choice["message"]["content"] == plain
-            if not calls and form == "gpt-oss" and "<|message|>" in text:
-                assert choice["message"]["content"] == text.partition("<|message|>")[2]
+            if calls:
+                assert content is None or content in whole[-40:], "the end of a mark"
+            elif "city" in text:
+                assert content == text.lstrip("\n"), "nothing is lost"
+            elif form != "gpt-oss":  # whose header is none before its end
+                assert content in (plain.lstrip("\n"), text.lstrip("\n"))
 
     @pytest.mark.parametrize("form", FORM_OF)
     def test_what_is_no_call_stays_in_the_text(self, reader: Open, form: str) -> None:
         found = of_form(reader, form)
         whole = written(found, [("weather", {"city": "Oslo"})])
-        broken = whole.replace("Oslo", "</invoke></function></tool_call>").replace(':"', ":")
-        for text in ("4", '{"a": 1}', "[1]", broken.replace(': "', ": ")):
+        for text in ("4", '{"a": 1}', "[1]", whole.replace("weather", "")):
             choice = answered(found, text)
-            if text is not broken and calls_of(choice):
-                raise AssertionError(text)
+            assert calls_of(choice) == []
             assert choice["finish_reason"] == "stop"
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            '{"name": "Ada", "parameters": {}}',
+            '{"name": "now", "born": 1815}',
+            '{"name": "now", "parameters": {}, "born": 1815}',
+            '{"name": "now", "parameters": 5}',
+        ],
+    )
+    def test_json_that_is_an_answer_is_no_call(self, reader: Open, text: str) -> None:
+        choice = answered(of_form(reader, "llama"), text)
+        assert choice["message"]["content"] == text
+        assert calls_of(choice) == []
+
+    @pytest.mark.parametrize("form", ["qwen3-coder", "glm-4.5", "minimax-m2"])
+    def test_a_text_that_closes_its_own_tag_is_not_cut(self, reader: Open, form: str) -> None:
+        found = of_form(reader, form)
+        for tag in ("</parameter>", "</arg_value>"):
+            said: list[tuple[str, Any]] = [("weather", {"city": f"a{tag}b"})]
+            choice = answered(found, written(found, said))
+            assert calls_of(choice) in (said, [])
+            content = choice["message"]["content"]
+            assert content is None if calls_of(choice) else f"a{tag}b" in content
 
     def test_there_is_a_template_here_for_every_form(self, tmp_path: Path) -> None:
         named = [
@@ -316,6 +354,33 @@ class TestForms:
                 found = tool_calls._read(form, spelled, offered)
                 for call in found.calls if found else ():
                     assert isinstance(json.loads(call.arguments), dict) and call.name
+
+    @pytest.mark.parametrize(
+        ("form", "family", "prefix"),
+        [
+            ("hermes", "qwen3_moe", "<|im_start|>assistant\n"),
+            ("qwen3-coder", "qwen3_5_moe", "<|im_start|>assistant\n"),
+            ("gemma-4", "gemma4", "<|turn>model\n"),
+        ],
+    )
+    @pytest.mark.parametrize(
+        "said",
+        [
+            [("weather", {"city": "Oslo", "days": 2, "exact": True}), ("now", {})],
+            [("weather", {"city": 'x {b:"c", d: 1} \\ é', "days": -3})],
+        ],
+    )
+    def test_calls_are_those_that_transformers_reads(
+        self, reader: Open, form: str, family: str, prefix: str, said: list[tuple[str, Any]]
+    ) -> None:
+        found = of_form(reader, form)
+        text = "Let me see." + written(found, said)
+        (template,) = (each for names, each in TEMPLATES.items() if family in names)
+        theirs = parse_response(text, template, prefix=prefix, tools=TOOLS)
+        functions = [call["function"] for call in theirs["tool_calls"]]
+        choice = answered(found, text)
+        assert calls_of(choice) == [(each["name"], each["arguments"]) for each in functions]
+        assert choice["message"]["content"] == theirs["content"]
 
 
 class TestValues:
@@ -404,13 +469,16 @@ class TestAnswers:
 
     def test_a_stop_text_in_a_call_cuts_it_off(self, reader: Open) -> None:
         found = of_form(reader, "hermes")
-        text = "So: " + written(found, [("weather", {"city": "Oslo"})])
+        text = "So: " + written(found, [("weather", {"city": "Oslo"})]).strip()
         cut = text[: text.index("Oslo") + 4]
         choice = answered(found, cut, stop="Oslo")
         assert calls_of(choice) == []
         assert choice["message"]["content"] == cut.removesuffix("Oslo")
         choice = answered(found, text, stop="</tool_call>")
         assert calls_of(choice) == [("weather", {"city": "Oslo"})]
+        assert choice["message"]["content"] == "So:"
+        choice = answered(found, text + "now STOP", stop="STOP")
+        assert choice["message"]["content"].endswith("now")
 
     def test_calls_that_are_only_thought_of_are_none(self, reader: Open) -> None:
         _, call = FORM_OF["hermes"]
@@ -422,6 +490,9 @@ class TestAnswers:
         assert choice["message"]["reasoning_content"] == f"a{text}"
         choice = answered(found, f"<think>a{text}", ended="length")
         assert calls_of(choice) == []
+        choice = answered(found, f"<think>a{text}</think>b{text}", thought_in_text=True)
+        assert calls_of(choice) == [("now", {})]
+        assert choice["message"]["content"] == f"<think>a{text}</think>b"
 
     @pytest.mark.parametrize(
         "header",
@@ -571,6 +642,12 @@ class TestForced:
             matching = found.grammars.matching(request.sampling.grammar)
             matching.take(tokens_of(found, text))
             assert (not matching.fault) == fits, (choice, text)
+        anything = [function("weather", {"properties": {}})]
+        request = ready(found, tools=anything, tool_choice=by_name).request
+        assert request.sampling.grammar is not None
+        matching = found.grammars.matching(request.sampling.grammar)
+        matching.take(tokens_of(found, "5"))
+        assert matching.fault, "arguments are an object"
         request = ready(
             found, tools=TOOLS, tool_choice="required", parallel_tool_calls=False
         ).request
