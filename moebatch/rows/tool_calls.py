@@ -228,16 +228,18 @@ def _quoted(match: re.Match[str]) -> str:
 # --- calls whose arguments are text between tags -------------------------------------------------
 
 
-def _spelt(match: re.Match[str], tools: Tools, *, argument: re.Pattern[str], closes: str) -> Calls:
+def _spelt(
+    match: re.Match[str], tools: Tools, *, argument: re.Pattern[str], ends: str, closes: str
+) -> Calls:
     """A name, and arguments that are texts; schemas say what they stand for."""
-    name, body = match["name"].strip(), match["body"]
-    if not match[0].endswith(closes) or argument.sub("", body).strip():
-        raise ValueError("it is cut off")
+    name = match["name"].strip()
+    *parts, rest = match["body"].split(ends)
+    found = [each for each in map(argument.fullmatch, parts) if each]
+    if len(found) < len(parts) or rest.strip() or not match[0].endswith(closes):
+        raise ValueError("it is cut off, or its tags are those of another form")
     schema = tools.parameters.get(name, {})
-    values = {
-        each[1].strip(): _typed(_without_line_feeds(each[2]), each[1].strip(), schema)
-        for each in argument.finditer(body)
-    }
+    texts = {each[1].strip(): _without_line_feeds(each[2]) for each in found}
+    values = {key: _typed(text, key, schema) for key, text in texts.items()}
     yield Call(name, json.dumps(values, ensure_ascii=False))
 
 
@@ -357,7 +359,8 @@ FORMS = (
         call=_pattern(r'<invoke name="(?P<name>[^">]*)">(?P<body>.*?)(?:</invoke>|\Z)'),
         calls=partial(
             _spelt,
-            argument=_pattern(r'<parameter name="([^">]*)">(.*?)</parameter>'),
+            argument=_pattern(r'\s*<parameter name="([^">]*)">(.*)'),
+            ends="</parameter>",
             closes="</invoke>",
         ),
         around=_pattern(r"</?minimax:tool_call>"),
@@ -367,7 +370,8 @@ FORMS = (
         call=_pattern(r"<function=(?P<name>[^>]*)>(?P<body>.*?)(?:</function>|\Z)"),
         calls=partial(
             _spelt,
-            argument=_pattern(r"<parameter=([^>]*)>(.*?)</parameter>"),
+            argument=_pattern(r"\s*<parameter=([^>]*)>(.*)"),
+            ends="</parameter>",
             closes="</function>",
         ),
         around=_pattern(r"</?(?:seed:)?tool_call>"),
@@ -377,7 +381,8 @@ FORMS = (
         call=_pattern(r"<tool_call>(?P<name>[^<]*)(?P<body>.*?)(?:</tool_call>|\Z)"),
         calls=partial(
             _spelt,
-            argument=_pattern(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>"),
+            argument=_pattern(r"\s*<arg_key>([^<]*)</arg_key>\s*<arg_value>(.*)"),
+            ends="</arg_value>",
             closes="</tool_call>",
         ),
     ),
@@ -392,8 +397,8 @@ FORMS = (
         calls=_mistral,
     ),
     Form(  # Llama 3 and 4
-        signs=('"parameters": dictionary of argument name and its value',),
-        call=_pattern(r"\A\s*(?:<\|python_tag\|>)?\s*(\{.*\})\s*\Z"),
+        signs=("dictionary of argument name and its value",),
+        call=_pattern(r"\A\s*(?:<\|python_(?:tag|start)\|>\s*)?(\{.*\})\s*(?:<\|python_end\|>)?\Z"),
         calls=_whole_answer,
     ),
 )

@@ -328,6 +328,23 @@ class TestForms:
             content = choice["message"]["content"]
             assert content is None if calls_of(choice) else f"a{tag}b" in content
 
+    @pytest.mark.parametrize(
+        "text",
+        [
+            '<|python_tag|>{"name": "now", "parameters": {}}',
+            '<|python_start|>{"type": "function", "name": "now", "parameters": {}}<|python_end|>',
+        ],
+    )
+    def test_marks_of_programs_may_stand_around_calls_of_llama(
+        self, reader: Open, text: str
+    ) -> None:
+        _, call = FORM_OF["llama"]
+        marks = [f"<|python_{each}|>" for each in ("tag", "start", "end")]
+        found = reader(OFFER + SHOW.replace("%s", CALLS + call), *marks)
+        choice = answered(found, text)
+        assert calls_of(choice) == [("now", {})]
+        assert choice["message"]["content"] is None
+
     def test_there_is_a_template_here_for_every_form(self, tmp_path: Path) -> None:
         named = [
             next(form for form in FORMS if all(sign in text for sign in form.signs))
