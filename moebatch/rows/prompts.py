@@ -96,8 +96,11 @@ class RowReader:
     def _sampling(self, parsed: ParsedRow) -> Sampling:
         sampling = self.defaults.resolve(parsed)
         if sampling.offered is not None and not isinstance(parsed.prompt, Chat):
-            given = "the prompt goes to the model unchanged; input.chat makes one of a plain row"
-            raise unsupported("tools", f"are for messages, but {given}")
+            message = (
+                "are for messages, but the prompt goes to the model unchanged; input.chat makes "
+                "one of a plain row, and tools: [] offers none"
+            )
+            raise unsupported("tools", message)
         if sampling.must_call and sampling.tools is None:
             raise wrong("tool_choice", f"is {sampling.tool_choice}, but there are no tools")
         sampling = self._calling(sampling)

@@ -238,14 +238,9 @@ def _spelt(
     if len(found) < len(parts) or rest.strip() or not match[0].endswith(closes):
         raise ValueError("it is cut off, or its tags are those of another form")
     schema = tools.parameters.get(name, {})
-    texts = {each[1].strip(): _without_line_feeds(each[2]) for each in found}
+    texts = {each[1].strip(): each[2] for each in found}
     values = {key: _typed(text, key, schema) for key, text in texts.items()}
     yield Call(name, json.dumps(values, ensure_ascii=False))
-
-
-def _without_line_feeds(text: str) -> str:
-    """Those that tags on lines of their own bring with them."""
-    return text.removeprefix("\n").removesuffix("\n")
 
 
 def _typed(text: str, name: str, schema: Mapping[str, Any]) -> Any:
@@ -370,7 +365,8 @@ FORMS = (
         call=_pattern(r"<function=(?P<name>[^>]*)>(?P<body>.*?)(?:</function>|\Z)"),
         calls=partial(
             _spelt,
-            argument=_pattern(r"\s*<parameter=([^>]*)>(.*)"),
+            # Its tags stand on lines of their own.
+            argument=_pattern(r"\s*<parameter=([^>]*)>\n?(.*?)\n?"),
             ends="</parameter>",
             closes="</function>",
         ),

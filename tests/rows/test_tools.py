@@ -434,10 +434,12 @@ class TestValues:
         choice = answered(found, whole, tools=[function("weather", endless)])
         assert calls_of(choice) == [("weather", {"city": "Oslo"})]
 
-    def test_line_feeds_within_a_text_are_kept(self, reader: Open) -> None:
-        found = of_form(reader, "qwen3-coder")
-        said = [("weather", {"city": "\n  a\n\n  b\n"})]
-        assert calls_of(answered(found, written(found, said))) == said
+    @pytest.mark.parametrize("form", ["qwen3-coder", "glm-4.5", "minimax-m2"])
+    def test_line_feeds_of_a_text_are_kept(self, reader: Open, form: str) -> None:
+        found = of_form(reader, form)
+        for city in ("\n  a\n\n  b\n", "a\n", "\na", "\n", ""):
+            said: list[tuple[str, Any]] = [("weather", {"city": city})]
+            assert calls_of(answered(found, written(found, said))) == said
 
 
 class TestAnswers:
