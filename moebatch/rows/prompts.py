@@ -116,7 +116,7 @@ class RowReader:
 
     def _calling(self, sampling: Sampling) -> Sampling:
         """Sampling of answers that end where a call does, and that are calls where they must be.
-        Raises RowRefused for tools if nobody could tell calls from text."""
+        Raises RowRefused for tools where nothing tells calls from text."""
         tools, choice = sampling.offered, sampling.tool_choice
         if tools is None:
             return sampling

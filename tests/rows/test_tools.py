@@ -9,8 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
-from transformers.cli.serving.utils import _RESPONSE_TEMPLATE_FALLBACKS as TEMPLATES
-from transformers.utils.chat_parsing import parse_response
 
 from moebatch.errors import ConfigError
 from moebatch.rows.dialects import Served, result_line
@@ -390,10 +388,13 @@ class TestForms:
     def test_calls_are_those_that_transformers_reads(
         self, reader: Open, form: str, family: str, prefix: str, said: list[tuple[str, Any]]
     ) -> None:
+        serving = pytest.importorskip("transformers.cli.serving.utils")
+        parsing = pytest.importorskip("transformers.utils.chat_parsing")
         found = of_form(reader, form)
         text = "Let me see." + written(found, said)
-        (template,) = (each for names, each in TEMPLATES.items() if family in names)
-        theirs = parse_response(text, template, prefix=prefix, tools=TOOLS)
+        known = serving._RESPONSE_TEMPLATE_FALLBACKS
+        (template,) = (known[names] for names in known if family in names)
+        theirs = parsing.parse_response(text, template, prefix=prefix, tools=TOOLS)
         functions = [call["function"] for call in theirs["tool_calls"]]
         choice = answered(found, text)
         assert calls_of(choice) == [(each["name"], each["arguments"]) for each in functions]
