@@ -25,8 +25,6 @@ _KEYS = (
     "qk_rope_head_dim",
     "max_position_embeddings",
     "original_max_position_embeddings",
-    "hidden_size",
-    "num_attention_heads",
 )
 _MAX_CACHED_LENGTHS = 4096
 
@@ -200,7 +198,8 @@ def rotate_neighbours(x_THC: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> None:
 
 
 def _rope_config(attention: Attention, shape: ModelShape, config: Mapping[str, Any]) -> Any:
-    """A transformers config with what matters for rotary positions and no more."""
+    """A transformers config with what matters for rotary positions and no more: it may be one of
+    another family, which has rules of its own about sizes that do not."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     family = FAMILIES[shape.architecture]

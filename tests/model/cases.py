@@ -519,6 +519,7 @@ CASES: dict[str, Case] = {
     "llama4-top-3": ("llama4_text", {"num_experts_per_tok": 3, "tie_word_embeddings": True}),
     "llama4-llama3": ("llama4_text", {"rope_parameters": {"rope_theta": 5e3, **ROPES["llama3"]}}),
     "afmoe": ("afmoe", {}),
+    "afmoe-heads": ("afmoe", {"hidden_size": 44, "num_attention_heads": 6}),
     "afmoe-fused": ("afmoe", {"fused": True, "num_dense_layers": 0, "mup_enabled": False}),
     "afmoe-slides": ("afmoe", {"layer_types": ["sliding_attention"] * 3, "num_dense_layers": 2}),
     "mellum": ("mellum", {}),
@@ -681,6 +682,7 @@ CASES: dict[str, Case] = {
         },
     ),
     "cohere": ("cohere2_moe", {}),
+    "cohere-heads": ("cohere2_moe", {"hidden_size": 44, "num_attention_heads": 6}),
     "cohere-fused": (
         "cohere2_moe",
         {"fused": True, "rms_norm_eps": 1e-3, "shared_expert_combination_strategy": "sum"},
@@ -749,6 +751,7 @@ CASES: dict[str, Case] = {
     "flint-fused": ("flint", {"fused": True, "attention_bias": True}),
     "flint-not-normed": ("flint", {"norm_topk_prob": False, "mlp_only_layers": []}),
     "lara": ("lara_mini", {}),
+    "lara-heads": ("lara_mini", {"hidden_size": 44, "num_attention_heads": 6}),
     "lara-fused": ("lara_mini", {"fused": True, "attention_bias": True}),
     "lara-tied": ("lara_mini", {"tie_word_embeddings": True, "norm_topk_prob": False}),
     "lara-slides": (
