@@ -67,6 +67,19 @@ _LATENT = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 10,
 }
+_HY4 = (
+    _LATENT
+    | _INDEXED
+    | {
+        "num_hidden_layers": 4,
+        "v_head_dim": 18,
+        "hc_mult": 3,
+        "hc_magnitude": 1.3,
+        "hc_eps": 0.03,
+        "swiglu_limit": 0.8,
+        "routed_scaling_factor": 1.7,
+    }
+)
 _SHARED = {"intermediate_size": 56, "moe_intermediate_size": 20, "head_dim": 10}
 _GRANITE = {
     "intermediate_size": 28,
@@ -444,16 +457,15 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
         "rope_theta": 20.0,
         "compress_rope_theta": 300.0,
     },
-    "hy_v4": _LATENT
-    | _INDEXED
+    "hy_v4": _HY4,
+    "hy_v4_vl_text": _HY4
     | {
-        "num_hidden_layers": 4,
-        "v_head_dim": 18,
-        "hc_mult": 3,
-        "hc_magnitude": 1.3,
-        "hc_eps": 0.03,
-        "swiglu_limit": 0.8,
-        "routed_scaling_factor": 1.7,
+        "rms_norm_eps": 0.1,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 300.0,
+            "mrope_section": [2, 1, 1],
+        },
     },
     "laguna": {
         "num_hidden_layers": 4,
@@ -554,6 +566,7 @@ _TEXT_OF = {
     "qwen3_vl_moe": "qwen3_vl_moe_text",
     "qwen3_omni_moe_thinker": "qwen3_omni_moe_text",
     "glm4v_moe": "glm4v_moe_text",
+    "hy_v4_vl": "hy_v4_vl_text",
     "mistral3": "mistral4",
     "step3p7": "step3p5",
 }
@@ -585,7 +598,16 @@ _HEARING = {
     "output_dim": _COMMON["hidden_size"],
     "downsample_hidden_size": 8,
 }
-_VISIONS = {"mistral3": _PIXTRAL, "step3p7": _PERCEPTION}
+_HUNYUAN = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "patch_size": 14,
+    "max_image_size": 28,
+    "out_hidden_size": _COMMON["hidden_size"],
+}
+_VISIONS = {"mistral3": _PIXTRAL, "step3p7": _PERCEPTION, "hy_v4_vl": _HUNYUAN}
 _STRONG = (
     *(".gate.weight", ".wg.weight", ".router.weight", ".router.proj.weight"),
     *("router.layer.weight", "lm_head.weight", "embed_tokens.weight", "wte.weight"),

@@ -19,9 +19,9 @@ OTHERS = (
     *("gemma4_text", "llama4_text", "dbrx", "phimoe", "afmoe", "mellum", "mistral3"),
     *("flex_olmo", "sarvam_moe", "sarvam_mla", "axk1", "mimo_v2_flash", "longcat_flash"),
     *("step3p7", "glm4v_moe", "granitemoe_swa", "kolibri1", "flint", "laguna", "cohere2_moe"),
-    *("qwen3_omni_moe_thinker", "aria_text", "deepseek_v4", "deepseek_v32", "hy_v4"),
+    *("qwen3_omni_moe_thinker", "aria_text", "deepseek_v4", "deepseek_v32", "hy_v4", "hy_v4_vl"),
 )
-ON_GPU_ALONE = ("deepseek_v4", "deepseek_v32", "hy_v4")
+ON_GPU_ALONE = ("deepseek_v4", "deepseek_v32", "hy_v4", "hy_v4_vl")
 
 
 @pytest.mark.few(title=tuple(WHERE), family=OTHERS[:3])

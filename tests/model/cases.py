@@ -652,6 +652,17 @@ CASES: dict[str, Case] = {
         },
     ),
     "hy4-yarn": ("hy_v4", {"rope_parameters": _latent_yarn(1.0, 0.7)}),
+    "hy4-vl": ("hy_v4_vl", {}),
+    "hy4-vl-fused": (
+        "hy_v4_vl",
+        {
+            "fused": True,
+            "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"],
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+        },
+    ),
     "hy4-limit": ("hy_v4", {"index_topk": 108, "hc_mult": 4, "num_experts_per_tok": 5}),
     "laguna": ("laguna", {}),
     "laguna-fused": ("laguna", {"fused": True, "moe_router_logit_softcapping": 0.0}),

@@ -87,6 +87,34 @@ def test_configurations_mean_what_transformers_takes_them_for(entries: dict[str,
     assert attention.head_dim == config.qk_head_dim
 
 
+@pytest.mark.parametrize("entries", [{}, SIZES, {"num_local_experts": 32, "rms_norm_eps": 0.1}])
+def test_a_text_model_beside_one_that_sees_is_read_as_transformers_reads_it(
+    entries: dict[str, Any],
+) -> None:
+    from transformers import AutoConfig
+
+    text = {"model_type": "hy_v4_vl_text", **entries}
+    text |= (
+        {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1]}}
+        if ("qk_rope_head_dim" in entries)
+        else {}
+    )
+    own = {"architectures": ["HYV4VLForConditionalGeneration"], "model_type": "hy_v4_vl"}
+    shape = read_shape({**own, "text_config": text}, "m/config.json")
+    with tiny.quiet():
+        config = AutoConfig.for_model("hy_v4_vl", text_config=text).text_config
+    assert (shape.num_layers, shape.hidden_size) == (config.num_hidden_layers, config.hidden_size)
+    assert shape.num_experts == config.n_routed_experts
+    assert shape.dense_width == config.intermediate_size
+    attention = shape.attention
+    assert isinstance(attention, LatentAttention) and attention.rotates_neighbours
+    assert (attention.num_heads, attention.query_rank) == (
+        config.num_attention_heads,
+        config.q_lora_rank,
+    )
+    assert attention.norm_eps == config.rms_norm_eps == shape.rms_eps
+
+
 def test_gates_are_as_many_as_values(tiny_checkpoint: Any) -> None:
     """And not as numbers of latents, whose sums the core puts out."""
     attention = shape_of(**SIZES).attention

@@ -24,9 +24,6 @@ from moebatch.spec.model.attention import Attention
 from moebatch.spec.model.latent_attention import LatentAttention
 from moebatch.spec.model.shape import ModelShape
 
-_EPS = 1e-6
-"""Of the norms of compressed queries and latents, whatever ``rms_norm_eps`` says."""
-
 
 class LatentAttentionBlock:
     """With compressed queries or without."""
@@ -144,7 +141,7 @@ class LatentAttentionBlock:
 
     def _norm(self, frame: Frame, x_TX: Tensor, weight_X: Tensor) -> None:
         room = frame.take_float(*x_TX.shape)
-        self._elementwise.rms_norm(x_TX, weight_X, _EPS, room, x_TX)
+        self._elementwise.rms_norm(x_TX, weight_X, self._attention.norm_eps, room, x_TX)
 
     def _absorbed(
         self, frame: Frame, q_NHC: Tensor, rows: slice, weights: Mapping[str, Tensor]

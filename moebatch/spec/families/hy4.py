@@ -4,6 +4,7 @@ sparse, and hidden states in several streams that are not mixed with each other.
 from dataclasses import replace
 
 from moebatch.spec.families.deepseek import (
+    DEEPSEEK_V3,
     LATENT_ROLES,
     choosing,
     indexer_types,
@@ -18,6 +19,7 @@ from moebatch.spec.families.family import (
 )
 from moebatch.spec.model.blocks import ClampedGate, Mlp, Streams
 from moebatch.spec.model.config_keys import ConfigKeys
+from moebatch.spec.model.latent_attention import LatentAttention
 from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import usual_names
 
@@ -29,10 +31,21 @@ _INDEXED = ("indexed_attention", "deepseek_sparse_attention")
 
 
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
+    latent = latent_attention(keys, rotates_neighbours=False)
+    return _with_latents(keys, num_layers, latent)
+
+
+def _beside_images(keys: ConfigKeys, num_layers: int) -> Layers:
+    """Whose neighbours rotate, and whose latents are normed as all else is."""
+    latent = latent_attention(keys, rotates_neighbours=True)
+    own = replace(latent, norm_eps=keys.positive("rms_norm_eps"))
+    return _with_latents(keys, num_layers, own)
+
+
+def _with_latents(keys: ConfigKeys, num_layers: int, latent: LatentAttention) -> Layers:
     require_silu(keys)
     layer_types(keys, _INDEXED[:1] * num_layers, _INDEXED)
     width, num_shared = keys.count("moe_intermediate_size"), keys.count("n_shared_experts")
-    latent = latent_attention(keys, rotates_neighbours=False)
     clamp, eps = ClampedGate(limit=keys.positive("swiglu_limit")), keys.positive("hc_eps")
     layers = Layers(
         attention=replace(latent, gate="apart", has_sink_scores=True),
@@ -108,3 +121,12 @@ HY_V4 = FamilySpec(
     ),
 )
 """Layers behind the last one, which guess further tokens ahead, are not read."""
+_HY_V4_VL = replace(
+    HY_V4,
+    config_type="hy_v4_vl_text",
+    layers=_beside_images,
+    names=HY_V4.names.also_under({"model": "model.language_model"}),
+    rotary_type=DEEPSEEK_V3.model_type,
+)
+HY_V4_VL = _HY_V4_VL.beside_others("HYV4VLForConditionalGeneration", "hy_v4_vl")
+"""Images and videos are not read: its vision tensors are left alone."""

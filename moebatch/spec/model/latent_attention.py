@@ -47,6 +47,8 @@ class LatentAttention(Attention):
     """Part of a query's and a key's head that has positions; the key's is one for all heads."""
     value_head_dim: int
     """Size of a head of values; ``head_dim`` is that of queries and keys."""
+    norm_eps: float = 1e-6
+    """Of the norms of compressed queries and latents."""
     latent_scale: float = 1.0
     """By what normed latents are multiplied (LongCat-Flash)."""
     indexer: Indexer | None = None
