@@ -63,8 +63,14 @@ def _with_latents(keys: ConfigKeys, num_layers: int, latent: LatentAttention) ->
             least_share=eps,
         ),
     )
-    types = indexer_types(keys, num_layers)
-    return choosing(layers, keys, types, rotates_last=True, eps=keys.positive("rms_norm_eps"))
+    return choosing(
+        layers,
+        keys,
+        indexer_types(keys, num_layers),
+        rotates_last=True,
+        rotates_neighbours=latent.rotates_neighbours,
+        eps=keys.positive("rms_norm_eps"),
+    )
 
 
 def _streams_of(norm: str) -> dict[str, tuple[str, ...]]:
