@@ -118,8 +118,13 @@ def test_what_cannot_be_told_apart_is_refused(tmp_path: Path, data: bytes, messa
 
 
 def test_prompts_may_be_longer_than_what_python_takes_as_a_cell(tmp_path: Path) -> None:
-    long = "x" * 300_000
-    assert contents(tmp_path / "a.csv", f"a\n{long}\n") == [{"a": long}]
+    for length in (300_000, MAX_LINE_BYTES - 1):
+        long = "x" * length
+        assert contents(tmp_path / "a.csv", f"a\n{long}\n") == [{"a": long}]
+
+
+def test_a_byte_order_mark_is_one_at_the_beginning_only(tmp_path: Path) -> None:
+    assert contents(tmp_path / "a.csv", "\ufeffa\n\ufeffx\n") == [{"a": "\ufeffx"}]
 
 
 def test_compressed_files_and_files_without_rows(tmp_path: Path) -> None:
