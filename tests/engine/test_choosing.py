@@ -11,9 +11,10 @@ import torch
 from moebatch.checkpoint.model_files import open_model
 from moebatch.engine.build import build_engine
 from moebatch.engine.spec import EngineSpec
+from moebatch.errors import ConfigError
 from moebatch.plan.runnable import not_runnable
 from moebatch.schedule.registry import SCHEDULES
-from moebatch.spec.model.cache_layout import CacheDtype
+from moebatch.spec.model.cache_layout import CacheDtype, SinkWindow
 from moebatch.spec.policy.policy import Policy
 from moebatch.spec.request import Begun, Request
 from moebatch.spec.sampling import Sampling
@@ -129,6 +130,13 @@ def test_short_rows_are_answered_without_choosing(
     finally:
         built.close()
     assert tokens_of(found) == expected
+
+
+def test_what_sees_no_more_than_is_chosen_needs_no_choice(folder: Path) -> None:
+    shape = open_model(folder, "float32").shape
+    assert shape.seen_through(SinkWindow(4, 26)).attention.most_chosen is None
+    with pytest.raises(ConfigError, match="choose 30 of those that they see, fewer than 4 sinks"):
+        shape.seen_through(SinkWindow(4, 27))
 
 
 def test_choosing_is_not_left_to_the_cpu(folder: Path) -> None:

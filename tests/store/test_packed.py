@@ -177,6 +177,6 @@ def test_dense_weights_are_not_read_from_a_file_that_became_shorter(tmp_path: Pa
     os.truncate(path, path.stat().st_size - 1)
     with (
         closing(DenseLoader([(weight, torch.float32)])) as loader,
-        pytest.raises(StorageError, match="was it changed"),
+        pytest.raises(StorageError, match="was changed while it was in use"),
     ):
         loader.load(weight, torch.float32)

@@ -600,12 +600,13 @@ class ModelShape(Layers):
         if sink_window is None:
             return self
         does, unturned = "", ", so that none can be turned to sinks"
+        chosen = self.attention.most_chosen
         if self.encoder is not None:
             does = "encodes prompts whole, without windows"
         elif any(map(self.state_of, range(self.num_layers))) and self.recurrence is None:
             does = "sees what lies before its window in entries that stand for several tokens"
-        elif self.attention.most_chosen is not None:
-            does = "has tokens choose what they attend to"
+        elif chosen is not None and sink_window.num_seen > chosen:
+            does = f"has tokens choose {chosen} of those that they see, fewer than {sink_window}"
         elif self.global_attention is not None:
             does = f"attends in two ways{unturned}"
         elif not self.attention.rotary_dim:
@@ -619,7 +620,7 @@ class ModelShape(Layers):
             raise ConfigError([Fault(file="model.attention", message=message)])
         most = sink_window.window
         windows = (most if own is None else min(own, most) for own in self.sliding_windows)
-        shape = self._with_attention(sink_window=sink_window)
+        shape = self.attending_within(sink_window.num_seen)._with_attention(sink_window=sink_window)
         return replace(shape, sliding_windows=tuple(windows))
 
     def attending_within(self, max_tokens: int) -> "ModelShape":
