@@ -143,7 +143,7 @@ def test_long_prompts_in_slices_of_the_usual_size(
 
 
 @pytest.mark.few
-@pytest.mark.parametrize("family", (*GROUPED, *LATENT, "longcat_flash", "bailing_hybrid", "hy_v4"))
+@pytest.mark.parametrize("family", (*GROUPED, *LATENT, "longcat_flash", "bailing_hybrid"))
 def test_sequences_that_see_all_of_themselves_say_what_transformers_says(
     tiny_checkpoint: Callable[..., Path],
     expected: Callable[[str], list[tuple[int, ...]]],
