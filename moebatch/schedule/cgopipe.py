@@ -21,46 +21,60 @@ def cgopipe(setup: Setup) -> Schedule:
     A micro-batch of prompts, whose attention is not the CPU's business, attends on the GPU. With
     fewer than three micro-batches there are fewer to look ahead to.
     """
-    yield from _pipeline(setup, in_pages=True)
+    kv, pages, i = KvTraffic(setup), PagedWeights(setup), 0
+    while sweep := (yield NextPass()):
+        m = sweep.num_micro_batches
+        if i == 0:
+            yield from pages.first(m)
+        posts = [(j, k) for j in range(i, i + setup.num_layers) for k in sweep.micro_batches]
+        ahead = min(LOOK_AHEAD, m - 1)
+        yield from _prepare(sweep, kv, pages, posts[:ahead], m)
+        for number, (j, k) in enumerate(posts):
+            following = posts[number + ahead : number + ahead + 1]
+            if not ahead:
+                yield from _prepare(sweep, kv, pages, following, m)
+            if k == 0:
+                yield from fetch_window(setup, j)
+            yield from up_or_attend(sweep, j, k, kv)
+            yield from pages.page(j + 1, k, m)
+            yield pages.post(sweep, j, k)
+            if ahead:
+                yield from _prepare(sweep, kv, pages, following, m)
+        i += setup.num_layers
+
+
+def _prepare(
+    sweep: Sweep, kv: KvTraffic, pages: PagedWeights, posts: list[tuple[int, int]], m: int
+) -> Iterator[Task]:
+    """What comes before the results of the CPU's attention go up, and the page behind them."""
+    for j, k in posts:
+        yield from before_load(sweep, j, k, kv)
+        yield from pages.stage(j + 1, k, m)
 
 
 @job_schedule(_TRAITS)
 def fastdecode(setup: Setup) -> Schedule:
     """The CPU attends beside the GPU, but weights of a layer go up in one piece, behind which the
     hidden states of the next layer have to wait (schedule S2 of MoE-Lightning's Figure 6)."""
-    yield from _pipeline(setup, in_pages=False)
-
-
-def _pipeline(setup: Setup, *, in_pages: bool) -> Schedule:
     kv, pages, i = KvTraffic(setup), PagedWeights(setup), 0
-
-    def prepare(sweep: Sweep, posts: list[tuple[int, int]]) -> Iterator[Task]:
-        """What comes before the results of the CPU's attention go up, and the page behind them."""
-        for j, k in posts:
-            yield from before_load(sweep, j, k, kv)
-            if in_pages:
-                yield from pages.stage(j + 1, k, sweep.num_micro_batches)
-
     while sweep := (yield NextPass()):
-        m = sweep.num_micro_batches
-        num_pages = m if in_pages else 1
         if i == 0:
-            yield from pages.first(num_pages)
+            yield from pages.first(1)
+        m = sweep.num_micro_batches
         posts = [(j, k) for j in range(i, i + setup.num_layers) for k in sweep.micro_batches]
         ahead = min(LOOK_AHEAD, m - 1)
-        yield from prepare(sweep, posts[:ahead])
+        for j, k in posts[:ahead]:
+            yield from before_load(sweep, j, k, kv)
         for number, (j, k) in enumerate(posts):
-            following = posts[number + ahead : number + ahead + 1]
             if k == 0:
                 yield from fetch_window(setup, j)
-                if not in_pages:
-                    yield from pages.stage(j + 1, 0, 1)
+                yield from pages.stage(j + 1, 0, 1)
             if not ahead:
-                yield from prepare(sweep, following)
+                yield from before_load(sweep, j, k, kv)
             yield from up_or_attend(sweep, j, k, kv)
-            if in_pages or k == m - 1:
-                yield from pages.page(j + 1, k if in_pages else 0, num_pages)
+            if k == m - 1:
+                yield from pages.page(j + 1, 0, 1)
             yield pages.post(sweep, j, k)
-            if ahead:
-                yield from prepare(sweep, following)
+            for later, other in posts[number + ahead : number + ahead + 1] if ahead else ():
+                yield from before_load(sweep, later, other, kv)
         i += setup.num_layers
