@@ -131,6 +131,7 @@ def test_sigmoids_are_divided_by_more_than_their_sum() -> None:
     )
     module, correction_E = noisy(lfm2.Lfm2MoeTopKRouter(config)), torch.randn(E)
     hidden_TD = torch.randn(T, D)
+    hidden_TD[0] *= 8**0.5 / hidden_TD[0].norm()  # logits around -12
     with torch.no_grad():
         module.weight.copy_(-hidden_TD[0] + 0.1 * module.weight)
     hidden_TD[0] *= 1.5
