@@ -149,25 +149,29 @@ def rows_of_codebook(parts: Sequence[Tensor], shape: tuple[int, int]) -> CodedMa
     """A weight of bitsandbytes, whose numbers lie in a row after the other, as a matrix with rows;
     None where blocks run over the ends of rows. Raises BadParts for a text that does not go with
     the other parts."""
-    block = _size(_codebook_state(parts[2]), "blocksize")
-    return None if shape[1] % block else _codebook(parts, shape, block)
+    state = _codebook_state(parts[2])
+    runs_over = shape[1] % _size(state, "blocksize")
+    return None if runs_over else _codebook(parts, shape, state)
 
 
 def decode_codebook(parts: Sequence[Tensor], out: Tensor) -> None:
     """Writes any such weight into `out` [O, I], block by block. Raises BadParts likewise."""
-    block = _size(_codebook_state(parts[2]), "blocksize")
+    state = _codebook_state(parts[2])
+    block = _size(state, "blocksize")
     blocks = out.view(-1, block) if out.numel() % block == 0 else out.view(1, -1)
-    decode(_codebook(parts, (len(blocks), blocks.shape[1]), block), blocks)
+    decode(_codebook(parts, (len(blocks), blocks.shape[1]), state), blocks)
 
 
-def _codebook(parts: Sequence[Tensor], shape: tuple[int, int], block: int) -> CodedMatrix:
-    codes, values, text, *_ = parts
-    state, (O, I) = _codebook_state(text), shape
+def _codebook(
+    parts: Sequence[Tensor], shape: tuple[int, int], state: Mapping[str, Any]
+) -> CodedMatrix:
+    """Text is read once, since that waits for a GPU; its `state` is what it says."""
+    (codes, values, *_), (O, I) = parts, shape
     return CodedMatrix(
         numbers="codebook",
         codes=codes.view(O, -1),
         scales=_codebook_scales(parts, state, O * I).view(O, -1),
-        block=(1, block),
+        block=(1, _size(state, "blocksize")),
         shape=shape,
         values=values,
         is_high_first=True,
