@@ -70,11 +70,12 @@ class IndexerBlock:
         choices_TK: Tensor,
     ) -> None:
         """Of one sequence."""
-        num_seen, _, head_dim = len(chooser.rows_S), *q_THC.shape[1:]
-        keys_SC = frame.take_float(num_seen, head_dim).copy_(kv.read(chooser.rows_S)[0][:, 0])
+        num_seen = len(chooser.rows_S)
+        keys_SC = index_keys(frame, kv.read(chooser.rows_S)[0][:, 0])
         positions_S = torch.arange(num_seen, device=keys_SC.device)
         for block in chunks(self._indexer.queries_at_once(num_seen), chooser.tokens):
-            scores_QS = index_scores(frame.branch(), q_THC[block], shares_TH[block], keys_SC)
+            queries = q_THC[block], shares_TH[block]
+            scores_QS = index_scores(frame.branch(), self._products, *queries, keys_SC)
             first = chooser.num_before + block.start - chooser.tokens.start
             own_Q1 = positions_S[first : first + len(scores_QS), None]
             scores_QS.masked_fill_(positions_S > own_Q1, -torch.inf)
@@ -82,13 +83,28 @@ class IndexerBlock:
             choices_TK[block] = chosen_QK.sort().values
 
 
-def index_scores(frame: Frame, q_QHC: Tensor, shares_QH: Tensor, keys_SC: Tensor) -> Tensor:
-    """What an indexer gives all that has keys in float32 (Eq. 1), [Q, S]; not scaled, since their
-    order alone matters."""
+def index_keys(frame: Frame, keys_SC: Tensor) -> Tensor:
+    """Keys as they are scored: float16 has no room for products, nor for their sums."""
+    if keys_SC.dtype != torch.float16:
+        return keys_SC
+    return frame.take_float(*keys_SC.shape).copy_(keys_SC)
+
+
+def index_scores(
+    frame: Frame, products: Products, q_QHC: Tensor, shares_QH: Tensor, keys_SC: Tensor
+) -> Tensor:
+    """What an indexer gives all that has `index_keys` (Eq. 1), [Q, S] in float32; not scaled, since
+    their order alone matters. Products of bfloat16 are rounded as all others are; DeepSeek's own
+    kernel takes them of FP8."""
     num_queries, num_heads, _ = q_QHC.shape
-    q_QHC = frame.take_float(*q_QHC.shape).copy_(q_QHC)
-    shares_Q1H = frame.take_float(num_queries, 1, num_heads).copy_(shares_QH[:, None])
     by_head_QHS = frame.take_float(num_queries, num_heads, len(keys_SC))
-    torch.mm(q_QHC.flatten(0, 1), keys_SC.T, out=by_head_QHS.flatten(0, 1)).relu_()
+    if keys_SC.dtype == q_QHC.dtype:
+        rounded_QHS = frame.take(*by_head_QHS.shape)
+        products.linear(q_QHC.flatten(0, 1), keys_SC, None, rounded_QHS.flatten(0, 1))
+        by_head_QHS.copy_(rounded_QHS)
+    else:
+        q_QHC = frame.take_float(*q_QHC.shape).copy_(q_QHC)
+        torch.mm(q_QHC.flatten(0, 1), keys_SC.T, out=by_head_QHS.flatten(0, 1))
+    shares_Q1H = frame.take_float(num_queries, 1, num_heads).copy_(shares_QH[:, None])
     summed_Q1S = frame.take_float(num_queries, 1, len(keys_SC))
-    return torch.bmm(shares_Q1H, by_head_QHS, out=summed_Q1S)[:, 0]
+    return torch.bmm(shares_Q1H, by_head_QHS.relu_(), out=summed_Q1S)[:, 0]

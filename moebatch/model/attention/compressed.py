@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from moebatch.model.attention.by_torch import LayerKv, Parts, Qkv
-from moebatch.model.attention.choosing import index_scores
+from moebatch.model.attention.choosing import index_keys, index_scores
 from moebatch.model.attention.core import AttentionCore
 from moebatch.model.attention.plan import Sight
 from moebatch.model.attention.span import Span
@@ -284,8 +284,8 @@ class CompressedAttentionBlock:
         if choosing is None or indexer is None or num_entries <= indexer.most:
             return is_later_QB
         (q_QHI, shares_QH), keys_BI = choosing
-        keys_BI = frame.take_float(*keys_BI.shape).copy_(keys_BI)
-        scores_QB = index_scores(frame, q_QHI, shares_QH, keys_BI)
+        keys_BI = index_keys(frame, keys_BI)
+        scores_QB = index_scores(frame, self._products, q_QHI, shares_QH, keys_BI)
         chosen_QK = scores_QB.masked_fill_(is_later_QB, -torch.inf).topk(indexer.most).indices
         is_unchosen_QB = torch.ones_like(is_later_QB).scatter_(1, chosen_QK, False)
         return is_unchosen_QB.logical_or_(is_later_QB)

@@ -25,7 +25,7 @@ _BLOCK = 18
 _ENTRIES_MASKED = 5
 _OF_INDEXER = 10
 """Queries, rotated, and what weighs heads."""
-_CHOSEN = 11
+_CHOSEN = 10
 """Entries are scored, and those that are not chosen are masked."""
 
 

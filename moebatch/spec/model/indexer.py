@@ -78,8 +78,9 @@ class Indexer:
         return (num_rows * self.head_dim, 2 * num_rows * self.head_dim)
 
     def step_rooms(self, num_rows: int, num_scored: int) -> tuple[int, ...]:
-        """Queries and weights of heads; and in float32 what is scored of a sequence, and of the
-        tokens of it that choose together queries, weights and scores, by head and summed up."""
+        """Queries and weights of heads; scores, as they are; and in float32 what is scored of a
+        sequence, and of the tokens of it that choose together queries, weights and scores, by head
+        and summed up."""
         heads, width = self.num_heads, self.num_heads * self.head_dim
         pairs = min(_MOST_CHOOSING * num_scored, max(_SCORES // heads, num_scored))
         floats = (
@@ -89,7 +90,8 @@ class Indexer:
             heads * pairs,
             pairs,
         )
-        return (num_rows * width, num_rows * heads, *(2 * room for room in floats))
+        rounded = heads * pairs
+        return (num_rows * width, num_rows * heads, rounded, *(2 * room for room in floats))
 
     @property
     def flops_per_pair(self) -> int:

@@ -23,7 +23,7 @@ _GROUP = 4 + _ABSORBED + _BROUGHT_BACK
 """Queries and latents are gathered, meet, and results are put back."""
 _OF_INDEXER = 15
 """Queries, what weighs heads, and keys through a layer norm, but for rotations."""
-_INDEX_KEYS = 3
+_INDEX_KEYS = 2
 """Those of a sequence, gathered."""
 _CHOSEN = 10
 """Positions are scored, and the best ones kept."""
