@@ -17,6 +17,10 @@ class PassLoad(NamedTuple):
     """Pairs of a prompt token and a position that it sees."""
     prompt_context: float = 0.0
     """Cached positions that prompt slices read again, each slice once."""
+    prompt_slices: float = 0.0
+    """Sequences whose prompts are computed, or a part of them: each keeps what it has computed."""
+    resumed_slices: float = 0.0
+    """Those of them of which something is cached already."""
     logits_rows: float = 0.0
     """Tokens after which a next token is chosen."""
     spare_pages: float = 0.0
@@ -43,6 +47,8 @@ class PassLoad(NamedTuple):
             prompt_tokens=sequences * tokens,
             prompt_pairs=sequences * tokens * seen,
             prompt_context=sequences * shared,
+            prompt_slices=sequences,
+            resumed_slices=sequences if shared else 0.0,
             logits_rows=0 if encodes else sequences,
         )
 
@@ -50,11 +56,25 @@ class PassLoad(NamedTuple):
         """What of it goes through an encoder, or through the layers behind one."""
         if encodes:
             return self._replace(decode_sequences=0.0, decode_positions=0.0, logits_rows=0.0)
-        return self._replace(prompt_tokens=0.0, prompt_pairs=0.0, prompt_context=0.0)
+        return self._replace(**dict.fromkeys(OF_PROMPTS, 0.0))
 
     def times(self, factor: float) -> "PassLoad":
         """So many times as much of everything."""
         return PassLoad(*(factor * figure for figure in self))
+
+    @property
+    def resumed(self) -> float:
+        """Sequences of which something is cached before."""
+        return self.decode_sequences + self.resumed_slices
+
+    @property
+    def sequences(self) -> float:
+        """Sequences of which something is cached afterwards."""
+        return self.decode_sequences + self.prompt_slices
+
+    def pieces(self, most_tokens: int) -> float:
+        """Pieces of one prompt each, of at most so many tokens, in which prompts are computed."""
+        return max(self.prompt_slices, self.prompt_tokens / most_tokens)
 
     @property
     def tokens(self) -> float:
@@ -62,5 +82,7 @@ class PassLoad(NamedTuple):
         return self.decode_sequences + self.prompt_tokens
 
 
+OF_PROMPTS = tuple(name for name in PassLoad._fields if "prompt" in name or "slices" in name)
+"""Figures of a load that tell of prompts alone."""
 CountedLoad = tuple[float, PassLoad]
 """So many passes, each of this load."""

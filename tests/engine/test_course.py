@@ -11,10 +11,11 @@ import torch
 
 from moebatch.engine.batcher import Batcher
 from moebatch.engine.progress.course import Course, _load
-from moebatch.engine.progress.time_left import TimeLeft
+from moebatch.engine.progress.time_left import PassDone, TimeLeft
 from moebatch.engine.sequence import Sequence
 from moebatch.engine.text import AnswerText
 from moebatch.layout.lanes import pass_seconds
+from moebatch.layout.load import PassLoad
 from moebatch.plan.prediction import predict
 from moebatch.plan.problem import Problem
 from moebatch.spec.model.cache import CacheGroup
@@ -298,3 +299,18 @@ def test_where_another_lane_is_the_slowest_than_was_planned_busy_lanes_tell(
     """Late passes, with few sequences, take far less then than early ones."""
     rows = ragged(200, 13)
     require_right(run(rows, policy(asked_for(rows)), factor=lambda done: 1.0, slowness=slowness))
+
+
+def test_a_lane_that_should_do_next_to_nothing_at_first_changes_little() -> None:
+    """Such as writes of a pass that hardly writes: a hundred times as long is a moment."""
+    rows = ragged(150, 14)
+    asked = asked_for(rows)
+    under = replace(policy(asked), kv_cache=Placement(disk=1))
+    first = PassLoad(prompt_tokens=8, prompt_pairs=36, prompt_slices=1)
+    priced = asked.cost_of(first, under)
+    time_left, course = TimeLeft(asked, under), Course()
+    time_left.add([PassDone(number=1, load=first, seconds=priced.seconds)])
+    busy_s = {**priced.lanes, "dram->disk": 100 * priced.lanes["dram->disk"]}
+    assert busy_s["dram->disk"] < 0.05 * priced.seconds
+    left_s = time_left.seconds(course.standing, course.endings, busy_s=busy_s)
+    assert left_s == pytest.approx(predict(asked, under).job_time_s, rel=0.1)

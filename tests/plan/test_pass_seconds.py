@@ -17,7 +17,7 @@ from tests.plan.problems import cpu_machine, gpu_machine, problem, processor
 
 COST_OF = problem(gpu_machine()).cost_of
 DECODE = PassLoad(decode_sequences=320, decode_positions=160_000, logits_rows=320)
-PREFILL = PassLoad(prompt_tokens=128_000, prompt_pairs=25e6, logits_rows=320)
+PREFILL = PassLoad(prompt_tokens=128_000, prompt_pairs=25e6, prompt_slices=320, logits_rows=320)
 LOADS = st.builds(
     PassLoad,
     decode_sequences=st.floats(0, 4000),
@@ -26,6 +26,8 @@ LOADS = st.builds(
     prompt_pairs=st.floats(0, 1e8),
     prompt_context=st.floats(0, 1e5),
     logits_rows=st.floats(0, 4000),
+    prompt_slices=st.floats(0, 4000),
+    resumed_slices=st.floats(0, 4000),
 )
 SHARES = st.lists(st.floats(0.01, 1), min_size=3, max_size=3).map(
     lambda parts: Placement(

@@ -86,6 +86,8 @@ def test_every_token_of_a_job_is_in_some_pass(
     assert sum(n * load.logits_rows for n, load in loads) == sum(n for _, n in lengths)
     pairs = sum(p * (p + 1) // 2 for p, _ in lengths)
     assert sum(n * load.prompt_pairs for n, load in loads) == pairs
+    begun = sum(n * (load.prompt_slices - load.resumed_slices) for n, load in loads)
+    assert begun == len(lengths)
 
 
 def test_experts_are_chosen_in_every_pass_of_a_job() -> None:
@@ -170,6 +172,22 @@ def test_rough_loads_read_as_much_again_for_long_prompts_as_all_passes_do(prompt
         for loads in (job_loads(workload, one), rough_loads(workload, one))
     )
     assert rough == pytest.approx(exact, rel=0.1)
+
+
+@pytest.mark.parametrize("prompt", [40, 77, 300, 4096])
+def test_rough_loads_begin_prompts_as_often_as_all_passes_do(prompt: int) -> None:
+    workload = Workload.uniform(prompt_tokens=prompt, new_tokens=64, num_sequences=2000)
+    one = policy(64, 2048)
+    exact, rough, fluid = (
+        sum(n * load.prompt_slices for n, load in loads)
+        for loads in (
+            job_loads(workload, one),
+            rough_loads(workload, one),
+            [(2000 * phase.num_passes, phase.load) for phase in phases_of(workload, one)],
+        )
+    )
+    assert rough == pytest.approx(exact, rel=0.25)
+    assert fluid == pytest.approx(exact, rel=0.25)
 
 
 @pytest.mark.parametrize("tokens", [1024, 2048, 4096, 8192])

@@ -16,6 +16,7 @@ from moebatch.layout.scratch import logits_rows
 from moebatch.plan.pricing.prices import Prices
 from moebatch.plan.pricing.task_prices import TaskPrices
 from moebatch.plan.problem import Problem
+from moebatch.plan.replay.passes import load_of_slices
 from moebatch.plan.simulation.passes import Work, decode_load, mean_load, passes_of, split
 from moebatch.plan.simulation.world import SimWorld
 from moebatch.schedule.drivers.simulate import simulate
@@ -174,6 +175,19 @@ def test_layers_that_only_mix_tokens_cost_nothing_behind_that(name: str) -> None
     gates_s = [price.gate_s(load, layer) for layer in layers]
     assert price.gates_s(load, layers) == pytest.approx(sum(gates_s), rel=1e-6)
     assert gates_s[1] == of.prices.main.task_s < gates_s[0]
+
+
+def test_every_prompt_keeps_a_state_however_short_it_is() -> None:
+    """So many bytes go to a disk as where so many sequences decode, and none come from it."""
+    of = problem(cpu_machine(), shape=load_model("granite-4.0-h-small").shape)
+    begun = load_of_slices([(8, 8, False)] * 40, num_ending=40, encodes=False)
+    further = load_of_slices([(8, 24, False)] * 40, num_ending=40, encodes=False)
+    decoding = PassLoad.decoding(40, 9)
+    assert of.prices.new_bytes(begun) == pytest.approx(of.prices.new_bytes(decoding), rel=0.02)
+    assert of.prices.cached_bytes(begun) == 0
+    assert of.prices.cached_bytes(further) == pytest.approx(
+        of.prices.cached_bytes(decoding), rel=0.02
+    )
 
 
 def test_choices_that_compute_nothing_cost_next_to_nothing() -> None:

@@ -104,6 +104,8 @@ class TimeLeft:
         """Seconds of the newest passes with prompts, and of those without."""
         self._since_rest: deque[tuple[int, _Priced]] = deque(maxlen=_MOST_REMEMBERED)
         self._num_passes = 0
+        self._passes_s = 0.0
+        """Seconds that all passes so far should have taken."""
         self._lanes_s: dict[str, float] = {}
         """Seconds that lanes should have been busy in all passes so far."""
         self._rest: _Rest | None = None
@@ -120,6 +122,7 @@ class TimeLeft:
             self._kinds[done.load.prompt_tokens > 0].append((done.seconds, priced))
             self._since_rest.append((done.number, priced))
             self._num_passes += 1
+            self._passes_s += priced.seconds
             for lane, seconds in priced.lanes.items():
                 self._lanes_s[lane] = self._lanes_s.get(lane, 0.0) + seconds
 
@@ -150,13 +153,14 @@ class TimeLeft:
 
     def _slowness(self, busy_s: Mapping[str, float]) -> dict[str, float]:
         """How much longer than priced lanes are busy. Which of them a pass waits for may be another
-        one than was planned; at first they are taken to be as fast as the plan says."""
-        slowness = {}
-        for lane, priced_s in self._lanes_s.items():
-            prior_s = _PRIOR_PASSES * priced_s / self._num_passes
-            if lane in busy_s:
-                slowness[lane] = (busy_s[lane] + prior_s) / (priced_s + prior_s)
-        return slowness
+        one than was planned; at first they are taken to be as fast as the plan says, and longer so
+        those that should have next to nothing to do."""
+        prior_s = _PRIOR_PASSES * self._passes_s / max(1, self._num_passes)
+        return {
+            lane: (busy_s[lane] + prior_s) / (priced_s + prior_s)
+            for lane, priced_s in self._lanes_s.items()
+            if lane in busy_s
+        }
 
     def _rates(self, slowness: Mapping[str, float]) -> dict[bool, float]:
         """How long passes with prompts, and those without, take: measured over priced."""

@@ -99,12 +99,12 @@ class MixerLaunches(RowLaunches):
 
     def _of_attention(self, attention: Attention, load: PassLoad) -> float:
         own, sequences = attention.launches, load.decode_sequences
-        slices = ceil(load.prompt_tokens / PROMPT_ROWS)
+        slices = load.pieces(PROMPT_ROWS)
         if self.is_fused and attends_in_place(self.shape):
             groups = int(load.decode_positions > 0)
         else:
             groups = own.group * ceil(load.decode_positions / GATHER_ROWS)
-        blocks = sequences + ceil(load.prompt_tokens / QUERY_BLOCK)
+        blocks = sequences + load.pieces(QUERY_BLOCK)
         alone = own.sequence * (sequences + slices) + own.query_block * blocks
         core = self._num_parts(attention) + groups + own.prompt_slice * slices + alone
         added = self._gates(attention) + self._added(self.shape.attention_residual)
@@ -115,7 +115,7 @@ class MixerLaunches(RowLaunches):
         own, sequences = recurrence.launches, load.decode_sequences
         taps = _TAP * recurrence.conv_width + recurrence.conv_bias
         rounding = _ROUNDING * (recurrence.state_dtype == "float16")
-        chunks = ceil(load.prompt_tokens / recurrence.chunk_tokens) * (own.chunk + rounding)
+        chunks = load.pieces(recurrence.chunk_tokens) * (own.chunk + rounding)
         if self.is_fused and steps_at_once(recurrence):
             steps = int(sequences > 0)
         else:

@@ -255,12 +255,7 @@ class PassTasks:
         if load.prompt_tokens:
             rows = gpu_prompt_rows(self.policy) if self._top == "vram" else PROMPT_ROWS
             number = max(1.0, load.prompt_tokens / rows)
-            prompts = PassLoad(
-                prompt_tokens=load.prompt_tokens / number,
-                prompt_pairs=load.prompt_pairs / number,
-                prompt_context=load.prompt_context / number,
-            )
-            sizes.append((number, prompts))
+            sizes.append((number, load.in_stack(encodes=True).times(1 / number)))
         return sizes
 
     def _expert_layers_s(self, load: PassLoad) -> float:

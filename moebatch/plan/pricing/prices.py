@@ -259,7 +259,7 @@ class Prices:
         """Seconds of the attention among tokens of prompts in a mean layer."""
         num_bytes = flops = 0.0
         for kind in self._encoding:
-            context = self._in_window(load.prompt_context, _num_slices(load), kind.window)
+            context = self._in_window(load.prompt_context, load.pieces(PROMPT_ROWS), kind.window)
             pairs = self._pairs_in_window(load, kind.window)
             pairs += load.prompt_pairs * kind.attention.entries_per_token
             flops += kind.share * self._prompt_flops(load, kind.attention, pairs, context)
@@ -292,7 +292,7 @@ class Prices:
         compute_bytes, sequences = self.dtypes.compute_bytes, load.decode_sequences
         by_torch = not (self.is_cpu or (self.launches.is_fused and steps_at_once(delta)))
         moved_bytes = sequences * delta.step_bytes(compute_bytes, by_torch=by_torch)
-        moved_bytes += _num_slices(load) * delta.step_bytes(compute_bytes, by_torch=False)
+        moved_bytes += load.pieces(PROMPT_ROWS) * delta.step_bytes(compute_bytes, by_torch=False)
         flops = sequences * delta.decode_flops + load.prompt_tokens * delta.prompt_flops
         moving_s, computing_s = (
             moved_bytes / processor.attention_bandwidth,
@@ -366,30 +366,24 @@ class Prices:
     def cached_bytes(self, load: PassLoad) -> float:
         """What the cache of a mean layer that has one holds of decoding sequences, and of those
         whose prompts are computed."""
-        num_slices = _num_slices(load)
 
         def rows(group: CacheGroup) -> float:
             decoding = min(load.decode_positions, group.most_rows * load.decode_sequences)
-            return decoding + min(load.prompt_context, group.most_rows * num_slices)
+            return decoding + min(load.prompt_context, group.most_rows * load.pieces(PROMPT_ROWS))
 
-        return self._mean_bytes(load, rows)
+        return self._mean_bytes(load.resumed, rows)
 
     def new_bytes(self, load: PassLoad) -> float:
         """What of it is new afterwards."""
-        return self._mean_bytes(load, lambda group: load.tokens)
+        return self._mean_bytes(load.sequences, lambda group: load.tokens)
 
     def touched_bytes(self, load: PassLoad) -> float:
         """The pages that this lies in, which go to a disk as wholes."""
         decoding, prompts = load.decode_sequences, load.prompt_tokens
-        return self._mean_bytes(load, lambda group: decoding * group.page_rows + prompts)
+        return self._mean_bytes(load.sequences, lambda group: decoding * group.page_rows + prompts)
 
-    def num_pieces(self, load: PassLoad) -> float:
-        """Runs of pages that lie apart: one for each sequence, as long as the cache is young."""
-        return load.decode_sequences + _num_slices(load)
-
-    def _mean_bytes(self, load: PassLoad, rows_of: Callable[[CacheGroup], float]) -> float:
-        """Of a layer, for so many rows in a group of them, or a state of each sequence."""
-        states = self.num_pieces(load)
+    def _mean_bytes(self, states: float, rows_of: Callable[[CacheGroup], float]) -> float:
+        """Of a layer, for so many rows in a group of them, or so many states."""
         of_groups = (
             (states if group.is_state else rows_of(group)) * num_bytes
             for group, num_bytes in self._kept
@@ -418,7 +412,3 @@ class Prices:
     def hidden_bytes(self, tokens: float) -> float:
         """Hidden states of so many tokens."""
         return tokens * self.shape.hidden_width * self.dtypes.compute_bytes
-
-
-def _num_slices(load: PassLoad) -> int:
-    return ceil(load.prompt_tokens / PROMPT_ROWS)

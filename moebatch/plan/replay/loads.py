@@ -9,7 +9,7 @@ from math import ceil
 from operator import mul
 
 from moebatch.layout.admission import Caps
-from moebatch.layout.load import CountedLoad, PassLoad
+from moebatch.layout.load import OF_PROMPTS, CountedLoad, PassLoad
 from moebatch.plan.replay.passes import Replay, job_passes
 from moebatch.plan.replay.phases import phases_of
 from moebatch.spec.policy.policy import PAGE_TOKENS, Policy
@@ -103,10 +103,7 @@ def _in_whole_prompts(
     elif share >= 1:
         yield count * share, load.times(1 / share)
     else:
-        encoding = {
-            name: getattr(load, name) / share
-            for name in ("prompt_tokens", "prompt_pairs", "prompt_context")
-        }
+        encoding = {name: getattr(load, name) / share for name in OF_PROMPTS}
         yield count * share, load._replace(**encoding)
         yield count * (1 - share), load.in_stack(encodes=False)
 
@@ -152,12 +149,17 @@ def _magnified(load: PassLoad, tokens: int, sequences: int) -> PassLoad:
     """One of so many passes that a rough one stands for: each sequence was so many, and each of
     its tokens."""
     begun = (load.logits_rows - load.decode_sequences) / tokens
+    fresh = sequences * (load.prompt_slices - load.resumed_slices) / tokens
+    # One that a rough pass computes as a whole is cut by the passes that it stands for.
+    resumed = sequences * load.resumed_slices / tokens + min(1.0, load.prompt_slices)
     return PassLoad(
         decode_sequences=sequences * load.decode_sequences,
         decode_positions=sequences * tokens * load.decode_positions,
         prompt_tokens=sequences * load.prompt_tokens,
         prompt_pairs=sequences * tokens * load.prompt_pairs,
         prompt_context=sequences * load.prompt_context,
+        prompt_slices=fresh + resumed,
+        resumed_slices=resumed,
         logits_rows=sequences * (load.decode_sequences + begun),
         spare_pages=sequences * load.spare_pages,
     )

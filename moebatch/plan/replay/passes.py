@@ -63,6 +63,7 @@ def load_of(
             decode_positions=float(contexts.sum()),
             prompt_tokens=float(tokens.sum()),
             prompt_pairs=float((tokens**2).sum()),
+            prompt_slices=float(len(tokens)),
             logits_rows=float(len(contexts)),
         )
     pieces = -(-tokens // prompt_rows)
@@ -72,6 +73,8 @@ def load_of(
         prompt_tokens=float(tokens.sum()),
         prompt_pairs=int(tokens @ (2 * cached + tokens + 1)) / 2,
         prompt_context=int(pieces @ (2 * cached + prompt_rows * (pieces - 1))) / 2,
+        prompt_slices=float(len(tokens)),
+        resumed_slices=float(np.count_nonzero(cached)),
         logits_rows=float(len(contexts) + num_ending),
     )
 

@@ -173,14 +173,19 @@ def _load(workload: Workload, decoding: float, prompts: float) -> PassLoad:
             decode_positions=decoding * (own + new / 2),
             prompt_tokens=prompts,
             prompt_pairs=prompts * own,
+            prompt_slices=prompts / own,
             logits_rows=decoding,
         )
     read_again = max(0.0, own / PROMPT_ROWS - 1) / 2
+    begun = prompts / max(1.0, own)
+    cut = min(1.0, prompts)  # the last one in a pass goes on in the next
     return PassLoad(
         decode_sequences=decoding,
         decode_positions=decoding * (own + shared + new / 2),
         prompt_tokens=prompts,
         prompt_pairs=prompts * (shared + (own + 1) / 2),
         prompt_context=prompts * (read_again + shared / max(1.0, min(own, PROMPT_ROWS))),
-        logits_rows=decoding + prompts / max(1.0, own),
+        prompt_slices=begun + cut,
+        resumed_slices=(begun if shared else 0.0) + cut,
+        logits_rows=decoding + begun,
     )
