@@ -300,18 +300,15 @@ def peak_pages(
         left: how many tokens each will still get.
     """
     tokens, left = np.asarray(tokens, np.int64), np.asarray(left, np.int64)
-    if not len(left):
-        return 0
-    return int(held_at_ends(np.bincount(left) > 0, tokens, left, page_tokens, most_cached).max())
+    held_E = held_at_ends(np.bincount(left) > 0, tokens, left, page_tokens, most_cached)
+    return int(held_E.max(initial=0))
 
 
 def held_at_ends(
     one_ends: Bools, tokens: Ints, left: Ints, page_tokens: int, most_cached: int
 ) -> Ints:
     """Pages that sequences hold at each number of passes with which `one_ends`, the last first. All
-    of theirs are among these: in between, what is held only grows.
-
-    As in `peaks`, but sequences that end together count as one, and none is sorted: this is called
+    of theirs are among these: in between, what is held only grows. None is sorted: this is called
     thousands of times.
     """
     passes = np.flatnonzero(one_ends)[::-1]
@@ -329,28 +326,12 @@ def held_at_ends(
     return held_E
 
 
-def peaks(
-    tokens: Sequence[int] | Ints,
-    left: Sequence[int] | Ints,
-    page_tokens: int = PAGE_TOKENS,
-    most_cached: int = UNLIMITED,
-) -> Ints:
-    """The same from when on only the k longest of them are left, for k = 1, 2, and so on."""
-    tokens, left = np.asarray(tokens, np.int64), np.asarray(left, np.int64)
-    order = np.argsort(-left, kind="stable")
-    # What is held only shrinks when a sequence ends, so it is largest when one has its last token.
-    # Those alive then are the first `alive` ones; each holds (begun - 1 + passes) // page + 1.
-    begun, passes = tokens[order] - 1, left[order]
-    full, over = np.divmod(begun, page_tokens)
-    grows, full = _growing(begun + 1 + passes, full, page_tokens, most_cached)
-    alive = np.arange(1, len(begun) + 1)
-    whole, rest = np.divmod(passes, page_tokens)
-    # By how far its last page is filled, how many sequences begin one page more.
-    is_over = (over[:, None] >= np.arange(page_tokens + 1)) & grows[:, None]
-    at_least = np.cumsum(is_over, axis=0)
-    one_more = at_least[alive - 1, page_tokens - rest]
-    held = np.cumsum(full) + np.cumsum(grows) * (whole + 1) + one_more
-    return np.maximum.accumulate(held)
+def peaks(tokens: Ints, left: Ints, page_tokens: int, most_cached: int) -> Ints:
+    """Most of them from when on only the k longest of the sequences are left, for k = 1, 2, and so
+    on; those that end together count together."""
+    num_ending = np.bincount(left)
+    held_E = held_at_ends(num_ending > 0, tokens, left, page_tokens, most_cached)
+    return np.maximum.accumulate(held_E).repeat(num_ending[num_ending > 0][::-1])
 
 
 def _growing(

@@ -1,5 +1,6 @@
 """The largest number of pages that sequences hold until they end."""
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,8 +32,7 @@ def test_the_peaks_to_come_are_those_of_the_longest_that_are_left(
     work: list[tuple[int, int]], most_cached: int
 ) -> None:
     longest = sorted(work, key=lambda pair: -pair[1])
-    tokens, left = [tokens for tokens, _ in work], [left for _, left in work]
-    found = peaks(tokens, left, PAGE_TOKENS, most_cached)
+    found = peaks(*np.array(work, np.int64).reshape(-1, 2).T, PAGE_TOKENS, most_cached)
     for passes in range(61):
         going_on = [(tokens + passes, left - passes) for tokens, left in longest if left > passes]
         if going_on:
