@@ -50,6 +50,13 @@ Lies = Literal["in rows", "words of inputs", "words of outputs"]
 neighbouring inputs of an output (GPTQ), or of eight outputs of an input, even ones first (AWQ)."""
 
 WORD_BITS = 32
+
+
+def words_of(count: int, bits: int) -> int:
+    """Words that so many codes take."""
+    return -(-count * bits // WORD_BITS)
+
+
 BITS: Mapping[str, int] = {
     **dict.fromkeys(("int4", "e2m1", "codebook"), 4),
     **dict.fromkeys(("int8", "uint8", "e4m3"), 8),

@@ -28,9 +28,9 @@ class Arrangement(ABC):
     tensors: ClassVar[tuple[str, ...]] = ()
     """Those that hold it, without the name of its layer; empty is one of its own name."""
 
-    @abstractmethod
     def stored_shapes(self, shape: Shape) -> tuple[Shape, ...]:
         """Of the tensors that hold a weight of that shape."""
+        return (shape,)
 
     @abstractmethod
     def restore(self, stored: Sequence[Tensor], out: Tensor) -> None:
@@ -81,9 +81,6 @@ class Interleaved(Arrangement):
 
     num_heads: int
 
-    def stored_shapes(self, shape: Shape) -> tuple[Shape, ...]:
-        return (shape,)
-
     def restore(self, stored: Sequence[Tensor], out: Tensor) -> None:
         """[H, C/2, 2] become [H, 2, C/2]."""
         in_pairs = stored[0].view(self.num_heads, -1, 2, *out.shape[1:])
@@ -115,9 +112,6 @@ class LatentHalves(Arrangement):
 @dataclass(frozen=True)
 class CountedFromZero(Arrangement):
     """A norm that multiplies by one more than its weight, with that one added."""
-
-    def stored_shapes(self, shape: Shape) -> tuple[Shape, ...]:
-        return (shape,)
 
     def restore(self, stored: Sequence[Tensor], out: Tensor) -> None:
         out.copy_(stored[0] - 1)

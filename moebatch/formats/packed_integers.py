@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from moebatch.errors import CheckpointError
 from moebatch.formats.blocks import WHOLE, Blocks, columns_of
-from moebatch.formats.coded import WORD_BITS, CodedMatrix
+from moebatch.formats.coded import WORD_BITS, CodedMatrix, words_of
 from moebatch.formats.quantization import Scheme
 from moebatch.formats.weight_format import CodedFormat, Look, StoredPart, WeightFormat
 from moebatch.quoting import shown
@@ -42,11 +42,11 @@ class PackedIntegers(CodedFormat):
         """Codes, scales and, where they are not symmetric, zero points."""
         *stack, rows, columns = shape
         groups = Blocks(1, self.group).grid(shape)[-1]
-        packed = StoredPart(f"{name}_packed", "I32", (*stack, rows, self._words(columns)))
+        packed = StoredPart(f"{name}_packed", "I32", (*stack, rows, words_of(columns, self.bits)))
         scales = StoredPart(f"{name}_scale", self.scale_dtype, (*stack, rows, groups))
         if self.is_symmetric:
             return packed, scales
-        zeros = (*stack, self._words(rows), groups)
+        zeros = (*stack, words_of(rows, self.bits), groups)
         return packed, scales, StoredPart(f"{name}_zero_point", "I32", zeros)
 
     def heights(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -82,7 +82,7 @@ class PackedIntegers(CodedFormat):
         if not (packed and scales and packed.dtype == "I32" and scales.dtype in _SCALE_DTYPES):
             return None
         _refuse_order(name, look)
-        if packed.shape[-1:] != (self._words(shape[-1]),):
+        if packed.shape[-1:] != (words_of(shape[-1], self.bits),):
             return None
         return replace(
             self,
@@ -98,9 +98,6 @@ class PackedIntegers(CodedFormat):
         if scheme.blocks.rows != 1:
             raise ValueError("strategy: packed integers have a scale for each row or group")
         return replace(self, group=scheme.blocks.columns, is_symmetric=scheme.is_symmetric)
-
-    def _words(self, count: int) -> int:
-        return -(-count * self.bits // WORD_BITS)
 
     def __str__(self) -> str:
         kind = "" if self.is_symmetric else ", with zero points"

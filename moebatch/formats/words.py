@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from moebatch.formats.blocks import Blocks, columns_of
-from moebatch.formats.coded import WORD_BITS
+from moebatch.formats.coded import WORD_BITS, words_of
 from moebatch.formats.quantization import one_of, size_of
 from moebatch.formats.weight_format import CodedFormat, Look, StoredPart, WeightFormat, beside
 
@@ -66,11 +66,11 @@ class Words(CodedFormat):
         """Codes, zero points, scales and, in GPTQ, groups of inputs."""
         *stack, rows, columns = shape
         groups = Blocks(1, self.group).grid((1, columns))[-1]
-        words = self._words
-        size = (words(columns), rows) if self.packs_inputs else (columns, words(rows))
+        across, down = words_of(rows, self.bits), words_of(columns, self.bits)
+        size = (down, rows) if self.packs_inputs else (columns, across)
         found = (
             StoredPart(beside(name, ".qweight"), "I32", (*stack, *size)),
-            StoredPart(beside(name, ".qzeros"), "I32", (*stack, groups, words(rows))),
+            StoredPart(beside(name, ".qzeros"), "I32", (*stack, groups, across)),
             StoredPart(beside(name, ".scales"), self.scale_dtype, (*stack, groups, rows)),
         )
         if not self.has_order:
@@ -142,9 +142,6 @@ class Words(CodedFormat):
     @property
     def quant_method(self) -> str:  # type: ignore[override]
         return self.name.split()[0]
-
-    def _words(self, count: int) -> int:
-        return -(-count * self.bits // WORD_BITS)
 
     def __str__(self) -> str:
         order = ", in an order of its own" if self.has_order else ""
