@@ -20,12 +20,12 @@ from moebatch.units import format_bytes
 
 MAX_LINE_BYTES = 16 * 2**20
 """A longer line is an error of its row. Parsing may take a hundred times as much memory."""
-BOM = b"\xef\xbb\xbf"
+_BOM = b"\xef\xbb\xbf"
 _GZIP_MAGIC = b"\x1f\x8b"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_SKIPPED = b"\x2a\x4d\x18"
 """Behind a byte from 0x50 to 0x5f: a frame that decoders pass over, with which pzstd begins."""
-UTF_16_OR_32 = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")
+_UTF_16_OR_32 = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")
 CHANGED = "was changed while the job ran; rows that have ended are kept, run the job again"
 
 
@@ -84,15 +84,21 @@ def _first_line(path: Path, content: bytes | RowError) -> bytes | RowError:
     """Without a byte order mark; raises InputError if the file as a whole is of another kind."""
     if isinstance(content, RowError):
         return content
-    if content.startswith(UTF_16_OR_32):
-        raise refusal(path, "is UTF-16 or UTF-32; save it as UTF-8", line=1)
-    content = content.removeprefix(BOM)
+    content = without_mark(path, content)
     begun = content.strip()
     if begun.startswith(b"["):
         raise _other_json(path, "is a JSON array", "'.[]'")
     if begun == b"{":
         raise _other_json(path, "has a JSON object over several lines", ".")
     return content
+
+
+def without_mark(path: Path, beginning: bytes) -> bytes:
+    """The beginning of a file without a byte order mark; raises InputError for one that is not of
+    UTF-8."""
+    if beginning.startswith(_UTF_16_OR_32):
+        raise refusal(path, "is UTF-16 or UTF-32; save it as UTF-8", line=1)
+    return beginning.removeprefix(_BOM)
 
 
 def _other_json(path: Path, what: str, of_each: str) -> InputError:

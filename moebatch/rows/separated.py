@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
-from moebatch.rows.lines import BOM, MAX_LINE_BYTES, UTF_16_OR_32
+from moebatch.rows.lines import MAX_LINE_BYTES, without_mark
 from moebatch.rows.parse import PLAIN_PARAMETERS
 from moebatch.rows.refused import RowRefused
 from moebatch.rows.row import RawRow, refusal, require_different
@@ -78,10 +78,8 @@ def _lines(path: Path, stream: BinaryIO) -> Iterator[str]:
         if len(data) > MAX_LINE_BYTES:
             limit = format_bytes(MAX_LINE_BYTES)
             raise refusal(path, f"is longer than {limit}, the most that is read", line=number)
-        if number == 1 and data.startswith(UTF_16_OR_32):
-            raise refusal(path, "is UTF-16 or UTF-32; save it as UTF-8", line=1)
         try:
-            yield (data.removeprefix(BOM) if number == 1 else data).decode()
+            yield (without_mark(path, data) if number == 1 else data).decode()
         except UnicodeDecodeError as error:
             message = f"is not UTF-8 (byte {error.start + 1} of the line); save it as UTF-8"
             raise refusal(path, message, line=number) from None
