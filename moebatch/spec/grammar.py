@@ -39,7 +39,7 @@ _KINDS: Mapping[str, Grammar | None] = {"text": None, "json_object": _OBJECT}
 
 def response_format(value: object) -> Grammar | None:
     """As OpenAI has it: ``text``, ``json_object`` or ``json_schema``."""
-    said = _entries(value, '{"type": "json_object"}')
+    said = entries(value, '{"type": "json_object"}')
     kind = said.get("type")
     if kind == "json_schema":
         return _named_schema(said.get("json_schema"))
@@ -51,7 +51,7 @@ def response_format(value: object) -> Grammar | None:
 
 def structured_outputs(value: object) -> Grammar | None:
     """As vLLM has it: one of ``json``, ``regex``, ``choice``, ``grammar`` and ``json_object``."""
-    said = _entries(value, '{"choice": ["yes", "no"]}')
+    said = entries(value, '{"choice": ["yes", "no"]}')
     _only(said, _STRUCTURED)
     if len(said) != 1:
         raise ValueError(f"must have one of {', '.join(_STRUCTURED)}, got {shown(list(said))}")
@@ -67,10 +67,12 @@ def _named_schema(value: object) -> Grammar:
     return _schema(value["schema"])
 
 
-def _entries(value: object, example: str) -> dict[str, object]:
-    """What is said; tables fill with null what a row does not have."""
+def entries(value: object, example: str, *, part: str = "") -> dict[str, object]:
+    """What is said, in a part of the parameter if it has a name; tables fill with null what a row
+    does not have."""
     if not isinstance(value, Mapping):
-        raise ValueError(f"must be a mapping such as {example}, got {shown(value)}")
+        of_part = f"has a {part} that " if part else ""
+        raise ValueError(f"{of_part}must be a mapping such as {example}, got {shown(value)}")
     return {str(key): entry for key, entry in value.items() if entry is not None}
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeGuard
 
 from moebatch.quoting import not_one_of, shown
-from moebatch.spec.grammar import Grammar
+from moebatch.spec.grammar import Grammar, entries
 
 _EXAMPLE = '{"type": "function", "function": {"name": …, "parameters": {…}}}'
 _NO_PARAMETERS: Mapping[str, Any] = {"properties": {}, "additionalProperties": False}
@@ -65,16 +65,16 @@ def tools(value: object) -> Tools | None:
     value = _from_text(value)
     if not isinstance(value, list | tuple):
         raise ValueError(f"must be a list of tools such as {_EXAMPLE}, got {shown(value)}")
-    entries = [_tool(entry, f"[{place}]") for place, entry in enumerate(value)]
-    names = Counter(entry["function"]["name"] for entry in entries)
+    found = [_tool(entry, f"[{place}]") for place, entry in enumerate(value)]
+    names = Counter(entry["function"]["name"] for entry in found)
     name, times = max(names.items(), key=lambda item: item[1], default=("", 0))
     if times > 1:
         raise ValueError(f"holds {times} functions named {shown(name)}; a name must be unique")
     try:
-        text = json.dumps(entries, allow_nan=False, ensure_ascii=False)
+        text = json.dumps(found, allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"must hold JSON, but {error}") from None
-    return Tools(text) if entries else None
+    return Tools(text) if found else None
 
 
 def tool_choice(value: object) -> ToolChoice:
@@ -127,10 +127,11 @@ def _moved(schema: Any, place: int) -> Any:
 
 def _tool(entry: object, where: str) -> dict[str, Any]:
     """What tables fill with null is not said."""
-    said = _said(entry, where, _EXAMPLE)
+    said = entries(entry, _EXAMPLE, part=where)
     if said.get("type") != "function":
         raise ValueError(f"has a {where}.type that must be function, got {shown(said.get('type'))}")
-    function = _said(said.get("function"), f"{where}.function", '{"name": …, "parameters": {…}}')
+    of_function = '{"name": …, "parameters": {…}}'
+    function = entries(said.get("function"), of_function, part=f"{where}.function")
     if not _is_name(function.get("name")):
         found = shown(function.get("name"))
         raise ValueError(f"has a {where}.function.name that must be a text, got {found}")
@@ -140,14 +141,6 @@ def _tool(entry: object, where: str) -> dict[str, Any]:
             needed = f"a {where}.function.parameters that must be a JSON schema, which is a mapping"
             raise ValueError(f"has {needed}, got {shown(schema)}")
     return {**said, "function": function}
-
-
-def _said(value: object, where: str, example: str) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ValueError(
-            f"has a {where} that must be a mapping such as {example}, got {shown(value)}"
-        )
-    return {str(key): entry for key, entry in value.items() if entry is not None}
 
 
 def _is_name(value: object) -> TypeGuard[str]:
