@@ -39,12 +39,12 @@ def simulate(
         options = replace(options, has_job=job is not None, command="moebatch simulate")
         options.require_consistent()
         simulated.require_consistent()
-        from moebatch.plan.simulation.simulation import simulation_json, timelines_of
+        from moebatch.plan.simulation.simulation import simulation_json
         from moebatch.report.pictures.drawings import write_timelines
         from moebatch.report.timeline_view import simulated_view
 
         answer, found = _simulations(job, options, simulated, routing, durations)
-        timelines, title = timelines_of(found), answer.title
+        timelines, title = {name: one.timeline for name, one in found.items()}, answer.title
         write_timelines(timelines, trace=drawings.trace, gantt=drawings.gantt, title=title)
     if as_json:
         print_json(simulation_json(answer, found))

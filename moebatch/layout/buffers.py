@@ -231,8 +231,9 @@ class MemoryUse:
         if not policy.attention_on_gpu:
             width = max(each.sent_width + each.result_width for each in self.shape.attentions)
             num_elements = bucket_rows(policy.micro_batch_size) * width
+            sizes = num_elements, self.dtypes.compute_bytes, LOOK_AHEAD + 1
             for level in ("vram", "dram"):
-                yield self._numbers(PROJECTIONS_TERM, level, num_elements, LOOK_AHEAD + 1)
+                yield Buffer(PROJECTIONS_TERM, level, PROJECTIONS_TERM, *sizes)
 
     def _computing(self, policy: Policy, level: LevelName) -> Iterator[Buffer]:
         """What a decoder and the passes that it computes take."""
@@ -337,10 +338,6 @@ class MemoryUse:
             title = f"window on {name.level} of {which} at {name.place}"
             of_page = page_bytes(group, self.dtypes)
             yield Buffer(title, name.level, KV_WINDOW_TERM, of_page, 1, NUM_WINDOWS * pages)
-
-    def _numbers(self, name: str, level: LevelName, num_elements: float, count: int) -> Buffer:
-        """So many numbers of the compute dtype."""
-        return Buffer(name, level, name, num_elements, self.dtypes.compute_bytes, count)
 
 
 _Terms = dict[LevelName, dict[str, float]]

@@ -85,6 +85,7 @@ class Division:
         share = policy.weights.on(ladder.experts_at(policy))
         streamed = shape.num_experts * (1 - share)
         below = ladder.experts_at(policy) == "vram" and "disk" in weight_levels
+        spare = 1 + _PAGED_SPARE * paged
         return cls(
             experts={level: policy.weights.on(level) * num_experts for level in LEVELS},
             kv_layers={
@@ -95,7 +96,8 @@ class Division:
             num_slots=2 * streamed if paged else policy.num_slots,
             num_slots_below=policy.num_slots if below else 0,
             num_staged=streamed + 1 if paged else 0,
-            spare_experts=_spare(weight_levels, 1 + _PAGED_SPARE * paged),
+            # What does not fit above ends on the lowest level.
+            spare_experts={weight_levels[-1]: spare} if len(weight_levels) > 1 else {},
             spare_layers=_spare_layers(groups, kv_levels),
         )
 
@@ -122,11 +124,6 @@ def most_streamed(shape: ModelShape, num_resident: int) -> int:
 def comes_in_pages(policy: Policy, ladder: Ladder) -> bool:
     """Whether experts come layer by layer into two halves of a buffer."""
     return traits_of(policy).is_paged and ladder.experts_at(policy) == ladder.top
-
-
-def _spare(levels: Sequence[LevelName], count: int) -> dict[LevelName, float]:
-    """What does not fit above ends on the lowest level."""
-    return {levels[-1]: count} if len(levels) > 1 else {}
 
 
 def _spare_layers(

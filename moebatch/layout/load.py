@@ -55,12 +55,18 @@ class PassLoad(NamedTuple):
     def in_stack(self, *, encodes: bool) -> "PassLoad":
         """What of it goes through an encoder, or through the layers behind one."""
         if encodes:
-            return self._replace(decode_sequences=0.0, decode_positions=0.0, logits_rows=0.0)
+            return self._replace(
+                decode_sequences=0.0, decode_positions=0.0, logits_rows=0.0, spare_pages=0.0
+            )
         return self._replace(**dict.fromkeys(OF_PROMPTS, 0.0))
 
     def times(self, factor: float) -> "PassLoad":
         """So many times as much of everything."""
         return PassLoad(*(factor * figure for figure in self))
+
+    def divided(self, number: float) -> "PassLoad":
+        """One of so many that are alike."""
+        return PassLoad(*(figure / number for figure in self))
 
     @property
     def resumed(self) -> float:

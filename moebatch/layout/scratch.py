@@ -16,7 +16,7 @@ from moebatch.spec.policy.policy import Policy
 
 PROMPT_ROWS = LARGEST_SLICE
 """Most prompt tokens of a micro-batch."""
-GPU_PROMPT_ROWS = 2048
+_GPU_PROMPT_ROWS = 2048
 """Prompt tokens that a GPU takes through attention and experts at a time."""
 GATHER_ROWS = 4096
 """KV rows that decoding sequences gather at a time, unless one sequence has more."""
@@ -79,9 +79,9 @@ def limits_of(policy: Policy, *, max_tokens: int) -> Limits:
     )
 
 
-def gpu_prompt_rows(policy: Policy) -> int:
-    """Prompt tokens that go through a GPU's experts together."""
-    return max(GPU_PROMPT_ROWS, policy.micro_batch_size)
+def prompt_rows(policy: Policy, top: LevelName) -> int:
+    """Prompt tokens that go through experts together, which are computed at the top."""
+    return max(_GPU_PROMPT_ROWS, policy.micro_batch_size) if top == "vram" else PROMPT_ROWS
 
 
 def bucket_rows(num_rows: int) -> int:

@@ -207,9 +207,8 @@ class TimeLeft:
         caps = Caps.of(policy, workload.most_cached, encodes=workload.is_encoded)
         rest = Replay(lengths, caps, fields_of(rows[:num_running]))
         mean_new = float(waiting[:, 1].mean()) if len(waiting) else 1.0
-        loads = rest_loads(
-            rest, policy, num_more, mean_new, most=_MOST_LOADS, encodes=workload.is_encoded
-        )
+        batch_size, encodes = policy.batch_size, workload.is_encoded
+        loads = rest_loads(rest, batch_size, num_more, mean_new, most=_MOST_LOADS, encodes=encodes)
         passes = (
             (count, load.prompt_tokens > 0, at_end(self._problem, self._policy, load), load)
             for count, load in loads

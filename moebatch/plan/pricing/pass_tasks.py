@@ -7,7 +7,7 @@ from functools import cache, cached_property, partial
 from moebatch.layout.lanes import LaneSeconds
 from moebatch.layout.load import PassLoad
 from moebatch.layout.routing import chosen_experts, distinct_experts, layers_of, routed
-from moebatch.layout.scratch import PROMPT_ROWS, gpu_prompt_rows
+from moebatch.layout.scratch import prompt_rows
 from moebatch.plan.pricing.prices import LaneTime, Prices
 from moebatch.plan.pricing.task_prices import KV_KINDS, TaskPrices
 from moebatch.schedule.drivers.emission import Launched, computes_together, launched
@@ -244,19 +244,12 @@ class PassTasks:
     @cached_property
     def _sizes(self) -> list[tuple[float, PassLoad]]:
         """Micro-batches of sequences that decode, then those of prompts."""
-        load, sizes = self.load, []
-        if load.decode_sequences:
-            number = max(1.0, load.decode_sequences / self.policy.micro_batch_size)
-            decode = PassLoad(
-                decode_sequences=load.decode_sequences / number,
-                decode_positions=load.decode_positions / number,
-            )
-            sizes.append((number, decode))
-        if load.prompt_tokens:
-            rows = gpu_prompt_rows(self.policy) if self._top == "vram" else PROMPT_ROWS
-            number = max(1.0, load.prompt_tokens / rows)
-            sizes.append((number, load.in_stack(encodes=True).times(1 / number)))
-        return sizes
+        load, policy = self.load, self.policy
+        decoding = PassLoad(load.decode_sequences, load.decode_positions)
+        prompts = load.in_stack(encodes=True)
+        most = (decoding, policy.micro_batch_size), (prompts, prompt_rows(policy, self._top))
+        numbers = [(max(1.0, part.tokens / size), part) for part, size in most if part.tokens]
+        return [(number, part.divided(number)) for number, part in numbers]
 
     def _expert_layers_s(self, load: PassLoad) -> float:
         """Experts of all layers once, over the tokens of a load."""

@@ -123,23 +123,15 @@ class Prices:
         """Whether all that a pass computes takes as long on another machine, or under other dtypes:
         levels compute as fast, and so do links between them, over which go queries that a CPU
         attends to and sums of several GPUs."""
-        return all(
-            mine == others
-            for mine, others in (
-                (self.shape, other.shape),
-                (self.dtypes, other.dtypes),
-                (self.ladder, other.ladder),
-                (self.has_gpu_kernels, other.has_gpu_kernels),
-                (self._computing, other._computing),
-            )
-        )
+        return self._computing == other._computing
 
     @property
     def _computing(self) -> tuple[object, ...]:
-        """Figures of the machine that decide over it."""
+        """What decides over it."""
         levels, links = self.hardware.levels, self.hardware.links
         processors = {name: (each.num_devices, each.processor) for name, each in levels.items()}
-        return processors, links.get("dram->vram"), links.get("vram->dram")
+        between = links.get("dram->vram"), links.get("vram->dram")
+        return self.shape, self.dtypes, self.ladder, self.has_gpu_kernels, processors, between
 
     @cached_property
     def expert_bytes(self) -> int:

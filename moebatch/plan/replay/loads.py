@@ -1,7 +1,7 @@
 """All passes of a job under a policy, alike ones counted together."""
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
@@ -10,7 +10,7 @@ from operator import mul
 
 from moebatch.layout.admission import Caps
 from moebatch.layout.load import OF_PROMPTS, CountedLoad, PassLoad
-from moebatch.plan.replay.passes import Replay, job_passes
+from moebatch.plan.replay.passes import job_passes
 from moebatch.plan.replay.phases import phases_of
 from moebatch.spec.policy.policy import PAGE_TOKENS, Policy
 from moebatch.spec.workload import Length, Workload
@@ -42,7 +42,7 @@ def job_loads(workload: Workload, policy: Policy) -> list[CountedLoad]:
     Neighbours are counted together where there are very many."""
     if policy.batching == "static" and not workload.lengths:
         return _static_loads(workload, policy)
-    return _replayed(workload, _caps(workload, policy), most=_MOST_LOADS)
+    return _replayed(workload, _caps(workload, policy))
 
 
 def rough_loads(workload: Workload, policy: Policy) -> list[CountedLoad]:
@@ -81,7 +81,7 @@ def _rough(workload: Workload, caps: Caps) -> list[CountedLoad]:
         prompt_rows=caps.prompt_rows // by,
         most_cached=ceil(caps.most_cached / by),
     )
-    loads = _replayed(_fewer(workload, by, places), smaller, most=_MOST_LOADS)
+    loads = _replayed(_fewer(workload, by, places), smaller)
     if caps.encodes and by * places > 1:
         prompt = workload.mean_own_tokens
         # Beside all others, which decode: each that begins is one less of them.
@@ -187,22 +187,22 @@ def _of_round(workload: Workload, caps: Caps) -> int:
     return max(1, min(caps.sequences, caps.pages // ceil(own / caps.page_tokens)))
 
 
-def _replayed(workload: Workload, caps: Caps, *, most: int) -> list[CountedLoad]:
-    """Long jobs are replayed in part, and their middle is drawn out to the whole length."""
+def _replayed(workload: Workload, caps: Caps) -> list[CountedLoad]:
+    """Long jobs are replayed in part, and their middle is drawn out to the whole length; without an
+    end it is all that there is of them."""
     total, count = workload.num_sequences, _num_replayed(workload, caps)
-    loads = thinned(list(job_passes(workload, caps, count)), most, encodes=caps.encodes)
-    if total == count:
-        return loads
-    first, last = _middle(loads, caps.sequences * workload.mean_new_tokens)
-    middle = loads[first:last]
-    if total is None:
-        return middle
-    return _drawn_out(loads, (first, last), total - count, workload.mean_new_tokens)
+    passes, new = job_passes(workload, caps, count), workload.mean_new_tokens
+    if total is not None:
+        more = total - count
+        return rest_loads(passes, caps.sequences, more, new, most=_MOST_LOADS, encodes=caps.encodes)
+    loads = thinned(list(passes), _MOST_LOADS, encodes=caps.encodes)
+    first, last = _middle(loads, caps.sequences * new)
+    return loads[first:last]
 
 
 def rest_loads(
-    rest: Replay,
-    policy: Policy,
+    rest: Iterable[CountedLoad],
+    batch_size: int,
     num_more: int,
     mean_new_tokens: float,
     *,
@@ -210,23 +210,15 @@ def rest_loads(
     encodes: bool,
 ) -> list[CountedLoad]:
     """At most `most` loads of what is left of a job, where so many more sequences wait than those
-    in `rest`: these take their turn in the middle."""
+    in `rest`: these take their turn in the middle, which lasts until they have ended."""
     loads = thinned(list(rest), most, encodes=encodes)
     if not num_more or not loads:
         return loads
-    middle = _middle(loads, policy.batch_size * mean_new_tokens)
-    return _drawn_out(loads, middle, num_more, mean_new_tokens)
-
-
-def _drawn_out(
-    loads: Sequence[CountedLoad], middle: tuple[int, int], num_more: int, mean_new_tokens: float
-) -> list[CountedLoad]:
-    """The same passes where those in the middle last until so many more sequences have ended."""
-    first, last = middle
+    first, last = _middle(loads, batch_size * mean_new_tokens)
     come = sum(count * load.logits_rows for count, load in loads[first:last])
     longer = 1 + num_more / (come / mean_new_tokens)
-    drawn = ((count * longer, load) for count, load in loads[first:last])
-    return [*loads[:first], *drawn, *loads[last:]]
+    drawn_out = ((count * longer, load) for count, load in loads[first:last])
+    return [*loads[:first], *drawn_out, *loads[last:]]
 
 
 def _middle(loads: Sequence[CountedLoad], tokens_of_wave: float) -> tuple[int, int]:
@@ -245,22 +237,14 @@ def _static_loads(workload: Workload, policy: Policy) -> list[CountedLoad]:
     As FlexGen and MoE-Lightning's artifact run a job. All sequences are as long as the means say:
     padding to the longest is the caller's business.
     """
-    batch, total = policy.batch_size, workload.num_sequences
+    total, encodes, passes = workload.num_sequences, workload.is_encoded, list[CountedLoad]()
     prompt, new = workload.mean_prompt_tokens, workload.mean_new_tokens
-    full, rest = (1, 0) if total is None else divmod(total, batch)
-    return [
-        *_static_batch(full, batch, prompt, new, encodes=workload.is_encoded),
-        *_static_batch(min(rest, 1), rest, prompt, new, encodes=workload.is_encoded),
-    ]
-
-
-def _static_batch(
-    count: int, batch: int, prompt: float, new: float, *, encodes: bool
-) -> list[CountedLoad]:
-    """So many batches of one size."""
-    prefill = PassLoad.of_prompts(batch, prompt, encodes=encodes)
-    decode = PassLoad.decoding(batch, prompt + new / 2)
-    passes = ((count, prefill), (count * max(0.0, new - (not encodes)), decode))
+    full, rest = (1, 0) if total is None else divmod(total, policy.batch_size)
+    for count, size in ((full, policy.batch_size), (min(rest, 1), rest)):
+        passes += [
+            (count, PassLoad.of_prompts(size, prompt, encodes=encodes)),
+            (count * max(0.0, new - (not encodes)), PassLoad.decoding(size, prompt + new / 2)),
+        ]
     return [(times, load) for times, load in passes if times]
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from moebatch.layout.load import PassLoad
-from moebatch.layout.scratch import PROMPT_ROWS, gpu_prompt_rows
+from moebatch.layout.scratch import prompt_rows
 from moebatch.plan.options import Work
 from moebatch.plan.problem import Problem
 from moebatch.plan.replay.loads import job_loads, mean_of
@@ -64,17 +64,11 @@ def mean_load(problem: Problem, policy: Policy) -> PassLoad:
 
 def split(load: PassLoad, problem: Problem, policy: Policy) -> MicroBatches:
     """A pass in micro-batches: those that decode first, then slices of prompts."""
-    prompt_rows = gpu_prompt_rows(policy) if problem.ladder.top == "vram" else PROMPT_ROWS
-    decodes = list(_shares(load.decode_sequences, policy.micro_batch_size))
-    prompts = list(_shares(load.prompt_tokens, prompt_rows))
-    decoding = PassLoad.decoding(load.decode_sequences, 0.0)
-    decoding = decoding._replace(decode_positions=load.decode_positions)
-    prefill = load._replace(
-        decode_sequences=0.0,
-        decode_positions=0.0,
-        logits_rows=max(0.0, load.logits_rows - load.decode_sequences),
-        spare_pages=0.0,
-    )
+    count = load.decode_sequences
+    decodes = list(_shares(count, policy.micro_batch_size))
+    prompts = list(_shares(load.prompt_tokens, prompt_rows(policy, problem.ladder.top)))
+    decoding = PassLoad(count, load.decode_positions, logits_rows=count)
+    prefill = load.in_stack(encodes=True)._replace(logits_rows=max(0.0, load.logits_rows - count))
     loads = [
         *(decoding.times(share) for share in decodes),
         *(prefill.times(share) for share in prompts),

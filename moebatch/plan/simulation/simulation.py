@@ -60,11 +60,6 @@ def simulations(problem: Problem, policy: Policy, options: SimOptions) -> dict[s
     }
 
 
-def timelines_of(simulated: Mapping[str, Simulation]) -> dict[str, Timeline]:
-    """Timelines by schedule."""
-    return {name: one.timeline for name, one in simulated.items()}
-
-
 def _simulation(problem: Problem, policy: Policy, options: SimOptions) -> Simulation:
     passes = passes_of(problem, policy, options.work, options.passes)
     routing = options.routing or SkewedRouting(
