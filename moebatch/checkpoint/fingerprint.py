@@ -2,14 +2,13 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from string import digits
 from typing import Any
 
 from moebatch.checkpoint.index import Checkpoint
-from moebatch.errors import CheckpointError
-from moebatch.spec.model.shape import ModelShape
+from moebatch.spec.files.json_file import readable
 
 _SAMPLES = 16
 """Of each file."""
@@ -30,17 +29,6 @@ class ModelOwner:
     num_experts: int
     experts_per_token: int
 
-    @classmethod
-    def of(cls, folder: Path, fingerprint: str, shape: ModelShape) -> "ModelOwner":
-        """The model of that shape."""
-        return cls(
-            folder=folder,
-            fingerprint=fingerprint,
-            moe_layers=tuple(shape.moe_layers),
-            num_experts=shape.num_experts,
-            experts_per_token=shape.experts_per_token,
-        )
-
     @property
     def description(self) -> dict[str, Any]:
         """What a file says about the model that it belongs to."""
@@ -58,8 +46,10 @@ def checkpoint_fingerprint(config: Mapping[str, Any], checkpoint: Checkpoint) ->
     digest.update(repr(sorted(config.items())).encode())
     # Not the names of what the files of a folder are links to: those change when it is copied.
     files = {path: name for name, path in checkpoint.files.items()}
-    for name, (path, entry) in sorted(checkpoint.tensors.items()):
-        digest.update(f"{name}{files[path]}{asdict(entry)}".encode())
+    for name in sorted(checkpoint.tensors):
+        found = checkpoint.tensors[name]
+        said = {key: getattr(found, key) for key in ("dtype", "shape", "offset", "num_bytes")}
+        digest.update(f"{name}{files[found.path]}{said}".encode())
     return digest.hexdigest()
 
 
@@ -80,15 +70,12 @@ def weights_sample(checkpoint: Checkpoint) -> str:
     may change routers alone, or what attends. Raises CheckpointError."""
     digest, middles = hashlib.blake2b(digest_size=8), _middles(checkpoint)
     for name, path in sorted(checkpoint.files.items()):
-        try:
-            with path.open("rb") as file:
-                last = max(0, path.stat().st_size - _SAMPLE_BYTES)
-                everywhere = (last * number // (_SAMPLES - 1) for number in range(_SAMPLES))
-                for start in sorted({*everywhere, *middles.get(path, ())}):
-                    file.seek(start)
-                    digest.update(file.read(_SAMPLE_BYTES))
-        except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+        with readable(path), path.open("rb") as file:
+            last = max(0, path.stat().st_size - _SAMPLE_BYTES)
+            everywhere = (last * number // (_SAMPLES - 1) for number in range(_SAMPLES))
+            for start in sorted({*everywhere, *middles.get(path, ())}):
+                file.seek(start)
+                digest.update(file.read(_SAMPLE_BYTES))
         digest.update(name.encode())
     return digest.hexdigest()
 
@@ -104,7 +91,7 @@ def _middles(checkpoint: Checkpoint) -> dict[Path, list[int]]:
         alike.sort(key=lambda name: (len(name), name))  # the ninth layer before the tenth
         last = len(alike) - 1
         for name in {alike[last * n // (_SAMPLES_ALIKE - 1)] for n in range(_SAMPLES_ALIKE)}:
-            path, entry = checkpoint.tensors[name]
-            middle = entry.offset + max(0, entry.num_bytes - _SAMPLE_BYTES) // 2
-            places.setdefault(path, []).append(middle)
+            found = checkpoint.tensors[name]
+            middle = found.offset + max(0, found.num_bytes - _SAMPLE_BYTES) // 2
+            places.setdefault(found.path, []).append(middle)
     return places

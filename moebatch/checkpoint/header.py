@@ -4,14 +4,14 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from moebatch.errors import CheckpointError
 from moebatch.formats.weight_format import DTYPE_BITS
 from moebatch.quoting import is_text, reason, shown
-from moebatch.spec.files.json_file import LFS_POINTER, NOT_FETCHED
+from moebatch.spec.files.json_file import LFS_POINTER, NOT_FETCHED, readable
 
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit."""
@@ -21,16 +21,36 @@ MAX_DIMENSIONS = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TensorEntry:
-    """One tensor of a file: ``num_bytes`` at ``offset`` from the start of the file."""
+class Extent:
+    """A tensor, or one slice along its first dimension, as a range of bytes in a file."""
 
-    dtype: str
-    shape: tuple[int, ...]
+    path: Path
     offset: int
     num_bytes: int
+    dtype: str
+    """Name in safetensors' spelling, such as ``BF16``."""
+    shape: tuple[int, ...]
+
+    def slice(self, index: int, count: int | None = None) -> "Extent":
+        """One slice along the first dimension, or one of `count` that lie there in equal numbers of
+        rows."""
+        if count is not None:
+            height = self.shape[0] // count
+            return self.rows(range(index * height, (index + 1) * height))
+        return replace(self.rows(range(index, index + 1)), shape=self.shape[1:])
+
+    def rows(self, taken: range) -> "Extent":
+        """Some slices along the first dimension."""
+        each = self.num_bytes // self.shape[0]
+        return replace(
+            self,
+            offset=self.offset + taken.start * each,
+            num_bytes=len(taken) * each,
+            shape=(len(taken), *self.shape[1:]),
+        )
 
 
-def read_header(path: Path) -> dict[str, TensorEntry]:
+def read_header(path: Path) -> dict[str, Extent]:
     """Tensors of the safetensors file at `path`.
 
     Raises CheckpointError, naming the file and the rule, when the file breaks the format: header
@@ -38,14 +58,11 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     or leave holes, sizes that disagree with shape and dtype, bytes missing or left over; or when it
     has more than `MAX_TENSORS` tensors or `MAX_DIMENSIONS` dimensions.
     """
-    try:
-        with path.open("rb") as file:
-            file_bytes = path.stat().st_size
-            prefix = file.read(8)
-            header_bytes = _header_length(path, prefix, file_bytes)
-            text = file.read(header_bytes)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+    with readable(path), path.open("rb") as file:
+        file_bytes = path.stat().st_size
+        prefix = file.read(8)
+        header_bytes = _header_length(path, prefix, file_bytes)
+        text = file.read(header_bytes)
     return _entries(path, _parse(path, text), data_start=8 + header_bytes, file_bytes=file_bytes)
 
 
@@ -90,7 +107,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _entries(
     path: Path, header: dict[str, Any], *, data_start: int, file_bytes: int
-) -> dict[str, TensorEntry]:
+) -> dict[str, Extent]:
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise CheckpointError(f"{path}: __metadata__ may hold strings only")
@@ -116,7 +133,7 @@ def _entries(
     return entries
 
 
-def _entry(path: Path, name: str, raw: object, data_start: int) -> TensorEntry:
+def _entry(path: Path, name: str, raw: object, data_start: int) -> Extent:
     def refuse(why: str) -> CheckpointError:
         return CheckpointError(f"{path}: tensor {shown(name)}: {why}")
 
@@ -138,9 +155,8 @@ def _entry(path: Path, name: str, raw: object, data_start: int) -> TensorEntry:
     if num_bits // 8 != end - begin:
         size = f"{dtype} of shape {shown(shape)} is {shown(num_bits // 8)} bytes"
         raise refuse(f"{size}, its offsets span {end - begin}")
-    return TensorEntry(
-        dtype=dtype, shape=tuple(shape), offset=data_start + begin, num_bytes=end - begin
-    )
+    offset, num_bytes = data_start + begin, end - begin
+    return Extent(path=path, offset=offset, num_bytes=num_bytes, dtype=dtype, shape=tuple(shape))
 
 
 def _natural_numbers(values: object) -> TypeGuard[list[int]]:

@@ -6,49 +6,19 @@ from math import lcm
 from pathlib import Path
 
 from moebatch.checkpoint.direct import changed
-from moebatch.checkpoint.header import MAX_HEADER_BYTES, TensorEntry, read_header
+from moebatch.checkpoint.header import MAX_HEADER_BYTES, Extent, read_header
 from moebatch.errors import CheckpointError, StorageError
 from moebatch.formats.plain import PlainFormat
 from moebatch.formats.registry import FORMATS, find_format
 from moebatch.formats.weight_format import StoredPart, WeightFormat, share
 from moebatch.journal.files import Stamp, stamp_of
 from moebatch.quoting import reason, shown
-from moebatch.spec.files.json_file import read_object
+from moebatch.spec.files.json_file import read_object, readable
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _MAX_FAULTS = 8
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Extent:
-    """A tensor, or one slice along its first dimension, as a range of bytes in a file."""
-
-    path: Path
-    offset: int
-    num_bytes: int
-    dtype: str
-    """Name in safetensors' spelling, such as ``BF16``."""
-    shape: tuple[int, ...]
-
-    def slice(self, index: int, count: int | None = None) -> "Extent":
-        """One slice along the first dimension, or one of `count` that lie there in equal numbers of
-        rows."""
-        if count is not None:
-            height = self.shape[0] // count
-            return self.rows(range(index * height, (index + 1) * height))
-        return replace(self.rows(range(index, index + 1)), shape=self.shape[1:])
-
-    def rows(self, taken: range) -> "Extent":
-        """Some slices along the first dimension."""
-        each = self.num_bytes // self.shape[0]
-        return replace(
-            self,
-            offset=self.offset + taken.start * each,
-            num_bytes=len(taken) * each,
-            shape=(len(taken), *self.shape[1:]),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +71,7 @@ class Checkpoint:
     """All tensors of a model folder. Opening reads and validates headers, never weights."""
 
     folder: Path
-    tensors: Mapping[str, tuple[Path, TensorEntry]]
+    tensors: Mapping[str, Extent]
     files: Mapping[str, Path]
     """Those that hold them, by their names in the folder, links resolved."""
     formats: Mapping[str, WeightFormat] = field(default_factory=dict)
@@ -123,8 +93,7 @@ class Checkpoint:
         require_model_folder(folder)
         if (folder / SINGLE_NAME).is_file():
             files = {SINGLE_NAME: file_inside(folder, SINGLE_NAME)}
-            (path,), stamps = files.values(), stamps_of(files)
-            tensors = {name: (path, entry) for name, entry in read_header(path).items()}
+            stamps, tensors = stamps_of(files), read_header(files[SINGLE_NAME])
             return cls(folder=folder, tensors=tensors, files=files, stamps=stamps)
         if (folder / INDEX_NAME).exists():
             weight_map = _weight_map(folder)
@@ -137,14 +106,7 @@ class Checkpoint:
     def extent(self, name: str, index: int | None = None, num_slices: int | None = None) -> Extent:
         """Where tensor `name` lies, or its slice `index` along the first dimension, perhaps of as
         many that share its rows."""
-        path, entry = self.tensors[name]
-        whole = Extent(
-            path=path,
-            offset=entry.offset,
-            num_bytes=entry.num_bytes,
-            dtype=entry.dtype,
-            shape=entry.shape,
-        )
+        whole = self.tensors[name]
         return whole if index is None else whole.slice(index, num_slices)
 
     @property
@@ -155,12 +117,9 @@ class Checkpoint:
     def first_header(self) -> bytes:
         """What the first file holds before its tensors. Raises CheckpointError."""
         path = next(iter(self.files.values()))
-        starts = (entry.offset for own, entry in self.tensors.values() if own == path)
-        try:
-            with path.open("rb") as file:
-                return file.read(min(starts, default=MAX_HEADER_BYTES))
-        except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read: {reason(error)}") from error
+        starts = (each.offset for each in self.tensors.values() if each.path == path)
+        with readable(path), path.open("rb") as file:
+            return file.read(min(starts, default=MAX_HEADER_BYTES))
 
     def require_unchanged(self) -> None:
         """Raises StorageError if a file was written again, or replaced, since it was looked at: so
@@ -171,10 +130,8 @@ class Checkpoint:
 
     def look(self, name: str) -> StoredPart | None:
         """Dtype and shape of a tensor; None where there is no tensor `name`."""
-        if name not in self.tensors:
-            return None
-        entry = self.tensors[name][1]
-        return StoredPart(name, entry.dtype, entry.shape)
+        found = self.tensors.get(name)
+        return StoredPart(name, found.dtype, found.shape) if found else None
 
     def find_format(
         self, name: str, shape: tuple[int, ...], likely: WeightFormat | None = None
@@ -191,7 +148,7 @@ class Checkpoint:
         stored = self.find_format(name, shape, likely)
         assert stored is not None, f"{name} is required before it is looked for"
         parts = stored.parts(name, shape)
-        return Weight(name, stored, shape, tuple(self.extent(part.name) for part in parts))
+        return Weight(name, stored, shape, tuple(self.tensors[part.name] for part in parts))
 
     def require(self, expected: Iterable[StoredPart]) -> None:
         """Raises CheckpointError unless all `expected` tensors are there, in their dtypes and
@@ -209,7 +166,7 @@ class Checkpoint:
     def _fault(self, part: StoredPart) -> str | None:
         if part.name not in self.tensors:
             return f"tensor {part.name} is missing"
-        entry = self.tensors[part.name][1]
+        entry = self.tensors[part.name]
         if not part.has_shape(entry.shape):
             found, expected = list(entry.shape), list(part.shape)
             return f"tensor {part.name} has shape {found}, expected {expected}"
@@ -220,10 +177,11 @@ class Checkpoint:
 
 def stamps_of(files: Mapping[str, Path]) -> dict[Path, Stamp]:
     """What changes when one of the files is written again. Raises CheckpointError."""
-    try:
-        return {path: stamp_of(path.stat()) for path in files.values()}
-    except OSError as error:
-        raise CheckpointError(f"{error.filename}: cannot be read: {error.strerror}") from error
+    stamps = {}
+    for path in files.values():
+        with readable(path):
+            stamps[path] = stamp_of(path.stat())
+    return stamps
 
 
 def require_model_folder(folder: Path) -> None:
@@ -282,7 +240,7 @@ def _expected(part: StoredPart) -> str:
 
 def _indexed_tensors(
     folder: Path, weight_map: Mapping[str, str], paths: Mapping[str, Path]
-) -> dict[str, tuple[Path, TensorEntry]]:
+) -> dict[str, Extent]:
     headers = {name: read_header(path) for name, path in paths.items()}
     tensors = {}
     for tensor, file in weight_map.items():
@@ -290,7 +248,7 @@ def _indexed_tensors(
             raise CheckpointError(
                 f"{folder}: {INDEX_NAME} places {shown(tensor)} in {shown(file)}, it is not there"
             )
-        tensors[tensor] = (paths[file], headers[file][tensor])
+        tensors[tensor] = headers[file][tensor]
     return tensors
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from moebatch.checkpoint.index import Weight
 from moebatch.checkpoint.model_files import ModelFiles
+from moebatch.layout.setup import expert_keys
 
 EXPERTS = "experts"
 _KINDS = (
@@ -69,7 +70,7 @@ class Inventory:
             claimed=None if checkpoint.is_gguf else claimed,
             is_as_claimed=claimed in kinds[0].formats,
             unread=unread,
-            unread_bytes=sum(checkpoint.tensors[name][1].num_bytes for name in unread),
+            unread_bytes=sum(checkpoint.tensors[name].num_bytes for name in unread),
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -94,9 +95,8 @@ def _counted(kind: str, weights: Sequence[Weight]) -> KindOfWeights:
 
 def _weights(files: ModelFiles) -> Iterator[tuple[str, Weight]]:
     """All of them, with their kinds."""
-    for layer in files.shape.moe_layers:
-        for expert in range(files.shape.num_experts):
-            yield from ((EXPERTS, weight) for weight in files.expert_weights(layer, expert))
+    for key in expert_keys(files.shape):
+        yield from ((EXPERTS, weight) for weight in files.expert_weights(*key))
     others = [files.global_weights(), *map(files.layer_weights, range(files.shape.num_layers))]
     for weights in others:
         yield from ((_kind_of(role), weight) for role, weight in weights.items())

@@ -12,13 +12,15 @@ import torch
 
 from moebatch.checkpoint.fingerprint import ModelOwner, checkpoint_fingerprint
 from moebatch.checkpoint.gguf.model import find_gguf, open_gguf
-from moebatch.checkpoint.index import Checkpoint, Extent, Weight, file_inside, require_model_folder
+from moebatch.checkpoint.header import Extent
+from moebatch.checkpoint.index import Checkpoint, Weight, file_inside, require_model_folder
 from moebatch.checkpoint.record import TORCH_DTYPES, Record, runs_of
 from moebatch.errors import CheckpointError
 from moebatch.formats.plain import BFLOAT16, TABLES, PlainFormat
 from moebatch.formats.registry import FORMATS
 from moebatch.formats.weight_format import StoredPart, WeightFormat
 from moebatch.layout.footprint import Dtypes
+from moebatch.layout.setup import expert_keys
 from moebatch.quoting import shown
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.spec.families.registry import FAMILIES
@@ -52,8 +54,13 @@ class ModelFiles:
     @property
     def owner(self) -> ModelOwner:
         """The model, as files that are made for it name it."""
-        fingerprint = checkpoint_fingerprint(self.config, self.checkpoint)
-        return ModelOwner.of(self.checkpoint.folder, fingerprint, self.shape)
+        return ModelOwner(
+            folder=self.checkpoint.folder,
+            fingerprint=checkpoint_fingerprint(self.config, self.checkpoint),
+            moe_layers=tuple(self.shape.moe_layers),
+            num_experts=self.shape.num_experts,
+            experts_per_token=self.shape.experts_per_token,
+        )
 
     @property
     def dtypes(self) -> Dtypes:
@@ -109,12 +116,11 @@ class ModelFiles:
         """Where each expert lies in the files."""
         stored, records = self.experts.format, {}
         plain = TORCH_DTYPES[stored.dtype] if isinstance(stored, PlainFormat) else None
-        for layer in self.shape.moe_layers:
-            for expert in range(self.shape.num_experts):
-                extents = self._expert_extents(layer, expert)
-                num_biases = len(self.experts.biases)
-                dtypes = [plain] * (len(extents) - num_biases) + [None] * num_biases
-                records[ExpertKey(layer, expert)] = Record.of(extents, dtypes)
+        num_biases = len(self.experts.biases)
+        for key in expert_keys(self.shape):
+            extents = self._expert_extents(*key)
+            dtypes = [plain] * (len(extents) - num_biases) + [None] * num_biases
+            records[key] = Record.of(extents, dtypes)
         return records
 
     def _expert_extents(self, layer: int, expert: int) -> list[Extent]:
@@ -127,12 +133,8 @@ class ModelFiles:
     @property
     def expert_bytes(self) -> int:
         """Of all experts in the files."""
-        return sum(
-            extent.num_bytes
-            for layer in self.shape.moe_layers
-            for expert in range(self.shape.num_experts)
-            for extent in self._expert_extents(layer, expert)
-        )
+        extents = (each for key in expert_keys(self.shape) for each in self._expert_extents(*key))
+        return sum(each.num_bytes for each in extents)
 
     @property
     def read_as_computed(self) -> "ModelFiles":
@@ -253,19 +255,18 @@ def _expert_formats(
     formats: dict[tuple[int, int], tuple[WeightFormat, ...]] = {}
     likely = experts.format
     known, there = {likely.name: likely}, set[str]()
-    for layer in shape.moe_layers:
-        for expert in range(shape.num_experts):
-            if experts.is_stacked and expert:
-                formats[layer, expert] = formats[layer, 0]
-                continue
-            of_expert = []
-            for name, size in experts.named_weights(layer, expert):
-                stored = checkpoint.find_format(name, size, likely)
-                if stored is not None:
-                    there.add(stored.name)
-                    likely = known.setdefault(stored.name, stored)
-                of_expert.append(likely)
-            formats[layer, expert] = tuple(of_expert)
+    for layer, expert in expert_keys(shape):
+        if experts.is_stacked and expert:
+            formats[layer, expert] = formats[layer, 0]
+            continue
+        of_expert = []
+        for name, size in experts.named_weights(layer, expert):
+            stored = checkpoint.find_format(name, size, likely)
+            if stored is not None:
+                there.add(stored.name)
+                likely = known.setdefault(stored.name, stored)
+            of_expert.append(likely)
+        formats[layer, expert] = tuple(of_expert)
     if len(there) > 1 and any(known[name].is_tiled for name in there):
         named = "; ".join(sorted(str(known[name]) for name in there))
         raise CheckpointError(
@@ -297,7 +298,7 @@ def _exceptions(
     (usual, count), *_ = Counter(str(each) for _, _, each in stored.values()).most_common()
     others = {name: found for name, found in stored.items() if str(found[2]) != usual}
     name, (_, size, each) = next(iter(others.items()))
-    path, _ = checkpoint.tensors[each.parts(name, size)[0].name]
+    path = checkpoint.tensors[each.parts(name, size)[0].name].path
     where = named_runs("layer", (layer for layer, _, _ in others.values()))
     return (
         f"{count} of {len(stored)} weights of experts are {usual}, {len(others)} in {where} are "

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from moebatch.checkpoint.direct import PAGE_BYTES, DirectFile, align_up
-from moebatch.checkpoint.index import Extent
+from moebatch.checkpoint.header import Extent
 
 GAP_BYTES = 2 * PAGE_BYTES
 """Most bytes between two tensors that are read together: what a read of its own may take in vain at

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from moebatch.checkpoint.direct import PAGE_BYTES
-from moebatch.checkpoint.index import Extent
+from moebatch.checkpoint.header import Extent
 from moebatch.checkpoint.record import PIECE_BYTES, Record
 from moebatch.engine.lanes.read_ahead import ReadAhead
 from moebatch.errors import ConfigError, Fault, StorageError

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.formats.weight_format import StoredPart
+from moebatch.layout.setup import expert_keys
 from moebatch.packing.encodings import Encoding
 from moebatch.packing.shards import Shard
 from moebatch.schedule.slots.expert_load import ExpertKey
@@ -78,8 +79,7 @@ class Contents:
     @property
     def weight_bytes(self) -> tuple[int, int]:
         """Of all weights, before and after."""
-        entries = self.files.checkpoint.tensors.values()
-        before = sum(entry.num_bytes for _, entry in entries)
+        before = sum(each.num_bytes for each in self.files.checkpoint.tensors.values())
         return before, sum(part.num_bytes for shard in self.shards for part in shard.parts)
 
     @property
@@ -117,10 +117,9 @@ class Contents:
     # --- inside ---------------------------------------------------------------------------------
 
     @property
-    def experts(self) -> Iterator[ExpertKey]:
+    def experts(self) -> list[ExpertKey]:
         """All of them."""
-        for layer in self.files.shape.moe_layers:
-            yield from self.keys_of(layer)
+        return expert_keys(self.files.shape)
 
     @cached_property
     def _templates(self) -> Mapping[str, str]:
@@ -138,13 +137,14 @@ class Contents:
 
     def _rest(self) -> Iterator[list[StoredPart]]:
         """Tensors that are copied, those of a file in the order of their bytes there."""
-        checkpoint = self.files.checkpoint
-        extents = {name: checkpoint.extent(name) for name in self._copied}
-        order = sorted(extents, key=lambda name: (str(extents[name].path), extents[name].offset))
+        tensors = self.files.checkpoint.tensors
+        order = sorted(
+            self._copied, key=lambda name: (str(tensors[name].path), tensors[name].offset)
+        )
         group: list[StoredPart] = []
         num_bytes = 0
         for name in order:
-            part = StoredPart(name, extents[name].dtype, extents[name].shape)
+            part = StoredPart(name, tensors[name].dtype, tensors[name].shape)
             if group and num_bytes + part.num_bytes > _REST_BYTES:
                 yield group
                 group, num_bytes = [], 0
@@ -165,7 +165,7 @@ class Contents:
     def _modules_left_alone(self) -> list[str]:
         """Modules with a matrix that is copied, and the head, which may be the embedding."""
         tensors = self.files.checkpoint.tensors
-        names = [name for name in self._copied if len(tensors[name][1].shape) == 2]
+        names = [name for name in self._copied if len(tensors[name].shape) == 2]
         found = {name.removesuffix(_WEIGHT) for name in names if name.endswith(_WEIGHT)}
         return [*sorted(found - {"lm_head"}, key=_in_order), "lm_head"]
 

@@ -15,7 +15,8 @@ from pydantic import BaseModel
 import moebatch
 from moebatch.calibration.perplexity import Perplexity, TextOrder, measure_perplexity
 from moebatch.checkpoint.fingerprint import weights_sample
-from moebatch.checkpoint.index import INDEX_NAME, Extent, file_inside
+from moebatch.checkpoint.header import Extent
+from moebatch.checkpoint.index import INDEX_NAME, file_inside
 from moebatch.checkpoint.model_files import ModelFiles, open_model
 from moebatch.errors import CheckpointError, ConfigError, DoesNotFit, Fault, StorageError
 from moebatch.folder.work_folder import WorkFolder
@@ -329,7 +330,7 @@ def _require_room(folder: Path, num_bytes: int) -> None:
 def _copy(shard: Shard, files: ModelFiles, writer: ShardWriter) -> None:
     """Writes tensors as they are. Raises OSError for what is written, and StorageError."""
     for part in shard.parts:
-        for data in _blocks(files.checkpoint.extent(part.name)):
+        for data in _blocks(files.checkpoint.tensors[part.name]):
             writer.write(part, data)
 
 

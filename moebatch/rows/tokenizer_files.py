@@ -14,7 +14,7 @@ from moebatch.quoting import reason
 from moebatch.rows.gguf_tokenizer import load_gguf_tokenizer
 from moebatch.rows.guards import blamed, silence
 from moebatch.rows.tokenizer import Tokenizer
-from moebatch.spec.files.json_file import read_of_model, read_regular
+from moebatch.spec.files.json_file import read_of_model, read_regular, readable
 from moebatch.units import format_bytes
 
 _READ_BY_LIBRARIES = frozenset({".json", ".txt", ".model", ".jinja", ".tiktoken"})
@@ -91,7 +91,8 @@ def _require_readable(folder: Path) -> None:
         raise CheckpointError(f"{folder}: no such folder; check model.path in the job file")
     for path in _read_by_libraries(folder):
         if any(map(path.match, _DECIDING)):
-            _require_target(path)
+            with readable(path):  # a link that leads nowhere is no file to libraries
+                path.stat()
         if path.exists() and not path.is_file() and not path.is_dir():
             raise CheckpointError(f"{path}: is no regular file")
         num_bytes = path.stat().st_size if path.is_file() else 0
@@ -100,14 +101,6 @@ def _require_readable(folder: Path) -> None:
             raise CheckpointError(
                 f"{path}: {has}, at most {most} are read: is this the file of a tokenizer?"
             )
-
-
-def _require_target(path: Path) -> None:
-    """Raises CheckpointError for a link that leads nowhere: libraries take it for no file."""
-    try:
-        path.stat()
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 @contextmanager

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from moebatch.checkpoint.direct import PAGE_BYTES, DirectFile, align_up
-from moebatch.checkpoint.index import Extent, Weight
+from moebatch.checkpoint.header import Extent
+from moebatch.checkpoint.index import Weight
 from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.checkpoint.record import TORCH_DTYPES
 from moebatch.errors import CheckpointError

@@ -35,7 +35,7 @@ def whole_footprint(
         longest: tokens of the longest sequence; one of more than a batch has is a batch.
         learns: whether gates do.
     """
-    shape, entries = files.shape, [entry for _, entry in files.checkpoint.tensors.values()]
+    shape, entries = files.shape, files.checkpoint.tensors.values()
     num_tokens, logits = max(BATCH_TOKENS, longest), _LOGITS * shape.vocab_size * FLOAT_BYTES
     activations = num_tokens * (_activations(shape) * dtype.itemsize + logits)
     chunk = _chunk_tokens(files, longest)

@@ -17,7 +17,7 @@ from moebatch.calibration import calibrate, lessons, reading_policy
 from moebatch.calibration.calibrate import Calibration, CalibrationSummary, reading_folder
 from moebatch.calibration.lessons import Teacher
 from moebatch.calibration.order import CalibrationOrder
-from moebatch.checkpoint.fingerprint import ModelOwner, checkpoint_fingerprint
+from moebatch.checkpoint.fingerprint import ModelOwner
 from moebatch.checkpoint.model_files import open_model
 from moebatch.cli.process import carried_out
 from moebatch.errors import (
@@ -80,8 +80,7 @@ def run(
 
 
 def owner_of(model: Path) -> ModelOwner:
-    files = open_model(model, "auto")
-    return ModelOwner.of(model, checkpoint_fingerprint(files.config, files.checkpoint), files.shape)
+    return open_model(model, "auto").owner
 
 
 def tokens_of(trace: RoutingTrace) -> int:

@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 
 from moebatch.checkpoint import record as record_module
 from moebatch.checkpoint.direct import PAGE_BYTES, DirectFile
-from moebatch.checkpoint.index import Checkpoint, Extent
+from moebatch.checkpoint.header import Extent
+from moebatch.checkpoint.index import Checkpoint
 from moebatch.checkpoint.record import Record
 from moebatch.engine.lanes.read_ahead import ReadAhead
 from moebatch.errors import StorageError

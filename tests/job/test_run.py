@@ -12,7 +12,6 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from moebatch.checkpoint.fingerprint import ModelOwner, checkpoint_fingerprint
 from moebatch.checkpoint.model_files import open_model
 from moebatch.cli import app
 from moebatch.errors import ConfigError, DoesNotFit, MoebatchError, Stopped, StorageError
@@ -487,17 +486,11 @@ def test_plans_on_a_gpu_compute_experts_there(write_job: Callable[..., Path]) ->
 # --- hints --------------------------------------------------------------------------------------
 
 
-def owner_of(folder: Path) -> ModelOwner:
-    files = open_model(folder, "float32")
-    fingerprint = checkpoint_fingerprint(files.config, files.checkpoint)
-    return ModelOwner.of(folder, fingerprint, files.shape)
-
-
 def test_a_correlation_table_is_used_and_a_stale_one_is_told_and_left_aside(
     write_job: Callable[..., Path], tmp_path: Path, reference: list[str]
 ) -> None:
     model = write_checkpoint(tmp_path / "model")
-    owner = owner_of(model)
+    owner = open_model(model, "float32").owner
     TABLE.path(model).parent.mkdir()
     save_table(TABLE.path(model), empty_table(owner, 1), owner)
     path = write_job(model)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from moebatch.checkpoint.direct import PAGE_BYTES
-from moebatch.checkpoint.header import TensorEntry
+from moebatch.checkpoint.header import Extent
 from moebatch.checkpoint.index import Checkpoint
 from moebatch.checkpoint.model_files import open_model, required_tensors
 from moebatch.formats.plain import FLOAT32
@@ -43,8 +43,8 @@ def names_of(shape: ModelShape) -> TensorNames:
 
 def experts_in(shape: ModelShape, *names: str) -> tuple[Checkpoint, StoredExperts]:
     """A checkpoint that holds a few names, and its experts."""
-    entry = TensorEntry(dtype="F32", shape=(), offset=0, num_bytes=0)
-    tensors = dict.fromkeys(names, (Path(), entry))
+    found = Extent(path=Path(), offset=0, num_bytes=0, dtype="F32", shape=())
+    tensors = dict.fromkeys(names, found)
     checkpoint = Checkpoint(folder=Path("m"), tensors=tensors, files={})
     layouts = names_of(shape).experts
     return checkpoint, StoredExperts.found(shape, layouts, checkpoint.find_format, checkpoint.look)

@@ -107,7 +107,7 @@ def test_everything_but_experts_is_copied(
     model, output = model_of(tiny_checkpoint, **options), tmp_path / "out"
     summary = packed(model, output, to)
     before, after = Checkpoint.open(model), Checkpoint.open(output)
-    assert sum(entry.num_bytes for _, entry in after.tensors.values()) == summary.weight_bytes[1]
+    assert sum(each.num_bytes for each in after.tensors.values()) == summary.weight_bytes[1]
     for name in before.tensors:
         if ".experts." not in name:
             extents = before.extent(name), after.extent(name)

@@ -125,8 +125,7 @@ def is_part(sample: Tensor, whole: Tensor) -> bool:
 def test_every_byte_is_counted_once(kind: str, folder: Callable[..., Path]) -> None:
     files = open_model(folder(kind, dense=True), "auto")
     found = Inventory.of(files)
-    entries = files.checkpoint.tensors
-    total = sum(entry.num_bytes for _, entry in entries.values())
+    total = sum(each.num_bytes for each in files.checkpoint.tensors.values())
     assert sum(kind.num_bytes for kind in found.kinds) + found.unread_bytes == total
     assert sum(kind.num_numbers for kind in found.kinds) == files.shape.num_params
     experts, *others = found.kinds

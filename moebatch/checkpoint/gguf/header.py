@@ -4,7 +4,7 @@ Its versions 2 and 3, little-endian: metadata, then name, sizes, type and place 
 """
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -12,11 +12,12 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from moebatch.checkpoint.header import MAX_HEADER_BYTES, MAX_TENSORS, TensorEntry
+from moebatch.checkpoint.header import MAX_HEADER_BYTES, MAX_TENSORS, Extent
 from moebatch.errors import CheckpointError
 from moebatch.formats.ggml import PLAIN_TYPES, GgmlRows, ggml_types
-from moebatch.formats.weight_format import WeightFormat
+from moebatch.formats.weight_format import StoredPart, WeightFormat
 from moebatch.quoting import shown
+from moebatch.spec.files.json_file import readable
 
 Value = int | float | bool | str | list[int | float | bool]
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
@@ -49,7 +50,7 @@ class GgufHeader:
 
     metadata: Mapping[str, Value]
     """Without lists of texts."""
-    tensors: Mapping[str, TensorEntry]
+    tensors: Mapping[str, Extent]
     """Blocks as bytes."""
     formats: Mapping[str, WeightFormat]
     """Of tensors that consist of blocks."""
@@ -124,15 +125,13 @@ def read_gguf_header(path: Path) -> GgufHeader:
     tensor is of a type that the gguf package does not decode, and without that package.
     """
     try:
-        with path.open("rb") as file:
-            return _header(_Bytes(file, path.stat().st_size))
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+        with readable(path), path.open("rb") as file:
+            return _header(path, _Bytes(file, path.stat().st_size))
     except _Broken as error:
         raise CheckpointError(f"{path}: {error}") from None
 
 
-def _header(taken: _Bytes) -> GgufHeader:
+def _header(path: Path, taken: _Bytes) -> GgufHeader:
     if taken.take(len(_MAGIC)) != _MAGIC:
         raise _Broken("does not start with GGUF; is this a GGUF file?")
     version = taken.number("<I")
@@ -152,10 +151,16 @@ def _header(taken: _Bytes) -> GgufHeader:
         raise _Broken(f"general.alignment is {shown(alignment)}, expected a multiple of 8")
     found = [_tensor(taken) for _ in range(num_tensors)]
     start = -(-taken.place // alignment) * alignment
-    return _placed(metadata, found, start, taken.file_bytes)
+    tensors = _placed(path, found, start, taken.file_bytes)
+    formats = {part.name: rows for part, rows, _ in found if rows.type not in PLAIN_TYPES}
+    return GgufHeader(metadata=metadata, tensors=tensors, formats=formats)
 
 
-def _tensor(taken: _Bytes) -> tuple[str, GgmlRows, TensorEntry]:
+_Tensor = tuple[StoredPart, GgmlRows, int]
+"""What it is, its format, and where it begins behind the header."""
+
+
+def _tensor(taken: _Bytes) -> _Tensor:
     name, num_dimensions = taken.text(), taken.number("<I")
     if not 0 < num_dimensions <= _MOST_DIMENSIONS:
         raise _Broken(f"tensor {shown(name)} has {num_dimensions} dimensions")
@@ -167,11 +172,7 @@ def _tensor(taken: _Bytes) -> tuple[str, GgmlRows, TensorEntry]:
             f"multiples of {stored.block}"
         )
     (part,) = stored.parts(name, shape)
-    return (
-        name,
-        stored,
-        TensorEntry(dtype=part.dtype, shape=part.shape, offset=offset, num_bytes=part.num_bytes),
-    )
+    return part, stored, offset
 
 
 def _format(name: str, number: int) -> GgmlRows:
@@ -186,30 +187,22 @@ def _format(name: str, number: int) -> GgmlRows:
     return known
 
 
-def _placed(
-    metadata: Mapping[str, Value],
-    found: list[tuple[str, GgmlRows, TensorEntry]],
-    start: int,
-    file_bytes: int,
-) -> GgufHeader:
-    tensors: dict[str, TensorEntry] = {}
-    formats: dict[str, WeightFormat] = {}
+def _placed(path: Path, found: Sequence[_Tensor], start: int, file_bytes: int) -> dict[str, Extent]:
+    tensors: dict[str, Extent] = {}
     end = start
-    for name, stored, entry in sorted(found, key=lambda each: each[2].offset):
+    for part, _, behind in sorted(found, key=lambda each: each[2]):
+        name, offset, num_bytes = part.name, start + behind, part.num_bytes
         if name in tensors:
             raise _Broken(f"tensor {shown(name)} occurs twice")
-        offset = start + entry.offset
         if offset < end:
             raise _Broken(f"tensor {shown(name)} overlaps the one before it")
-        end = offset + entry.num_bytes
+        end = offset + num_bytes
         if end > file_bytes:
             raise _Broken(
                 f"tensor {shown(name)} ends at byte {end}, the file has {file_bytes} bytes; it is "
                 "truncated"
             )
-        tensors[name] = TensorEntry(
-            dtype=entry.dtype, shape=entry.shape, offset=offset, num_bytes=entry.num_bytes
+        tensors[name] = Extent(
+            path=path, offset=offset, num_bytes=num_bytes, dtype=part.dtype, shape=part.shape
         )
-        if stored.type not in PLAIN_TYPES:
-            formats[name] = stored
-    return GgufHeader(metadata=metadata, tensors=tensors, formats=formats)
+    return tensors

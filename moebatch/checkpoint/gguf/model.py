@@ -9,7 +9,7 @@ from typing import Any
 from moebatch.checkpoint.gguf.families import family_of
 from moebatch.checkpoint.gguf.family import Arranged, GgufMetadata
 from moebatch.checkpoint.gguf.header import read_gguf_header
-from moebatch.checkpoint.header import TensorEntry
+from moebatch.checkpoint.header import Extent
 from moebatch.checkpoint.index import (
     INDEX_NAME,
     SINGLE_NAME,
@@ -55,21 +55,21 @@ def open_gguf(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], Model
     files = {name: file_inside(folder, name) for name in names}
     stamps = stamps_of(files)
     headers = [read_gguf_header(path) for path in files.values()]
-    tensors: dict[str, tuple[Path, TensorEntry]] = {}
+    tensors: dict[str, Extent] = {}
     formats: dict[str, WeightFormat] = {}
-    for (file, path), header in zip(files.items(), headers, strict=True):
+    for file, header in zip(files, headers, strict=True):
         twice = tensors.keys() & header.tensors.keys()
         if twice:
             fault = f"tensor {shown(min(twice))} is in another file as well"
             raise CheckpointError(f"{folder / file}: {fault}")
-        tensors |= {name: (path, _with_rows(name, each)) for name, each in header.tensors.items()}
+        tensors |= {name: _with_rows(name, each) for name, each in header.tensors.items()}
         formats |= header.formats
     said = GgufMetadata(folder / names[0], headers[0].metadata, tensors)
     family = family_of(said)
     if _EMBEDDING not in tensors:
         raise said.fault(f"tensor {_EMBEDDING} is missing")
-    _, vocabulary = tensors[_EMBEDDING]
-    config = family.config(said, vocabulary.shape[0], is_tied="output.weight" not in tensors)
+    vocab_size = tensors[_EMBEDDING].shape[0]
+    config = family.config(said, vocab_size, is_tied="output.weight" not in tensors)
     arranged = _rearranged(family.arranged(said), tensors, formats)
     checkpoint = Checkpoint(
         folder=folder,
@@ -97,7 +97,7 @@ def _with_shards(folder: Path, name: str) -> tuple[str, ...]:
     return tuple(f"{match[1]}-{number:05}-of-{count:05}{_SUFFIX}" for number in numbers)
 
 
-def _with_rows(name: str, entry: TensorEntry) -> TensorEntry:
+def _with_rows(name: str, entry: Extent) -> Extent:
     """The gate of a shared expert is a matrix of one row, which GGUF keeps as a vector; what
     corrects a router and the norm behind a recurrence are vectors, which it may keep as one; and
     what heads fade by, and convolutions of queries, keys and values apart, are matrices, which it
@@ -113,9 +113,7 @@ def _with_rows(name: str, entry: TensorEntry) -> TensorEntry:
 
 
 def _rearranged(
-    arranged: Arranged,
-    tensors: Mapping[str, tuple[Path, TensorEntry]],
-    formats: Mapping[str, WeightFormat],
+    arranged: Arranged, tensors: Mapping[str, Extent], formats: Mapping[str, WeightFormat]
 ) -> dict[str, WeightFormat]:
     """Formats of weights, in any layer or in none, that are not as the model has them."""
     found: dict[str, WeightFormat] = {}
@@ -138,11 +136,9 @@ def _place(name: str) -> str:
 
 
 def _rows_of(
-    name: str,
-    tensors: Mapping[str, tuple[Path, TensorEntry]],
-    formats: Mapping[str, WeightFormat],
+    name: str, tensors: Mapping[str, Extent], formats: Mapping[str, WeightFormat]
 ) -> GgmlRows:
     """Numbers have no format of their own."""
-    stored = formats.get(name, GgmlRows(type=tensors[name][1].dtype, block=1, block_bytes=0))
+    stored = formats.get(name, GgmlRows(type=tensors[name].dtype, block=1, block_bytes=0))
     assert isinstance(stored, GgmlRows)
     return stored

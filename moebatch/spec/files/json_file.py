@@ -3,6 +3,8 @@
 import json
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +36,20 @@ def read_json(path: Path, *, most_bytes: int = MOST_BYTES) -> Any:
     return content
 
 
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """While the block runs, a file of a model that cannot be read is a CheckpointError."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+
+
 def read_of_model(path: Path, *, most_bytes: int = MOST_BYTES) -> Any:
     """What a JSON file of a model folder holds. Raises CheckpointError."""
     try:
-        return read_json(path, most_bytes=most_bytes)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+        with readable(path):
+            return read_json(path, most_bytes=most_bytes)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
 
