@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from moebatch.errors import LockHeld
+from moebatch.errors import LockHeld, StorageError
 from moebatch.journal import lock
 from moebatch.journal.lock import RunLock
 
@@ -33,12 +33,42 @@ def test_a_second_run_is_told_who_has_it(path: Path) -> None:
         RunLock(path, subject="out.jsonl")
 
 
+def test_nobody_is_told_to_remove_the_lock_of_a_run_that_is_alive(tmp_path: Path) -> None:
+    """The system lets go of the lock of one that is gone."""
+    path = tmp_path / "lock"
+    with RunLock(path, subject="x"), pytest.raises(LockHeld) as found:
+        RunLock(path, subject="x")
+    assert str(found.value).endswith("or choose another output.path")
+
+
+def test_a_disk_that_fails_is_not_taken_for_one_without_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(descriptor: int, kind: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with pytest.raises(StorageError, match="lock: cannot be locked: Input/output error"):
+        RunLock(tmp_path / "lock", subject="x")
+
+
 def test_a_run_that_is_refused_leaves_no_file_open(path: Path) -> None:
     with RunLock(path, subject="x"):
         before = {*Path("/proc/self/fd").iterdir()}
         with pytest.raises(LockHeld):
             RunLock(path, subject="x")
         assert {*Path("/proc/self/fd").iterdir()} == before
+
+
+def test_on_a_full_disk_it_is_held_without_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with RunLock(tmp_path / "lock", subject="x"), pytest.raises(LockHeld):
+        RunLock(tmp_path / "lock", subject="x")
 
 
 def test_it_is_free_again_afterwards(path: Path) -> None:
@@ -96,7 +126,12 @@ def test_without_locks_a_holder_whose_clock_is_another_is_not_taken_for_gone(
 ) -> None:
     stand_in.touch()
     beat(stand_in, slow_s + 9)
-    monkeypatch.setattr(lock.time, "sleep", lambda seconds: beat(stand_in, slow_s))
+
+    def listen(seconds: float) -> None:
+        if seconds > 2 * lock._HEARTBEAT_S:  # one may come late
+            beat(stand_in, slow_s)
+
+    monkeypatch.setattr(lock.time, "sleep", listen)
     with pytest.raises(LockHeld, match=f"rm {stand_in}"):
         RunLock(tmp_path / "lock", subject="x")
 
