@@ -120,6 +120,24 @@ def test_without_locks_a_holder_that_is_gone_is_followed(tmp_path: Path, stand_i
     assert not stand_in.exists()
 
 
+def test_without_locks_only_one_of_those_that_follow_gets_it(
+    tmp_path: Path, stand_in: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others have removed what was left of it and have taken it, each time that this one tried."""
+    stand_in.touch()
+    beat(stand_in, ago_s=1000)
+    unlink = Path.unlink
+
+    def taken_again(path: Path, *, missing_ok: bool = False) -> None:
+        unlink(path, missing_ok=missing_ok)
+        path.touch()
+        beat(path, ago_s=1000)
+
+    monkeypatch.setattr(Path, "unlink", taken_again)
+    with pytest.raises(LockHeld, match=f"rm {stand_in}"):
+        RunLock(tmp_path / "lock", subject="x")
+
+
 @pytest.mark.parametrize("slow_s", [1000, -1000])
 def test_without_locks_a_holder_whose_clock_is_another_is_not_taken_for_gone(
     tmp_path: Path, stand_in: Path, monkeypatch: pytest.MonkeyPatch, slow_s: float
