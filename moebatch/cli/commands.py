@@ -20,6 +20,7 @@ from moebatch.cli.simulate import simulate
 from moebatch.errors import ExitCode, MoebatchError, OutOfMemory
 from moebatch.job.options import CheckOptions, Submission
 from moebatch.packing.order import PackOrder
+from moebatch.quoting import reason
 from moebatch.report.console import (
     drop_what_cannot_be_written,
     error_console,
@@ -137,8 +138,8 @@ def profile(output: Profile = None, read: Read = None, quiet: Quiet = False) -> 
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        message = f"the system refuses memory to measure in: {error}; allow this process more"
-        raise OutOfMemory(message) from error
+        refusal = f"the system refuses memory to measure in: {reason(error)}"
+        raise OutOfMemory(f"{refusal}; allow this process more") from error
     save_profile(measured, path)
     log(f"written to {path}")
     if measured.levels["dram"].instruction_set not in ("", "amx"):

@@ -14,10 +14,12 @@ from moebatch.engine.statistics import EngineStatistics
 from moebatch.engine.tail import Tail
 from moebatch.engine.text import AnswerText, TextDecoder, end_reason
 from moebatch.errors import CheckpointError, OutOfMemory
+from moebatch.quoting import reason
 from moebatch.spec.policy.policy import PAGE_TOKENS, Policy
 from moebatch.spec.request import Begun, Choice, End, Outcome, Request, RowError
 from moebatch.store.kv.cache import KVCache
 from moebatch.store.memory import is_out_of_memory, return_freed_memory
+from moebatch.units import count_of
 
 MAX_BROKEN_REQUESTS = 100
 """More requests with logits that are no numbers, and the run is given up: it is the weights."""
@@ -111,8 +113,8 @@ class Engine:
             if not is_out_of_memory(error):
                 raise
             if self.statistics.num_shrunk == MOST_SHRINKS or not batcher.shrink():
-                halved = f"even for passes that were halved {self.statistics.num_shrunk} times"
-                raise _out_of_memory(halved, error) from error
+                size = count_of(sum(piece.num_tokens for piece in slices), "token")
+                raise _out_of_memory(f"even for a pass of {size}", error) from error
         with _between_passes():
             self._sweep.give_up()  # the schedule begins anew, and looks ahead
         batcher.repeat(slices)
@@ -270,8 +272,8 @@ def _beyond_grammar(fault: str) -> RowError:
 
 def _out_of_memory(where: str, error: Exception) -> OutOfMemory:
     return OutOfMemory(
-        f"the system refuses memory {where}: {error}; lower resources.dram, or resources.vram "
-        "where a GPU refuses, so that less is allocated beforehand"
+        f"the system refuses memory {where}: {reason(error)}; lower resources.dram, or "
+        "resources.vram where a GPU refuses, so that less is allocated beforehand"
     )
 
 

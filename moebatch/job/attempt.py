@@ -37,6 +37,7 @@ from moebatch.journal.finished import Finished
 from moebatch.journal.writer import JournalWriter
 from moebatch.model.gpu import loader as gpu
 from moebatch.model.native import loader
+from moebatch.quoting import reason
 from moebatch.rows.dialects import Served
 from moebatch.rows.repeats import Repeats
 from moebatch.rows.row import FailedRow, RawRow, ReadyRow
@@ -231,7 +232,8 @@ class Attempt:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            raise OutOfMemory(f"the system refuses memory for what was planned: {error}") from error
+            refusal = f"the system refuses memory for what was planned: {reason(error)}"
+            raise OutOfMemory(refusal) from error
         experts = self.built.experts
         files.checkpoint.require_unchanged()  # while rows were looked at, for one
         if self.kind == "cuda" and experts is not None and not experts.is_pinned:

@@ -336,8 +336,12 @@ def test_passes_are_logged_as_they_are_timed_when_memory_is_refused(
     assert measured == logged
 
 
-def test_when_memory_is_always_refused_the_run_ends_with_a_message(
-    tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("tokens_per_pass", "smallest"), [(64, "8 tokens"), (1, "1 token")])
+def test_when_memory_is_always_refused_the_run_ends_and_says_for_how_small_a_pass(
+    tiny_checkpoint: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    tokens_per_pass: int,
+    smallest: str,
 ) -> None:
     from moebatch.model.decoder import Decoder
 
@@ -345,8 +349,9 @@ def test_when_memory_is_always_refused_the_run_ends_with_a_message(
         raise MemoryError
 
     monkeypatch.setattr(Decoder, "attend", refuse)
-    with pytest.raises(OutOfMemory, match="even for passes that were halved 3 times"):
-        run(tiny_checkpoint("mixtral"), policy(), requests())
+    small = policy(tokens_per_pass=tokens_per_pass, batch_size=min(8, tokens_per_pass))
+    with pytest.raises(OutOfMemory, match=f"even for a pass of {smallest}: MemoryError; lower"):
+        run(tiny_checkpoint("mixtral"), small, requests([40]))
 
 
 def test_when_memory_is_refused_where_the_schedule_begins_anew_a_smaller_plan_may_help(
