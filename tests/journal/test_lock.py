@@ -11,6 +11,7 @@ import pytest
 from moebatch.errors import LockHeld, StorageError
 from moebatch.journal import lock
 from moebatch.journal.lock import RunLock
+from tests.patience import until
 
 
 @pytest.fixture(params=["locks", "no locks"])
@@ -87,6 +88,14 @@ def test_runs_that_share_it_are_not_taken_for_one_that_was_killed(tmp_path: Path
         RunLock(path, subject="x")
 
 
+@pytest.mark.parametrize("written", ["[4242]", "{", ""])
+def test_what_is_no_name_is_told_as_none(path: Path, written: str) -> None:
+    with RunLock(path, subject="x"):
+        path.write_text(written)
+        with pytest.raises(LockHeld, match="x: runs of its shards are using it"):
+            RunLock(path, subject="x")
+
+
 def test_runs_that_share_it_bear_each_other(path: Path) -> None:
     with RunLock(path, subject="x", shared=True), RunLock(path, subject="x", shared=True):
         pass
@@ -118,6 +127,15 @@ def test_without_locks_a_holder_that_is_gone_is_followed(tmp_path: Path, stand_i
     with RunLock(tmp_path / "lock", subject="x"):
         assert stand_in.stat().st_mtime > time.time() - 500
     assert not stand_in.exists()
+
+
+def test_without_locks_its_holder_is_heard_of(
+    tmp_path: Path, stand_in: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "_HEARTBEAT_S", 0.01)
+    with RunLock(tmp_path / "lock", subject="x"):
+        beat(stand_in, ago_s=1000)
+        until(lambda: stand_in.stat().st_mtime > time.time() - 500)
 
 
 def test_without_locks_only_one_of_those_that_follow_gets_it(
