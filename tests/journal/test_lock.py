@@ -129,6 +129,16 @@ def test_without_locks_a_holder_that_is_gone_is_followed(tmp_path: Path, stand_i
     assert not stand_in.exists()
 
 
+def test_without_locks_a_holder_that_ends_while_it_is_listened_to_is_followed(
+    tmp_path: Path, stand_in: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in.touch()
+    beat(stand_in, ago_s=1000)
+    monkeypatch.setattr(lock.time, "sleep", lambda seconds: stand_in.unlink())
+    with RunLock(tmp_path / "lock", subject="x"):
+        assert stand_in.exists()
+
+
 def test_without_locks_its_holder_is_heard_of(
     tmp_path: Path, stand_in: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
