@@ -171,16 +171,16 @@ def job_problem(
     if not shares_beginnings(files, workload.max_total_tokens):
         workload = workload.unshared
     problem = Problem(
-        shape=files.shape.attending_within(workload.max_total_tokens),
+        shape=files.shape,
         dtypes=files.dtypes,
         hardware=hardware.without("vram") if kind == "cpu" else hardware,
-        workload=files.shape.cached(workload),
+        workload=workload,
         program_bytes=_program_bytes(kind, num_threads(job)),
         kv_beside_weights=fills_disk_of_model(job),
         stages=stages_pages(hardware, kind),
         # That of the kernels here, which another machine's profile does not know.
         instruction_set=kernels.instruction_set if kernels else "",
-    )
+    ).as_cached
     for level, num_bytes in _budgets(job, problem.hardware, kind).items():
         problem = problem.with_capacity(level, num_bytes)
     return problem

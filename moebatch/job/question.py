@@ -105,11 +105,8 @@ def _problem(
         return problem
     require_within_levels(job, hardware)
     problem = Problem(
-        shape=files.shape.attending_within(workload.max_total_tokens),
-        dtypes=files.dtypes,
-        hardware=hardware,
-        workload=files.shape.cached(workload),
-    )
+        shape=files.shape, dtypes=files.dtypes, hardware=hardware, workload=workload
+    ).as_cached
     for level in hardware.levels:
         budget: int | None = getattr(job.resources, level)
         if budget is not None:

@@ -95,6 +95,13 @@ class Problem:
         return min(max(fewest, int(in_seconds)), most)
 
     @property
+    def as_cached(self) -> "Problem":
+        """The same problem with a model that has what sequences of these lengths have need of, and
+        the work as the cache of that model holds it."""
+        shape = self.shape.attending_within(self.workload.max_total_tokens)
+        return replace(self, shape=shape, workload=shape.cached(self.workload))
+
+    @property
     def evenly(self) -> "Problem":
         """The same problem, with routing taken to be even and foreseen: as it is wherever a pass
         needs all experts anyway."""

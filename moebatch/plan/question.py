@@ -46,12 +46,7 @@ def stated_question(profile: HardwareProfile, options: PlanOptions) -> Question:
     stated = stored_as(stated_dtypes(entry.shape), options.stored, shape)
     dtypes, notes = without_emulation(stated, hardware)
     return Question(
-        problem=Problem(
-            shape=shape.attending_within(workload.max_total_tokens),
-            dtypes=dtypes,
-            hardware=hardware,
-            workload=shape.cached(workload),
-        ),
+        problem=Problem(shape=shape, dtypes=dtypes, hardware=hardware, workload=workload).as_cached,
         model=entry.name,
         notes=(*notes, *_published(entry, options), *figure_notes(profile, options.basis)),
     )

@@ -633,12 +633,16 @@ class ModelShape(Layers):
         return self._attending(lambda attention: replace(attention, **changes))
 
     def _attending(self, change: Callable[[Attention], Attention]) -> "ModelShape":
-        attention = change(self.attention)
-        if self.layer_attentions:
-            of_layers = tuple(map(change, self.layer_attentions))
-            return replace(self, attention=attention, layer_attentions=of_layers)
-        _, *others = map(change, self.attentions)
-        return replace(self, attention=attention, global_attention=next(iter(others), None))
+        """The same model with that change to all attention; itself if that leaves all as it is."""
+        changed = {each: change(each) for each in self.attentions}
+        if all(old == new for old, new in changed.items()):
+            return self
+        return replace(
+            self,
+            attention=changed[self.attention],
+            global_attention=self.global_attention and changed[self.global_attention],
+            layer_attentions=tuple(changed[each] for each in self.layer_attentions),
+        )
 
 
 def _prefixed(prefix: str, mlp: Mlp | None, hidden_size: int) -> Sizes:
