@@ -22,6 +22,12 @@ def halves_of_neighbours(rotary_dim: int, head_dim: int) -> list[int]:
     return [*first, *second, *range(rotary_dim, head_dim)]
 
 
+def in_all_heads(num_heads: int, of_head: Sequence[int]) -> list[int]:
+    """That order of the rows of one head in heads that follow each other."""
+    starts = range(0, num_heads * len(of_head), len(of_head))
+    return [start + row for start in starts for row in of_head]
+
+
 def rows_by_part(num_groups: int, parts: Sequence[int]) -> list[int]:
     """Rows of a matrix that has all parts of a group together, so many rows each, in an order that
     has all groups of a part together."""

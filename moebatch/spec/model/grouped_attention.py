@@ -10,6 +10,7 @@ from moebatch.spec.model.attention import (
     AttentionLaunches,
     Sizes,
     halves_of_neighbours,
+    in_all_heads,
     rows_by_part,
 )
 from moebatch.spec.model.cache_layout import LARGEST_SLICE, CacheLayout
@@ -60,9 +61,7 @@ class GroupedAttention(Attention):
             return None
         is_shared = kind == "norm" and self.qk_norm == "head"
         num_heads = 1 if is_shared else heads[name]
-        starts = range(0, num_heads * self.head_dim, self.head_dim)
-        of_head = halves_of_neighbours(self.rotary_dim, self.head_dim)
-        return [start + row for start in starts for row in of_head]
+        return in_all_heads(num_heads, halves_of_neighbours(self.rotary_dim, self.head_dim))
 
     @property
     def cached_parts(self) -> CacheLayout:

@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass
 
-from moebatch.spec.model.attention import Sizes, halves_of_neighbours
+from moebatch.spec.model.attention import Sizes, halves_of_neighbours, in_all_heads
 
 _SCORES = 2**22
 """Scores of heads that lie in memory while tokens choose, unless one token has more."""
@@ -48,9 +48,7 @@ class Indexer:
         if self.rotates_neighbours:
             order = halves_of_neighbours(self.rotary_dim, self.rotary_dim)
             rotating = [rotating[number] for number in order]
-        of_head = [*plain, *rotating]
-        starts = range(0, num_heads * self.head_dim, self.head_dim)
-        return [start + row for start in starts for row in of_head]
+        return in_all_heads(num_heads, [*plain, *rotating])
 
     def tensors(self, hidden_size: int, query_rank: int) -> Sizes:
         """Queries from those that attention has compressed, and what weighs heads."""

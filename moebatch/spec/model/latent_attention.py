@@ -8,6 +8,8 @@ from moebatch.spec.model.attention import (
     AttentionLaunches,
     Sizes,
     halves_of_neighbours,
+    in_all_heads,
+    rows_by_part,
 )
 from moebatch.spec.model.cache_layout import CacheLayout, CachePart
 from moebatch.spec.model.indexer import Indexer
@@ -72,16 +74,13 @@ class LatentAttention(Attention):
             return order
         plain, rope = self.nope_head_dim, self.rope_head_dim
         if role == "kv_b":
-            step, heads = plain + self.value_head_dim, range(self.num_heads)
-            keys = [head * step + row for head in heads for row in range(plain)]
-            return keys + [head * step + row for head in heads for row in range(plain, step)]
+            return rows_by_part(self.num_heads, (plain, self.value_head_dim))
         widths = {"q": plain, "q_b": plain, "kv_a": self.kv_rank, "kv_a_bias": self.kv_rank}
         if role not in widths or not self.rotates_neighbours:
             return None
         before, num_heads = widths[role], 1 if role.startswith("kv_a") else self.num_heads
-        of_head = [*range(before), *(before + row for row in halves_of_neighbours(rope, rope))]
-        starts = range(0, num_heads * len(of_head), len(of_head))
-        return [start + row for start in starts for row in of_head]
+        rotating = (before + row for row in halves_of_neighbours(rope, rope))
+        return in_all_heads(num_heads, [*range(before), *rotating])
 
     @property
     def cached_parts(self) -> CacheLayout:
