@@ -5,9 +5,8 @@ Everything here is worked out once per pass and serves all layers.
 Shape letters: T tokens of the micro-batch, R pairs of a head that rotate.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -65,9 +64,9 @@ class WindowPlan:
     as_cached: slice
     """Rows of the micro-batch among which are all tokens that attend to what is cached as it is;
     empty where there are none."""
-    choosing: tuple["Chooser", ...] = ()
+    choosing: tuple[Chooser, ...]
     """Tokens that are in none of the plans, since they choose what they attend to."""
-    planner: SightPlanner | None = None
+    planner: SightPlanner
     """Plans what they have chosen."""
 
     def chosen(self, choices_TK: Tensor, room_TK: Tensor) -> AttentionPlan | None:
@@ -75,7 +74,6 @@ class WindowPlan:
         such. Cache rows of these are in `room_TK` then."""
         if not self.choosing:
             return None
-        assert self.planner is not None, "tokens that choose are planned for"
         end = 0
         for tokens, _, rows_S in self.choosing:
             start, end = end, end + tokens.stop - tokens.start
@@ -161,42 +159,13 @@ class BatchPlanner:
         if self._shape.encoder is not None:
             stacks = StackPlan.of(spans, self._device, self._gather_rows)
             return MicroBatch(start=start, stop=stop, stacks=stacks)
-        device = self._device if attention_device is None else attention_device
-        # Elsewhere there are no weights to make more of what is cached.
-        expands = self._shape.attention.expands if attention_device is None else None
-        sight_planner = partial(
-            SightPlanner,
-            first=start,
-            dtype=self._dtype,
-            device=device,
-            gather_rows=self._gather_rows,
-            takes_tokens=single_attention(self._shape, device) is not None,
-            is_wide=self._shape.attention.num_shared >= _WIDE,
-        )
-        by_window: dict[int | None, WindowPlan] = {}
-        for window in set(self._shape.sliding_windows):
-            seen = spans if window is None else apart.get(window, spans)
-            planned, choosing = _by_choosing(seen, self._shape.attention.most_chosen)
-            parts = [
-                (sight, *_by_expanding(some, sight, expands))
-                for sight, some in self._by_sight(planned, window).items()
-            ]
-            as_cached = [span for _, some, _ in parts for span in some]
-            by_window[window] = WindowPlan(
-                new_rows_T=new_rows(seen, device),
-                spans=tuple(seen),
-                plans=tuple(sight_planner(sight=sight).plan(*some) for sight, *some in parts),
-                as_cached=_around([*as_cached, *choosing], start),
-                choosing=tuple(
-                    Chooser(
-                        tokens=slice(span.start - start, span.start - start + span.num_tokens),
-                        num_before=span.num_before,
-                        rows_S=placed([span.rows_S], device),
-                    )
-                    for span in choosing
-                ),
-                planner=sight_planner(sight=Sight()) if choosing else None,
+        planner = self._sight_planner(start, attention_device)
+        by_window = {
+            window: self._of_window(
+                window, spans if window is None else apart.get(window, spans), planner
             )
+            for window in set(self._shape.sliding_windows)
+        }
         positions_T, lengths_T = _positions(spans)
         meets_sinks = any(plan.meets_sinks for plan in by_window.values())
         return MicroBatch(
@@ -208,8 +177,51 @@ class BatchPlanner:
             },
             entry_angles=self._entry_angles(positions_T, lengths_T),
             by_window=by_window,
-            turns=self._turns(positions_T, lengths_T, device) if meets_sinks else None,
-            recurrent=self._recurrent(spans, device) if self._shape.recurrence else None,
+            turns=self._turns(positions_T, lengths_T, planner.device) if meets_sinks else None,
+            recurrent=self._recurrent(spans, planner.device) if self._shape.recurrence else None,
+        )
+
+    def _sight_planner(self, first: int, attention_device: torch.device | None) -> SightPlanner:
+        """For tokens that see all before them, of the micro-batch that begins there."""
+        device = self._device if attention_device is None else attention_device
+        return SightPlanner(
+            sight=Sight(),
+            first=first,
+            dtype=self._dtype,
+            device=device,
+            gather_rows=self._gather_rows,
+            takes_tokens=single_attention(self._shape, device) is not None,
+            is_wide=self._shape.attention.num_shared >= _WIDE,
+            # Elsewhere there are no weights to make more of what is cached.
+            expands=self._shape.attention.expands if attention_device is None else None,
+        )
+
+    def _of_window(
+        self, window: int | None, spans: Sequence[Span], planner: SightPlanner
+    ) -> WindowPlan:
+        """For layers with that window, with rows that they have of the spans; `planner` is that of
+        tokens that see all before them."""
+        planned, choosing = _by_choosing(spans, self._shape.attention.most_chosen)
+        plans, as_cached = list[AttentionPlan](), [*choosing]
+        for sight, some in self._by_sight(planned, window).items():
+            of_sight = replace(planner, sight=sight)
+            plain, expanded = of_sight.by_expanding(some)
+            plans.append(of_sight.plan(plain, expanded))
+            as_cached += plain
+        return WindowPlan(
+            new_rows_T=new_rows(spans, planner.device),
+            spans=tuple(spans),
+            plans=tuple(plans),
+            as_cached=_around([span.tokens_from(planner.first) for span in as_cached]),
+            choosing=tuple(
+                Chooser(
+                    tokens=span.tokens_from(planner.first),
+                    num_before=span.num_before,
+                    rows_S=placed([span.rows_S], planner.device),
+                )
+                for span in choosing
+            ),
+            planner=planner,
         )
 
     def _entry_angles(self, positions_T: Tensor, lengths_T: Tensor) -> dict[Attention, Angles]:
@@ -281,24 +293,7 @@ def _by_choosing(spans: Sequence[Span], most: int | None) -> tuple[Sequence[Span
     return [all_ for all_, _ in parts if all_], [some for _, some in parts if some]
 
 
-def _by_expanding(
-    spans: Sequence[Span], sight: Sight, expands: Callable[[int, int], bool] | None
-) -> tuple[list[Span], list[Span]]:
-    """Those that attend to what is cached as it is, and those that have more made of it, as
-    `Attention.expands` says; where there are sinks none has, since these are met by queries of
-    their own."""
-    if expands is None or sight.num_sinks:
-        return [*spans], []
-    parts: tuple[list[Span], list[Span]] = [], []
-    for span in spans:
-        num_new = span.num_tokens
-        is_slice = num_new > 1  # a token alone always attends to what is cached
-        parts[is_slice and expands(num_new, len(sight.rows(span)) - num_new)].append(span)
-    return parts
-
-
-def _around(spans: Sequence[Span], first: int) -> slice:
-    """Rows of the micro-batch that begins at `first` from the first to the last of the spans."""
-    starts = [span.start - first for span in spans]
-    stops = [span.start + span.num_tokens - first for span in spans]
-    return slice(min(starts, default=0), max(stops, default=0))
+def _around(rows: Sequence[slice]) -> slice:
+    """From the first to the last of some rows."""
+    start = min((some.start for some in rows), default=0)
+    return slice(start, max((some.stop for some in rows), default=0))

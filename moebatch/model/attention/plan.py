@@ -4,7 +4,7 @@ Shape letters: B decoding sequences or slices, S positions, N rows that are seen
 block.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple
@@ -125,6 +125,8 @@ class SightPlanner:
     is_wide: bool
     """Many query heads share a head of keys: the kernel of slices is the faster one for single
     tokens as well."""
+    expands: Callable[[int, int], bool] | None
+    """Which slices have more made of what is cached, as `Attention.expands` says; None is none."""
 
     @property
     def _kernels(self) -> Kernels | None:
@@ -133,6 +135,19 @@ class SightPlanner:
     @property
     def _takes_slices(self) -> bool:
         return self._kernels is not None and self._kernels.attends_slices(self.dtype)
+
+    def by_expanding(self, spans: Sequence[Span]) -> tuple[list[Span], list[Span]]:
+        """Those that attend to what is cached as it is, and those that have more made of it; where
+        there are sinks none has, since these are met by queries of their own."""
+        if self.expands is None or self.sight.num_sinks:
+            return [*spans], []
+        parts: tuple[list[Span], list[Span]] = [], []
+        for span in spans:
+            num_new = span.num_tokens
+            is_slice = num_new > 1  # a token alone always attends to what is cached
+            num_context = len(self.sight.rows(span)) - num_new
+            parts[is_slice and self.expands(num_new, num_context)].append(span)
+        return parts
 
     def plan(self, spans: Sequence[Span], expanded: Sequence[Span]) -> AttentionPlan:
         """Of those that attend to what is cached as it is, and of those that have more made of

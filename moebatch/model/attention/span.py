@@ -39,6 +39,10 @@ class Span(NamedTuple):
         """Tokens of the sequence before them."""
         return self.num_skipped + self.context
 
+    def tokens_from(self, first: int) -> slice:
+        """Their rows in the micro-batch that begins at `first`."""
+        return slice(self.start - first, self.start - first + self.num_tokens)
+
     def in_chunks(self, size: int) -> Iterator["Span"]:
         """The same tokens, those of each chunk of their sequence by themselves, as if nothing were
         before it."""

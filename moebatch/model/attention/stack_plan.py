@@ -51,7 +51,7 @@ class StackPlan:
         one sequence has more."""
         first = spans[0].start
         new_rows_T = new_rows(spans, device)
-        places = [slice(s.start - first, s.start - first + s.num_tokens) for s in spans]
+        places = [span.tokens_from(first) for span in spans]
         if not spans[0].context:
             assert all(s.num_tokens == s.num_encoded for s in spans), "prompts are encoded whole"
             return cls(new_rows_T=new_rows_T, prompts=tuple(places))
