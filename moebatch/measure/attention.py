@@ -208,7 +208,7 @@ class _Bench:
         )
 
     def _attend_s(self, spans: Sequence[Span]) -> float:
-        micro_batch = self.layer.decoder.micro_batch(spans)
+        micro_batch = self.layer.decoder.planner.plan(spans)
         x_TD = self.layer.hidden_states(micro_batch.stop)
         empty = nothing_to_attend(micro_batch)
         whole_s, rest_s = self._timer.seconds_of_each(

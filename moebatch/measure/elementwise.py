@@ -55,7 +55,7 @@ def _around_attention(layer: SyntheticLayer, num_tokens: int) -> Call:
         rows_S=np.arange(num_tokens),
         rope_length=num_tokens,
     )
-    batch = nothing_to_attend(decoder.micro_batch([span]))
+    batch = nothing_to_attend(decoder.planner.plan([span]))
     heads = layer.shape.attention
     parts = tuple(x_TD.new_zeros(2, num_tokens, heads.num_kv_heads, heads.head_dim))
     return lambda: decoder.attend(0, x_TD, batch, parts)

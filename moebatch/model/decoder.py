@@ -7,7 +7,6 @@ C head size, V vocabulary.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,14 +17,15 @@ from moebatch.formats.weight_format import Matrix
 from moebatch.layout.scratch import Limits, converted_elements, step_elements
 from moebatch.model.attention.by_torch import Parts, Qkv
 from moebatch.model.attention.core import AttentionCore
-from moebatch.model.attention.span import Span
 from moebatch.model.attention.stacked import StackedAttention
 from moebatch.model.batch import BatchPlanner, MicroBatch
 from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.elementwise import Elementwise
+from moebatch.model.families.family import AttentionBlock
 from moebatch.model.families.registry import FAMILIES
-from moebatch.model.products import Products
-from moebatch.model.recurrence.block import LayerWork
+from moebatch.model.layer_work import LayerWork
+from moebatch.model.products import Products, Weights
+from moebatch.model.recurrence.block import RecurrentBlock
 from moebatch.model.residuals import Residuals
 from moebatch.model.routed_experts import RoutedExperts
 from moebatch.model.routing.choices import Choices
@@ -62,15 +62,12 @@ class Decoder:
 
         Raises CheckpointError for rotary parameters and activations that are not known.
         """
-        embedding = weights.globals["embedding"]
+        embedding, pass_tokens = weights.globals["embedding"], limits.pass_tokens
         self.shape, self.dtype, self.device = shape, embedding.dtype, embedding.device
         self._weights, self._limits = weights, limits
         self._family = FAMILIES[shape.architecture]
-        self._planner = BatchPlanner(
+        self.planner = BatchPlanner(
             shape, config, dtype=self.dtype, device=self.device, gather_rows=limits.gather_rows
-        )
-        self._core = AttentionCore(
-            shape, limits, dtype=self.dtype, device=self.device, sink_scores=weights.sink_scores
         )
         self._elementwise = elementwise = Elementwise(shape.activation, self.device)
         self._products = products = Products(
@@ -80,38 +77,42 @@ class Decoder:
             largest_matrix=converted_elements(shape),
         )
         self.scratch = Scratch(step_elements(shape, limits), device=self.device, dtype=self.dtype)
-        self._residuals = Residuals(
-            shape, weights, products, elementwise, pass_tokens=limits.pass_tokens
+        self._residuals = Residuals(shape, weights, products, elementwise, pass_tokens=pass_tokens)
+        self._core = AttentionCore(
+            shape, limits, dtype=self.dtype, device=self.device, sink_scores=weights.sink_scores
         )
-        blocks = {
-            attention: self._family.attention(shape, attention, products, elementwise)
-            for attention in shape.attentions
-        }
-        self._attention = [blocks[shape.attention_of(n)] for n in range(shape.num_layers)]
-        self._recurrence = (
-            self._family.recurrence(shape, shape.recurrence, products, elementwise, self.device)
-            if shape.recurrence
-            else None
-        )
-        self._stacked = (
-            StackedAttention(
-                shape, weights.globals, products, elementwise, self._core, self.scratch
-            )
-            if shape.encoder
-            else None
-        )
+        self._attention = self._attention_blocks()
+        self._recurrence, self._stacked = self._recurrent_block(), self._stacked_attention()
         self._choices = Choices(
             shape,
             weights,
             products,
             self._family.router,
-            pass_tokens=limits.pass_tokens,
+            pass_tokens=pass_tokens,
             gating=gating,
             activation_level=activation_level,
         )
         self._routed = RoutedExperts(
             shape, experts, self._family.expert, products, elementwise, self.scratch, limits
         )
+
+    def _attention_blocks(self) -> list[AttentionBlock]:
+        """By layer; those that attend alike have one."""
+        shape, means = self.shape, (self._products, self._elementwise, self._core)
+        blocks = {each: self._family.attention(shape, each, *means) for each in shape.attentions}
+        return [blocks[shape.attention_of(layer)] for layer in range(shape.num_layers)]
+
+    def _recurrent_block(self) -> RecurrentBlock | None:
+        shape, recurrence = self.shape, self.shape.recurrence
+        if recurrence is None:
+            return None
+        return self._family.recurrence(shape, recurrence, self._products, self._elementwise)
+
+    def _stacked_attention(self) -> StackedAttention | None:
+        if self.shape.encoder is None:
+            return None
+        means = self._products, self._elementwise, self._core, self.scratch
+        return StackedAttention(self.shape, self._weights.globals, *means)
 
     @property
     def sink_scores(self) -> Mapping[int, Tensor]:
@@ -129,16 +130,6 @@ class Decoder:
     def gating_count(self) -> GatingCount | None:
         """What was decided by `gating`, if there is such."""
         return self._choices.gating_count
-
-    def micro_batch(
-        self,
-        spans: Sequence[Span],
-        *,
-        apart: Mapping[int, Sequence[Span]] = MappingProxyType({}),
-        attention_device: torch.device | None = None,
-    ) -> MicroBatch:
-        """What attention needs about spans, as `BatchPlanner.plan` has it."""
-        return self._planner.plan(spans, apart=apart, attention_device=attention_device)
 
     def embed(self, tokens_T: Tensor, prompts: Sequence[slice] = ()) -> Tensor:
         """Begins a pass, in which `prompts` are rows of whole ones; its first hidden states
@@ -163,23 +154,18 @@ class Decoder:
         Writes what is new into the layer's cache, `parts`, which is on the decoder's device; a
         recurrent layer has those of `Recurrence.state` there, and changes them.
         """
-        weights, x = self._weights.layers[layer], x_TD[micro_batch.rows]
         if self._stacked is not None:
             assert micro_batch.stacks is not None, "that of a model with an encoder"
+            weights, x = self._weights.layers[layer], x_TD[micro_batch.rows]
             self._stacked.attend(layer, x, micro_batch.stacks, weights, parts)
             return
-        frame = self.scratch.frame()
-        normed_ND = self._residuals.normed(frame, x, weights, "input_norm")
+        work = self._work(layer, x_TD, micro_batch, parts)
         if self.shape.is_recurrent(layer):
-            plan = micro_batch.recurrent
-            assert self._recurrence is not None and plan is not None, "it recurs"
-            work = LayerWork(layer=layer, frame=frame, plan=plan, weights=weights, state=parts)
-            out_ND = self._recurrence.run(work, normed_ND)
+            assert self._recurrence is not None, "it recurs"
+            out_ND = self._recurrence.run(work)
         else:
-            out_ND = self._attention[layer].attend(
-                frame, layer, normed_ND, micro_batch, weights, self._core, parts
-            )
-        self._residuals.add_mixed(frame, layer, x_TD, micro_batch.rows, normed_ND, out_ND)
+            out_ND = self._attention[layer].attend(work)
+        self._residuals.add_mixed(work, x_TD, out_ND)
 
     def project(
         self, layer: int, x_TD: Tensor, micro_batch: MicroBatch, into: Qkv | None = None
@@ -189,9 +175,7 @@ class Decoder:
         Views of scratch that the next step overwrites, or of `into`, which has as many rows or
         more, on any device.
         """
-        frame, weights = self.scratch.frame(), self._weights.layers[layer]
-        normed_ND = self._residuals.normed(frame, x_TD[micro_batch.rows], weights, "input_norm")
-        qkv = self._attention[layer].project(frame, normed_ND, micro_batch, weights)
+        qkv = self._attention[layer].project(self._work(layer, x_TD, micro_batch))
         qkv = qkv.first(micro_batch.num_tokens)
         return qkv if into is None else qkv.copy_into(into)
 
@@ -202,15 +186,34 @@ class Decoder:
 
         `out_THV` is on the decoder's device and may have more rows than the micro-batch.
         """
-        frame, weights = self.scratch.frame(), self._weights.layers[layer]
-        out_NHV = self._products.bucketed(frame, out_THV, micro_batch.num_tokens)
-        normed_ND = x = x_TD[micro_batch.rows]
         is_gated = self.shape.attention_of(layer).output_gate is not None
-        if is_gated or self.shape.attention_residual.keeps_normed:
-            # The input is normed once more: other micro-batches may have had the scratch.
-            normed_ND = self._residuals.normed(frame, x, weights, "input_norm")
-        out_ND = self._attention[layer].output(frame, normed_ND, out_NHV, weights)
-        self._residuals.add_mixed(frame, layer, x_TD, micro_batch.rows, normed_ND, out_ND)
+        # The input is normed once more: other micro-batches may have had the scratch.
+        is_normed = is_gated or self.shape.attention_residual.keeps_normed
+        work = self._work(layer, x_TD, micro_batch, is_normed=is_normed)
+        out_NHV = self._products.bucketed(work.frame, out_THV, micro_batch.num_tokens)
+        out_ND = self._attention[layer].output(work, out_NHV)
+        self._residuals.add_mixed(work, x_TD, out_ND)
+
+    def _work(
+        self,
+        layer: int,
+        x_TD: Tensor,
+        micro_batch: MicroBatch,
+        parts: Parts = (),
+        *,
+        is_normed: bool = True,
+    ) -> LayerWork:
+        """A step of a layer, of its input as it is where no norm of it is needed."""
+        frame, weights = self.scratch.frame(), self._weights.layers[layer]
+        x = x_TD[micro_batch.rows]
+        return LayerWork(
+            layer=layer,
+            frame=frame,
+            normed_ND=self._residuals.normed(frame, x, weights, "input_norm") if is_normed else x,
+            micro_batch=micro_batch,
+            weights=weights,
+            parts=parts,
+        )
 
     def route(self, layer: int, x_TD: Tensor, rows: slice | None = None) -> Routing:
         """Norms rows of a MoE layer's input and lets each token choose its experts; all if None.
@@ -324,6 +327,6 @@ class Decoder:
         return chunks(self._limits.expert_rows, *rows)
 
 
-def _mlp_weights(weights: Mapping[str, Tensor], prefix: str, mlp: Mlp | None) -> dict[str, Matrix]:
+def _mlp_weights(weights: Weights, prefix: str, mlp: Mlp | None) -> dict[str, Matrix]:
     assert mlp is not None, "the model has one"
     return {role: weights[f"{prefix}_{role}"] for role in mlp.tensors(1)}

@@ -133,6 +133,14 @@ class Elementwise:
             return out
         return layers.rms_norm(x, weight, eps, room, out)
 
+    def norm(
+        self, frame: Frame, x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None
+    ) -> None:
+        """That norm into `out`, in place if None; torch takes room of the frame for it."""
+        out = x if out is None else out
+        if self._kernels is None or not self._kernels.rms_norm(x, weight, eps, out):
+            layers.rms_norm(x, weight, eps, frame.branch().take_float(*x.shape), out)
+
     def norm_gated(
         self, x_THV: Tensor, weight_V: Tensor, eps: float, z_THV: Tensor, out_THV: Tensor
     ) -> None:

@@ -32,6 +32,8 @@ from moebatch.model.native.products import ProductWork, lies_whole, multipliable
 from moebatch.model.scratch import Frame
 from moebatch.spec.machine.levels import DTYPES
 
+Weights = Mapping[str, Tensor]
+"""Those of a layer beside its experts, or those that no layer owns, by role."""
 _LEAST_SHARED_PRODUCTS = 2**18
 """What one thread has multiplied before another one would be awake."""
 
@@ -107,9 +109,7 @@ class Products:
         self._multiply(x_NI, read_OI, bias_O, out_NO)
         return out_NO
 
-    def of_role(
-        self, frame: Frame, x_NI: Tensor, weights: Mapping[str, Tensor], role: str
-    ) -> Tensor:
+    def of_role(self, frame: Frame, x_NI: Tensor, weights: Weights, role: str) -> Tensor:
         """The same with the weight of that role, and its bias if there is one, into room of the
         frame."""
         out_NO = frame.take(len(x_NI), len(weights[role]))

@@ -5,7 +5,6 @@ A part is attention or recurrence, the first one of a layer, or experts or an ML
 Shape letters: T tokens of the pass, N rows after bucketing, M rows, K experts per token, D hidden.
 """
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from torch import Tensor
@@ -13,13 +12,12 @@ from torch import Tensor
 from moebatch.model import layers
 from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.elementwise import Elementwise
-from moebatch.model.products import Products
+from moebatch.model.layer_work import LayerWork
+from moebatch.model.products import Products, Weights
 from moebatch.model.scratch import Frame
 from moebatch.model.streams import StreamMixer
 from moebatch.spec.model.blocks import Residual
 from moebatch.spec.model.shape import ModelShape
-
-Weights = Mapping[str, Tensor]
 
 
 class _Part(NamedTuple):
@@ -75,11 +73,12 @@ class Residuals:
         if role not in weights:
             out_MD.copy_(x_MD)
             return
-        room, eps, weight_D = frame.take_float(*x_MD.shape), self._shape.rms_eps, weights[role]
+        eps, weight_D = self._shape.rms_eps, weights[role]
         if self._shape.norm.kind == "layer":
+            room = frame.branch().take_float(*x_MD.shape)
             layers.layer_norm(x_MD, weight_D, weights.get(f"{role}_bias"), eps, room, out_MD)
         else:
-            self._elementwise.rms_norm(x_MD, weight_D, eps, room, out_MD)
+            self._elementwise.norm(frame, x_MD, weight_D, eps, out_MD)
 
     def made(self, frame: Frame, weights: Weights, norm: str, *parts: Tensor) -> tuple[Tensor, ...]:
         """What has been made, [M, D] or [M, K, D] each; or its sum through the norm of that role,
@@ -87,21 +86,18 @@ class Residuals:
         if norm not in weights:
             return parts
         y_MD = self._sum(frame, *parts)
-        room = frame.take_float(*y_MD.shape)
-        self._elementwise.rms_norm(y_MD, weights[norm], self._shape.rms_eps, room, y_MD)
+        self._elementwise.norm(frame, y_MD, weights[norm], self._shape.rms_eps)
         return (y_MD,)
 
-    def add_mixed(
-        self, frame: Frame, layer: int, x_TD: Tensor, rows: slice, normed_ND: Tensor, out_ND: Tensor
-    ) -> None:
+    def add_mixed(self, work: LayerWork, x_TD: Tensor, out_ND: Tensor) -> None:
         """Adds what attention or recurrence has made of rows as it saw them; or keeps it for the
         end of the layer."""
-        num_rows = rows.stop - rows.start
+        rows, layer, made_MD = work.micro_batch.rows, work.layer, out_ND[: work.num_tokens]
         if self._shape.adds_attention_late:
-            self._attended_TD[rows] = out_ND[:num_rows]
+            self._attended_TD[rows] = made_MD
             return
-        part, x_MD = self._first(layer), x_TD[rows]
-        self._add(frame, layer, part, x_MD, normed_ND[:num_rows], out_ND[:num_rows])
+        normed_MD = work.normed_ND[: work.num_tokens]
+        self._add(work.frame, layer, self._first(layer), x_TD[rows], normed_MD, made_MD)
 
     def kept(self, frame: Frame, rows: slice, *parts: Tensor) -> tuple[Tensor, ...]:
         """What experts have made of rows; nothing where it is kept for the end of the next

@@ -37,6 +37,12 @@ class Angles(NamedTuple):
     query_scales_T11: Tensor | None = None
     """By what their queries are multiplied, float32, where attention has a `Temperature`."""
 
+    def of(self, tokens: slice) -> "Angles":
+        """Views of some tokens'."""
+        scales_T11 = self.query_scales_T11
+        scales_T11 = None if scales_T11 is None else scales_T11[tokens]
+        return Angles(self.cos_TR[tokens], self.sin_TR[tokens], scales_T11)
+
 
 class Rope:
     """Turns positions into the angles by which queries and keys are rotated."""

@@ -19,6 +19,7 @@ from moebatch.model.attention.latent import LatentAttentionBlock
 from moebatch.model.attention.span import Span
 from moebatch.model.batch import BatchPlanner
 from moebatch.model.elementwise import Elementwise
+from moebatch.model.layer_work import LayerWork
 from moebatch.model.products import Products
 from moebatch.model.scratch import Scratch
 from moebatch.spec.model.shape import ModelShape
@@ -51,7 +52,7 @@ def milliseconds(
     planner = BatchPlanner(shape, config, gather_rows=limits.gather_rows, **options)
     core = AttentionCore(shape, limits, **options)
     products, elementwise = Products(CPU, DTYPE), Elementwise(shape.activation, CPU)
-    block = LatentAttentionBlock(shape, shape.attention, products, elementwise)
+    block = LatentAttentionBlock(shape, shape.attention, products, elementwise, core)
     scratch = Scratch(step_elements(shape, limits), **options)
     sizes = shape.attention.tensors(shape.hidden_size)
     weights = {role: (0.02 * torch.randn(size)).to(DTYPE) for role, size in sizes.items()}
@@ -64,7 +65,15 @@ def milliseconds(
     x_TD, taken = torch.randn(num_tokens, shape.hidden_size).to(DTYPE), list[float]()
     for _ in range(repeats):
         micro_batch, start = planner.plan(spans), perf_counter()
-        block.attend(scratch.frame(), 0, x_TD, micro_batch, weights, core, parts)
+        work = LayerWork(
+            layer=0,
+            frame=scratch.frame(),
+            normed_ND=x_TD,
+            micro_batch=micro_batch,
+            weights=weights,
+            parts=parts,
+        )
+        block.attend(work)
         taken.append(perf_counter() - start)
     return 1e3 * min(taken) / num_tokens
 

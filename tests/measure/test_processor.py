@@ -183,7 +183,7 @@ def test_attending_to_nothing_still_writes_new_keys() -> None:
     span = bench._span(0, 1, 40, 0)
     x_TD = bench.layer.hidden_states(1)
     before = x_TD.clone()
-    bench._attend(x_TD, nothing_to_attend(bench.layer.decoder.micro_batch([span])))
+    bench._attend(x_TD, nothing_to_attend(bench.layer.decoder.planner.plan([span])))
     assert bench.keys_RGC[span.rows_S[-1]].abs().sum() > 0
     assert bench.keys_RGC[span.rows_S[:-1]].abs().sum() == 0
     assert torch.equal(x_TD, before), "the layer may be applied for ever"

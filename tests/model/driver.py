@@ -164,7 +164,7 @@ class Driver:
             ends.append(len(tokens) - 1)
         spans = [piece for span in spans for piece in span.pieces(span_tokens)]
         groups = (spans[i : i + micro_batch] for i in range(0, len(spans), micro_batch))
-        return [self.decoder.micro_batch(group) for group in groups], tokens, ends
+        return [self.decoder.planner.plan(group) for group in groups], tokens, ends
 
     def _slice(self, piece: StoredPiece) -> torch.Tensor:
         tensor = self._tensors[piece.name]

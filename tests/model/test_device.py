@@ -61,13 +61,13 @@ def decoder(request: pytest.FixtureRequest, tiny_checkpoint: Checkpoint) -> Iter
 def test_attention_is_planned_on_the_cpu_and_computed_where_the_decoder_is(
     decoder: Decoder,
 ) -> None:
-    micro = decoder.micro_batch(spans())
+    micro = decoder.planner.plan(spans())
     assert devices_of(micro) == {AWAY}
     decoder.attend(0, hidden(decoder, micro), micro, cache(decoder, AWAY))
 
 
 def test_attention_on_the_cpu_beside_a_decoder_elsewhere(decoder: Decoder) -> None:
-    micro = decoder.micro_batch(spans(), attention_device=CPU)
+    micro = decoder.planner.plan(spans(), attention_device=CPU)
     assert devices_of(micro) == {CPU}
     assert {
         angle.device for angles in micro.angles.values() for angle in angles if angle is not None

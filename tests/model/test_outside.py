@@ -25,10 +25,10 @@ from moebatch.formats.weight_format import Matrix, StoredPart, WeightFormat
 from moebatch.model.attention.grouped import GroupedAttentionBlock
 from moebatch.model.elementwise import Elementwise
 from moebatch.model.families import registry
-from moebatch.model.families.family import Family, Weights
+from moebatch.model.families.family import Family
 from moebatch.model.families.registry import FAMILIES
 from moebatch.model.native import loader
-from moebatch.model.products import Products
+from moebatch.model.products import Products, Weights
 from moebatch.model.scratch import Frame
 from moebatch.registry import Registry
 from moebatch.spec.families.family import FamilySpec, grouped_attention

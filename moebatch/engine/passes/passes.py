@@ -148,7 +148,7 @@ class Passes(ABC):
         place: Place,
     ) -> MicroBatch:
         device = self._beside.core.device if self._beside and place == "dram" else None
-        return self._decoder.micro_batch(spans, apart=apart, attention_device=device)
+        return self._decoder.planner.plan(spans, apart=apart, attention_device=device)
 
     def _logits(self, x_TD: Tensor, layout: Layout, broken: BrokenRows) -> Iterator[LogitsBlock]:
         """Of a pass that has gone through all layers; counts its tokens as cached first."""

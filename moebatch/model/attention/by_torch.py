@@ -261,7 +261,11 @@ def _weights(
     scores_XTS.mul_(scoring.scale).add_(mask_XTS)
     if scoring.sink_scores_H is None:
         return scores_XTS.softmax(-1)
-    beside_XT1 = scoring.sink_scores_H.view(heads)
+    return softmax_beside(scores_XTS, scoring.sink_scores_H.view(heads))
+
+
+def softmax_beside(scores_XTS: Tensor, beside_XT1: Tensor) -> Tensor:
+    """Softmax of scores in place, in which one more takes part that has no key."""
     largest_XT1 = torch.maximum(scores_XTS.amax(-1, keepdim=True), beside_XT1)
     scores_XTS.sub_(largest_XT1).exp_()
     total_XT1 = scores_XTS.sum(-1, keepdim=True).add_((beside_XT1 - largest_XT1).exp_())

@@ -1,18 +1,20 @@
 """What tokens attend to that choose (DeepSeek Sparse Attention: DeepSeek-V3.2, section 2.1).
 
-Shape letters: T tokens of the micro-batch, N rows after bucketing, S positions, Q tokens of a
-sequence that choose together, K chosen positions, D hidden, R width of compressed queries, H heads
-of the indexer, C their size.
+Shape letters: T tokens of the micro-batch, N rows after bucketing, S positions or what stands for
+some of them, Q tokens of a sequence that choose together, K chosen positions, R width of compressed
+queries, H heads of the indexer, C their size.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from moebatch.model.attention.by_torch import LayerKv
-from moebatch.model.batch import Chooser, WindowPlan
-from moebatch.model.elementwise import Elementwise
+from moebatch.model.attention.core import AttentionCore
+from moebatch.model.batch import Chooser
+from moebatch.model.layer_work import LayerWork
 from moebatch.model.layers import layer_norm
 from moebatch.model.products import Products
 from moebatch.model.rope import Angles
@@ -20,91 +22,104 @@ from moebatch.model.scratch import Frame, chunks
 from moebatch.spec.model.indexer import Indexer
 
 
+class IndexQueries(NamedTuple):
+    """With what tokens choose."""
+
+    q_THC: Tensor
+    shares_TH: Tensor
+    """By what they weigh heads."""
+
+    def of(self, tokens: slice) -> "IndexQueries":
+        """Views of some rows."""
+        return IndexQueries(self.q_THC[tokens], self.shares_TH[tokens])
+
+
 class IndexerBlock:
     """An indexer of a layer's own."""
 
-    def __init__(self, indexer: Indexer, products: Products, elementwise: Elementwise) -> None:
-        self._indexer = indexer
-        self._products, self._elementwise = products, elementwise
+    def __init__(
+        self, indexer: Indexer, products: Products, rotate: Callable[[Tensor, Angles], None]
+    ) -> None:
+        """`rotate` turns what has positions of heads, [T, heads, C], in place."""
+        self.most = indexer.most
+        self._indexer, self._products, self._rotate = indexer, products, rotate
 
     def choose(
-        self,
-        frame: Frame,
-        normed_ND: Tensor,
-        compressed_NR: Tensor,
-        angles: Angles,
-        plan: WindowPlan,
-        weights: Mapping[str, Tensor],
-        kv: LayerKv,
-        choices_TK: Tensor,
+        self, work: LayerWork, compressed_NR: Tensor, angles: Angles, core: AttentionCore
     ) -> None:
-        """Writes keys of new tokens into the indexer's cache, `kv`, and positions that tokens have
-        chosen into their rows of `choices_TK`; tokens that attend to all have none."""
-        num_tokens, num_heads = len(choices_TK), self._indexer.num_heads
-        keys_TC = self._products.of_role(frame, normed_ND, weights, "index_k")[:num_tokens]
+        """Writes keys of new tokens into the layer's cache, behind its first part, and positions
+        that tokens have chosen into the choices of the core; tokens that attend to all have
+        none."""
+        plan = core.plan_of(work.layer, work.micro_batch)
+        kv = core.layer_kv(work.layer, work.parts[1:], first=1)
+        kv.write(plan.new_rows_T, (self._keys(work, angles),))
+        if not plan.choosing:
+            return
+        queries = self.queries(work, compressed_NR, angles)
+        choices_TK = core.choices(work.micro_batch)
+        for chooser in plan.choosing:
+            self._choose(work.frame.branch(), chooser, queries, kv, choices_TK)
+
+    def queries(self, work: LayerWork, compressed_NR: Tensor, angles: Angles) -> IndexQueries:
+        """Those of all tokens, in room of the frame."""
+        frame, weights, tokens = work.frame, work.weights, slice(work.num_tokens)
+        q_NX = self._products.of_role(frame, compressed_NR, weights, "index_q")
+        q_THC = q_NX[tokens].view(work.num_tokens, self._indexer.num_heads, -1)
+        self._rotate(q_THC, angles)
+        shares_NH = self._products.of_role(frame, work.normed_ND, weights, "index_weights")
+        return IndexQueries(q_THC, shares_NH[tokens])
+
+    def chosen(
+        self, frame: Frame, queries: IndexQueries, keys_SC: Tensor, is_hidden_QS: Tensor
+    ) -> Tensor:
+        """Places of the best keys among those that are not hidden, [Q, K] in any order."""
+        scores_QS = self._scores(frame, queries, keys_SC).masked_fill_(is_hidden_QS, -torch.inf)
+        return scores_QS.topk(self.most, sorted=False).indices
+
+    def _keys(self, work: LayerWork, angles: Angles) -> Tensor:
+        """Of new tokens, [T, 1, C]."""
+        frame, weights = work.frame, work.weights
+        keys_NC = self._products.of_role(frame, work.normed_ND, weights, "index_k")
+        keys_TC = keys_NC[: work.num_tokens]
         norm, bias = weights["index_k_norm"], weights["index_k_norm_bias"]
         room = frame.branch().take_float(*keys_TC.shape)
         layer_norm(keys_TC, norm, bias, self._indexer.eps, room, keys_TC)
         self._rotate(keys_TC[:, None], angles)
-        kv.write(plan.new_rows_T, (keys_TC[:, None],))
-        if not plan.choosing:
-            return
-        queries = self._products.of_role(frame, compressed_NR, weights, "index_q")
-        q_THC = queries[:num_tokens].view(num_tokens, num_heads, -1)
-        self._rotate(q_THC, angles)
-        shares_TH = self._products.of_role(frame, normed_ND, weights, "index_weights")
-        for chooser in plan.choosing:
-            self._choose(frame.branch(), chooser, q_THC, shares_TH, kv, choices_TK)
-
-    def _rotate(self, x_THC: Tensor, angles: Angles) -> None:
-        rotating = x_THC[..., self._indexer.head_dim - self._indexer.rotary_dim :]
-        self._elementwise.rotate(rotating, angles.cos_TR, angles.sin_TR)
+        return keys_TC[:, None]
 
     def _choose(
         self,
         frame: Frame,
         chooser: Chooser,
-        q_THC: Tensor,
-        shares_TH: Tensor,
+        queries: IndexQueries,
         kv: LayerKv,
         choices_TK: Tensor,
     ) -> None:
         """Of one sequence."""
         num_seen = len(chooser.rows_S)
-        keys_SC = index_keys(frame, kv.read(chooser.rows_S)[0][:, 0])
+        keys_SC = kv.read(chooser.rows_S)[0][:, 0]
         positions_S = torch.arange(num_seen, device=keys_SC.device)
         for block in chunks(self._indexer.queries_at_once(num_seen), chooser.tokens):
-            queries = q_THC[block], shares_TH[block]
-            scores_QS = index_scores(frame.branch(), self._products, *queries, keys_SC)
             first = chooser.num_before + block.start - chooser.tokens.start
-            own_Q1 = positions_S[first : first + len(scores_QS), None]
-            scores_QS.masked_fill_(positions_S > own_Q1, -torch.inf)
-            chosen_QK = scores_QS.topk(self._indexer.most, sorted=False).indices
+            own_Q1 = positions_S[first : first + block.stop - block.start, None]
+            is_later_QS = positions_S > own_Q1
+            chosen_QK = self.chosen(frame.branch(), queries.of(block), keys_SC, is_later_QS)
             choices_TK[block] = chosen_QK.sort().values
 
-
-def index_keys(frame: Frame, keys_SC: Tensor) -> Tensor:
-    """Keys as they are scored: float16 has no room for products, nor for their sums."""
-    if keys_SC.dtype != torch.float16:
-        return keys_SC
-    return frame.take_float(*keys_SC.shape).copy_(keys_SC)
-
-
-def index_scores(
-    frame: Frame, products: Products, q_QHC: Tensor, shares_QH: Tensor, keys_SC: Tensor
-) -> Tensor:
-    """What an indexer gives all that has `index_keys` (Eq. 1), [Q, S] in float32; not scaled, since
-    their order alone matters. Products of bfloat16 are rounded as all others are; DeepSeek's own
-    kernel takes them of FP8."""
-    num_queries, num_heads, _ = q_QHC.shape
-    by_head_QHS = frame.take_float(num_queries, num_heads, len(keys_SC))
-    if keys_SC.dtype == q_QHC.dtype:
-        rounded_QHS = frame.take(*by_head_QHS.shape)
-        products.linear(q_QHC.flatten(0, 1), keys_SC, None, rounded_QHS.flatten(0, 1))
-        by_head_QHS.copy_(rounded_QHS)
-    else:
-        q_QHC = frame.take_float(*q_QHC.shape).copy_(q_QHC)
-        torch.mm(q_QHC.flatten(0, 1), keys_SC.T, out=by_head_QHS.flatten(0, 1))
-    shares_Q1H = frame.take_float(num_queries, 1, num_heads).copy_(shares_QH[:, None])
-    summed_Q1S = frame.take_float(num_queries, 1, len(keys_SC))
-    return torch.bmm(shares_Q1H, by_head_QHS.relu_(), out=summed_Q1S)[:, 0]
+    def _scores(self, frame: Frame, queries: IndexQueries, keys_SC: Tensor) -> Tensor:
+        """What each gives all that has keys (Eq. 1), [Q, S] in float32; not scaled, since their
+        order alone matters. Products of bfloat16 are rounded as all others are; DeepSeek's own
+        kernel takes them of FP8. float16 has no room for products, nor for their sums."""
+        q_QHC, shares_QH = queries
+        num_queries, num_heads, _ = q_QHC.shape
+        by_head_QHS = frame.take_float(num_queries, num_heads, len(keys_SC))
+        if q_QHC.dtype == torch.float16:
+            q_QHC, keys_SC = (frame.take_float(*x.shape).copy_(x) for x in (q_QHC, keys_SC))
+            torch.mm(q_QHC.flatten(0, 1), keys_SC.T, out=by_head_QHS.flatten(0, 1))
+        else:
+            rounded_QHS = frame.take(*by_head_QHS.shape)
+            self._products.linear(q_QHC.flatten(0, 1), keys_SC, None, rounded_QHS.flatten(0, 1))
+            by_head_QHS.copy_(rounded_QHS)
+        shares_Q1H = frame.take_float(num_queries, 1, num_heads).copy_(shares_QH[:, None])
+        summed_Q1S = frame.take_float(num_queries, 1, len(keys_SC))
+        return torch.bmm(shares_Q1H, by_head_QHS.relu_(), out=summed_Q1S)[:, 0]

@@ -78,6 +78,10 @@ class AttentionCore:
         chosen = self._choices_TK.nbytes + self._chosen_rows_TK.nbytes
         return self._scratch.buffer.nbytes + chosen
 
+    def plan_of(self, layer: int, micro_batch: MicroBatch) -> WindowPlan:
+        """What a layer attends to there."""
+        return micro_batch.by_window[self._windows[layer]]
+
     def choices(self, micro_batch: MicroBatch) -> Tensor:
         """Positions that each token attends to which chooses, [T, K], until others of the same rows
         of a pass are written there: layers may share them."""
@@ -115,7 +119,7 @@ class AttentionCore:
         """
         qkv, frame = qkv.first(micro_batch.num_tokens), self._scratch.frame()
         kv, out_THV = self.layer_kv(layer, parts, frame), out_THV[: micro_batch.num_tokens]
-        planned = self._plan(layer, micro_batch)
+        planned = self.plan_of(layer, micro_batch)
         kv.write(planned.new_rows_T, qkv.parts)
         chosen = planned.chosen(self.choices(micro_batch), self._chosen_rows_TK)
         for plan in (*planned.plans, *([chosen] if chosen else [])):
@@ -136,7 +140,7 @@ class AttentionCore:
         """Attention of the slices that are expanded, after `attend`, to what `expand` makes of what
         is cached of them."""
         scale, scores_H = self._attentions[layer].scale, self._sink_scores.get(layer)
-        for plan in self._plan(layer, micro_batch).plans:
+        for plan in self.plan_of(layer, micro_batch).plans:
             for batch in plan.expanded:
                 cached, _ = self.layer_kv(layer, parts).read(batch.rows)
                 for heads, (keys, values) in expand(cached):
@@ -159,9 +163,6 @@ class AttentionCore:
             seen = made.keys_RGC[prompt.rows], made.values_RGV[prompt.rows]
             attend_prompt(q, seen, prompt, plan, out, scoring)
         self._attend_seen(batch.slices, q_THC, made, out_THV, scoring, plan.sight.window)
-
-    def _plan(self, layer: int, micro_batch: MicroBatch) -> WindowPlan:
-        return micro_batch.by_window[self._windows[layer]]
 
     def _scoring(
         self, layer: int, q_THC: Tensor, micro_batch: MicroBatch, num_sinks: int, frame: Frame

@@ -7,7 +7,7 @@ Shape letters: N rows after bucketing, S cached positions, D hidden, H query hea
 queries and keys, P its part without positions, V head size of values, L width of a latent.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -15,10 +15,11 @@ from torch import Tensor
 from moebatch.model.attention.by_torch import Parts, Qkv
 from moebatch.model.attention.choosing import IndexerBlock
 from moebatch.model.attention.core import AttentionCore
-from moebatch.model.attention.grouped import gate_output
-from moebatch.model.batch import MicroBatch
+from moebatch.model.attention.grouped import put_out
 from moebatch.model.elementwise import Elementwise
-from moebatch.model.products import Products
+from moebatch.model.layer_work import LayerWork
+from moebatch.model.products import Products, Weights
+from moebatch.model.rope import Angles
 from moebatch.model.scratch import Frame
 from moebatch.spec.model.attention import Attention
 from moebatch.spec.model.latent_attention import LatentAttention
@@ -29,127 +30,95 @@ class LatentAttentionBlock:
     """With compressed queries or without."""
 
     def __init__(
-        self, shape: ModelShape, attention: Attention, products: Products, elementwise: Elementwise
+        self,
+        shape: ModelShape,
+        attention: Attention,
+        products: Products,
+        elementwise: Elementwise,
+        core: AttentionCore,
     ) -> None:
         assert isinstance(attention, LatentAttention), "the family's own attention"
-        self._attention = attention
-        self._windows = shape.sliding_windows
-        self._products = products
-        self._elementwise = elementwise
+        self._attention, indexer = attention, attention.indexer
+        self._products, self._elementwise, self._core = products, elementwise, core
         self._indexer = None
-        if attention.indexer is not None and not attention.indexer.is_shared:
-            self._indexer = IndexerBlock(attention.indexer, products, elementwise)
+        if indexer is not None and not indexer.is_shared:
+            self._indexer = IndexerBlock(indexer, products, self._rotate_last)
 
-    def project(
-        self,
-        frame: Frame,
-        normed_ND: Tensor,
-        micro_batch: MicroBatch,
-        weights: Mapping[str, Tensor],
-    ) -> Qkv:
+    def project(self, work: LayerWork) -> Qkv:
         """Queries as they meet latents, and latents with the rotated keys behind them."""
-        q_NHC, latents, _ = self._projected(frame, normed_ND, micro_batch, weights)
-        absorbed_NHC = self._absorbed(frame, q_NHC[: len(latents)], slice(None), weights)
+        q_NHC, latents, _ = self._projected(work)
+        absorbed_NHC = self._absorbed(work, q_NHC[: len(latents)], slice(None))
         return Qkv(absorbed_NHC, (latents,))
 
-    def output(
-        self, frame: Frame, normed_ND: Tensor, out_NHV: Tensor, weights: Mapping[str, Tensor]
-    ) -> Tensor:
+    def output(self, work: LayerWork, out_NHV: Tensor) -> Tensor:
         """What attention adds to the hidden states, [N, D]; the core's results are sums of latents,
         [N, H, L]."""
-        results_NHV = self._results_room(frame, len(out_NHV))
-        self._bring_back(out_NHV, weights, results_NHV)
-        return self._put_out(frame, normed_ND, results_NHV, weights)
+        results_NHV = self._results_room(work.frame, len(out_NHV))
+        self._bring_back(out_NHV, work.weights, results_NHV)
+        return put_out(work, self._attention, results_NHV, self._products)
 
-    def attend(
-        self,
-        frame: Frame,
-        layer: int,
-        normed_ND: Tensor,
-        micro_batch: MicroBatch,
-        weights: Mapping[str, Tensor],
-        core: AttentionCore,
-        parts: Parts,
-    ) -> Tensor:
+    def attend(self, work: LayerWork) -> Tensor:
         """All of it, where the core and the cache are on the device of the weights."""
-        q_NHC, latents, compressed = self._projected(frame, normed_ND, micro_batch, weights)
-        plan = micro_batch.by_window[self._windows[layer]]
+        q_NHC, latents, compressed = self._projected(work)
+        core, micro_batch, layer = self._core, work.micro_batch, work.layer
         if self._indexer is not None:
             assert compressed is not None, "an indexer takes compressed queries"
-            self._indexer.choose(
-                frame.branch(),
-                normed_ND,
-                compressed,
-                micro_batch.angles[self._attention],
-                plan,
-                weights,
-                core.layer_kv(layer, parts[1:], first=1),
-                core.choices(micro_batch),
-            )
-        parts = parts[:1]
-        some = self._in_few_counts(plan.as_cached, len(q_NHC))
-        qkv = Qkv(self._absorbed(frame, q_NHC, some, weights), (latents,))
-        sums_NHL = frame.take(*q_NHC.shape[:2], self._attention.kv_rank)
+            self._indexer.choose(work, compressed, micro_batch.angles[self._attention], core)
+        parts = work.parts[:1]
+        some = self._in_few_counts(core.plan_of(layer, micro_batch).as_cached, len(q_NHC))
+        qkv = Qkv(self._absorbed(work, q_NHC, some), (latents,))
+        sums_NHL = work.frame.take(*q_NHC.shape[:2], self._attention.kv_rank)
         core.attend(layer, qkv, micro_batch, parts, sums_NHL)
-        results_NHV = self._results_room(frame, len(q_NHC))
-        self._bring_back(sums_NHL[some], weights, results_NHV[some])
+        results_NHV = self._results_room(work.frame, len(q_NHC))
+        self._bring_back(sums_NHL[some], work.weights, results_NHV[some])
 
         def expand(cached_S1C: Tensor) -> Iterator[tuple[slice, Parts]]:
-            return self._expanded(frame.branch(), cached_S1C[:, 0], weights)
+            return self._expanded(work.frame.branch(), cached_S1C[:, 0], work.weights)
 
         core.attend_expanded(layer, q_NHC, micro_batch, parts, expand, results_NHV)
-        return self._put_out(frame, normed_ND, results_NHV[: len(latents)], weights)
+        return put_out(work, self._attention, results_NHV[: len(latents)], self._products)
 
-    def _put_out(
-        self, frame: Frame, normed_ND: Tensor, results_NHV: Tensor, weights: Mapping[str, Tensor]
-    ) -> Tensor:
-        attention = self._attention
-        gate_output(frame.branch(), attention, normed_ND, results_NHV, weights, self._products)
-        return self._products.of_role(frame, results_NHV.flatten(1), weights, "o")
-
-    def _projected(
-        self,
-        frame: Frame,
-        normed_ND: Tensor,
-        micro_batch: MicroBatch,
-        weights: Mapping[str, Tensor],
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _projected(self, work: LayerWork) -> tuple[Tensor, Tensor, Tensor | None]:
         """Rotated queries, [N, H, C], with room behind them for as many rows as a library's
         products take; what is cached, [N, 1, L + rotated key]; and compressed queries, if there are
         such."""
-        attention, num_rows, num_tokens = self._attention, len(normed_ND), micro_batch.num_tokens
-        compressed = None
+        attention, frame, weights = self._attention, work.frame, work.weights
+        normed_ND, num_tokens = work.normed_ND, work.num_tokens
+        compressed, num_rows = None, len(normed_ND)
         if attention.query_rank is not None:
             compressed = self._products.of_role(frame, normed_ND, weights, "q_a")
-            self._norm(frame, compressed[:num_tokens], weights["q_a_norm"])
+            self._norm(work, compressed[:num_tokens], "q_a_norm")
         x, role = (normed_ND, "q") if compressed is None else (compressed, "q_b")
         q = frame.take(self._products.library_rows(num_rows), attention.query_width)
         self._products.linear(x, weights[role], None, q[:num_rows])
         cached = self._products.of_role(frame, normed_ND, weights, "kv_a")
         latents_TL = cached[:num_tokens, : attention.kv_rank]
-        self._norm(frame, latents_TL, weights["kv_a_norm"])
+        self._norm(work, latents_TL, "kv_a_norm")
         if attention.latent_scale != 1:
             latents_TL.mul_(attention.latent_scale)
         q_NHC, latents = q.view(len(q), -1, attention.head_dim), cached[:, None]
         rotating = (q_NHC[..., attention.nope_head_dim :], latents[..., attention.kv_rank :])
-        cos_TR, sin_TR, query_scales_T11 = micro_batch.angles[attention]
+        cos_TR, sin_TR, query_scales_T11 = work.micro_batch.angles[attention]
         for y in rotating if attention.rotary_dim else ():
             self._elementwise.rotate(y[:num_tokens], cos_TR, sin_TR)
         if query_scales_T11 is not None:
             q_NHC[:num_tokens].mul_(query_scales_T11)
         return q_NHC, latents, compressed
 
-    def _norm(self, frame: Frame, x_TX: Tensor, weight_X: Tensor) -> None:
-        room = frame.take_float(*x_TX.shape)
-        self._elementwise.rms_norm(x_TX, weight_X, self._attention.norm_eps, room, x_TX)
+    def _norm(self, work: LayerWork, x_TX: Tensor, role: str) -> None:
+        eps = self._attention.norm_eps
+        self._elementwise.norm(work.frame, x_TX, work.weights[role], eps)
 
-    def _absorbed(
-        self, frame: Frame, q_NHC: Tensor, rows: slice, weights: Mapping[str, Tensor]
-    ) -> Tensor:
+    def _rotate_last(self, x_THC: Tensor, angles: Angles) -> None:
+        """The last numbers of each head, whatever its size."""
+        rotating = x_THC[..., -self._attention.rope_head_dim :]
+        self._elementwise.rotate(rotating, angles.cos_TR, angles.sin_TR)
+
+    def _absorbed(self, work: LayerWork, q_NHC: Tensor, rows: slice) -> Tensor:
         """Queries as they meet latents; those of other rows are garbage."""
-        attention, (keys_HPL, _) = self._attention, self._up(weights)
+        attention, (keys_HPL, _) = self._attention, self._up(work.weights)
         num_rows, num_heads, _ = q_NHC.shape
-        absorbed = frame.take(num_rows, num_heads, attention.cached_key_dim)
+        absorbed = work.frame.take(num_rows, num_heads, attention.cached_key_dim)
         plain, rotated = torch.split(
             q_NHC[rows], [attention.nope_head_dim, attention.rope_head_dim], dim=2
         )
@@ -157,14 +126,12 @@ class LatentAttentionBlock:
         absorbed[rows][..., attention.kv_rank :] = rotated
         return absorbed
 
-    def _bring_back(
-        self, sums_NHL: Tensor, weights: Mapping[str, Tensor], results_NHV: Tensor
-    ) -> None:
+    def _bring_back(self, sums_NHL: Tensor, weights: Weights, results_NHV: Tensor) -> None:
         _, values_HVL = self._up(weights)
         self._products.by_head(sums_NHL, values_HVL.mT, results_NHV)
 
     def _expanded(
-        self, frame: Frame, cached_SC: Tensor, weights: Mapping[str, Tensor]
+        self, frame: Frame, cached_SC: Tensor, weights: Weights
     ) -> Iterator[tuple[slice, Parts]]:
         """Keys and values of what is cached, some heads after the others."""
         attention, (keys_HPL, values_HVL) = self._attention, self._up(weights)
@@ -187,7 +154,7 @@ class LatentAttentionBlock:
             else:
                 yield heads, (keys_SHC, values_SHV)
 
-    def _up(self, weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def _up(self, weights: Weights) -> tuple[Tensor, Tensor]:
         """From latents to keys without positions, [H, P, L], and to values, [H, V, L]."""
         attention = self._attention
         num_keys = attention.num_heads * attention.nope_head_dim

@@ -5,7 +5,6 @@ side, H heads, C head size, S positions, B decoding sequences, Q queries of a bl
 """
 
 import math
-from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
@@ -17,12 +16,10 @@ from moebatch.model.attention.core import AttentionCore
 from moebatch.model.attention.gathering import Gathered
 from moebatch.model.attention.stack_plan import AnswerSlice, StackPlan
 from moebatch.model.elementwise import Elementwise
-from moebatch.model.products import Products
+from moebatch.model.products import Products, Weights
 from moebatch.model.scratch import Frame, Scratch
 from moebatch.spec.model.grouped_attention import BIASED_PAIRS, RelativeAttention
 from moebatch.spec.model.shape import ModelShape
-
-Weights = Mapping[str, Tensor]
 
 
 class StackedAttention:
@@ -134,8 +131,7 @@ class StackedAttention:
     def _normed(self, frame: Frame, x_TD: Tensor, weight_D: Tensor) -> Tensor:
         """Rows beyond x hold garbage."""
         normed_ND = frame.take(self._products.rows(len(x_TD)), x_TD.shape[1])
-        room, eps = frame.take_float(*x_TD.shape), self._shape.rms_eps
-        self._elementwise.rms_norm(x_TD, weight_D, eps, room, normed_ND[: len(x_TD)])
+        self._elementwise.norm(frame, x_TD, weight_D, self._shape.rms_eps, normed_ND[: len(x_TD)])
         return normed_ND
 
     def _projected(

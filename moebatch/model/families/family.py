@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from moebatch.formats.weight_format import Matrix
-from moebatch.model.attention.by_torch import Parts, Qkv
+from moebatch.model.attention.by_torch import Qkv
 from moebatch.model.attention.core import AttentionCore
-from moebatch.model.batch import MicroBatch
 from moebatch.model.elementwise import Elementwise
-from moebatch.model.products import Products
+from moebatch.model.layer_work import LayerWork
+from moebatch.model.products import Products, Weights
 from moebatch.model.recurrence.block import RecurrentBlock
 from moebatch.model.recurrence.gated_delta import ChannelDeltaBlock, GatedDeltaBlock
 from moebatch.model.recurrence.lightning import LightningBlock
@@ -35,40 +35,26 @@ from moebatch.spec.model.recurrence import (
 )
 from moebatch.spec.model.shape import ModelShape
 
-Weights = Mapping[str, Tensor]
-"""Those of a layer beside its experts, by role."""
-
 
 class AttentionBlock(Protocol):
     """What is done with weights before attention itself and after it."""
 
-    def project(
-        self, frame: Frame, normed_ND: Tensor, micro_batch: MicroBatch, weights: Weights
-    ) -> Qkv:
+    def project(self, work: LayerWork) -> Qkv:
         """Rotated queries and keys, and values; rows beyond the micro-batch hold garbage."""
 
-    def output(self, frame: Frame, normed_ND: Tensor, out_NHV: Tensor, weights: Weights) -> Tensor:
-        """What attention adds to the hidden states, [N, D], of what the core has made, which may
+    def output(self, work: LayerWork, out_NHV: Tensor) -> Tensor:
+        """What attention adds to the hidden states, [N, D], of what a core has made, which may
         become anything. What has been projected opens gates, where there are such."""
 
-    def attend(
-        self,
-        frame: Frame,
-        layer: int,
-        normed_ND: Tensor,
-        micro_batch: MicroBatch,
-        weights: Weights,
-        core: AttentionCore,
-        parts: Parts,
-    ) -> Tensor:
-        """All of it, where the core and the cache are on the device of the weights."""
+    def attend(self, work: LayerWork) -> Tensor:
+        """All of it, where its own core and the cache are on the device of the weights."""
 
 
-MakeAttention = Callable[[ModelShape, Attention, Products, Elementwise], AttentionBlock]
-"""Of one of the ways in which layers of the shape attend."""
-MakeRecurrence = Callable[
-    [ModelShape, Recurrence, Products, Elementwise, torch.device], RecurrentBlock
+MakeAttention = Callable[
+    [ModelShape, Attention, Products, Elementwise, AttentionCore], AttentionBlock
 ]
+"""Of one of the ways in which layers of the shape attend."""
+MakeRecurrence = Callable[[ModelShape, Recurrence, Products, Elementwise], RecurrentBlock]
 """Of what recurrent layers of the shape do."""
 Router = Callable[[Tensor, ModelShape, Weights, torch.dtype], tuple[Tensor, Tensor]]
 """Of the logits [T, E] of a gate, the layer's weights and the dtype of the computation: weights
@@ -101,15 +87,10 @@ def described_router(
 
 
 def described_recurrence(
-    shape: ModelShape,
-    recurrence: Recurrence,
-    products: Products,
-    elementwise: Elementwise,
-    device: torch.device,
+    shape: ModelShape, recurrence: Recurrence, products: Products, elementwise: Elementwise
 ) -> RecurrentBlock:
     """As the kind of recurrence asks for."""
-    make = _RECURRENT_BLOCKS[type(recurrence)]
-    return make(shape, recurrence, products, elementwise, device)
+    return _RECURRENT_BLOCKS[type(recurrence)](shape, recurrence, products, elementwise)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

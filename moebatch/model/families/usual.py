@@ -9,10 +9,11 @@ from torch import Tensor
 
 from moebatch.formats.weight_format import Matrix
 from moebatch.model.attention.compressed import CompressedAttentionBlock
+from moebatch.model.attention.core import AttentionCore
 from moebatch.model.attention.grouped import GroupedAttentionBlock
 from moebatch.model.attention.latent import LatentAttentionBlock
 from moebatch.model.elementwise import Elementwise
-from moebatch.model.families.family import AttentionBlock, Family
+from moebatch.model.families.family import AttentionBlock, Family, MakeAttention
 from moebatch.model.products import Products
 from moebatch.model.scratch import Frame
 from moebatch.spec.model.attention import Attention
@@ -59,16 +60,19 @@ def computed_bias(frame: Frame, bias_O: Tensor | None) -> Tensor | None:
 
 
 def attention_block(
-    shape: ModelShape, attention: Attention, products: Products, elementwise: Elementwise
+    shape: ModelShape,
+    attention: Attention,
+    products: Products,
+    elementwise: Elementwise,
+    core: AttentionCore,
 ) -> AttentionBlock:
     """As the kind of attention asks for."""
-    match attention:
-        case LatentAttention():
-            return LatentAttentionBlock(shape, attention, products, elementwise)
-        case CompressedAttention():
-            return CompressedAttentionBlock(shape, attention, products, elementwise)
-        case _:
-            return GroupedAttentionBlock(shape, attention, products, elementwise)
+    make: MakeAttention = GroupedAttentionBlock
+    if isinstance(attention, LatentAttention):
+        make = LatentAttentionBlock
+    elif isinstance(attention, CompressedAttention):
+        make = CompressedAttentionBlock
+    return make(shape, attention, products, elementwise, core)
 
 
 USUAL = Family(attention=attention_block, expert=mlp)

@@ -6,40 +6,23 @@ R rows of the state, X width of what is projected back, H value heads, V size of
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from moebatch.model.elementwise import Elementwise
+from moebatch.model.layer_work import LayerWork
 from moebatch.model.native import loader
 from moebatch.model.native.delta_rule import DeltaInput, conv_work
 from moebatch.model.native.helpers import Helpers, torch_parallel
 from moebatch.model.products import Products
 from moebatch.model.recurrence.delta_rule import DeltaRule
-from moebatch.model.recurrence.plan import RecurrentPlan
-from moebatch.model.scratch import Frame
 from moebatch.spec.model.recurrence import CHUNK_TOKENS, MatrixRecurrence, Recurrence
 from moebatch.spec.model.shape import ModelShape
 
-Weights = Mapping[str, Tensor]
-State = Sequence[Tensor]
-"""Parts as `Recurrence.state` names them, of all sequences."""
 _LEAST_SHARED_BYTES = 2**17
 """What one thread has written before another one would be awake."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LayerWork:
-    """A layer over a micro-batch: scratch, sequences, and what the layer has of its own."""
-
-    layer: int
-    frame: Frame
-    plan: RecurrentPlan
-    weights: Weights
-    state: State
 
 
 class Convolution:
@@ -54,7 +37,7 @@ class Convolution:
     def run(self, work: LayerWork, x_TM: Tensor) -> Tensor:
         """[T, M] float32, rounded as `x_TM` is; the last inputs of each sequence take the place of
         those before."""
-        frame, plan, seen_RLM = work.frame, work.plan, work.state[-1]
+        frame, plan, seen_RLM = work.frame, work.recurrent, work.parts[-1]
         weight_M1W, bias_M = work.weights["recurrent_conv"], work.weights.get("recurrent_conv_bias")
         out_TM = frame.take_float(*x_TM.shape)
         taps_WM = frame.take_float(weight_M1W.shape[2], len(weight_M1W))
@@ -105,24 +88,23 @@ class RecurrentBlock(ABC):
         recurrence: Recurrence,
         products: Products,
         elementwise: Elementwise,
-        device: torch.device,
     ) -> None:
         self._recurrence = recurrence
         self._eps = shape.rms_eps
         self._products, self._elementwise = products, elementwise
-        self._convolution = Convolution(device, activates=self.activates)
+        self._convolution = Convolution(products.device, activates=self.activates)
 
-    def run(self, work: LayerWork, normed_ND: Tensor) -> Tensor:
+    def run(self, work: LayerWork) -> Tensor:
         """What it adds to the hidden states, [N, D]; rows beyond the micro-batch hold garbage.
 
-        Changes the state of all sequences of the plan.
+        Changes the state of all sequences of the plan: parts as `Recurrence.state` names them.
         """
         frame, weights = work.frame, work.weights
-        for part in work.state:
-            part.index_fill_(0, work.plan.begun_B, 0)
-        projected_NP = self._products.of_role(frame, normed_ND, weights, "recurrent_in")
-        out_NX = frame.take(len(normed_ND), self._recurrence.output_width)
-        self._mix(work, projected_NP, out_NX[: work.plan.num_tokens])
+        for part in work.parts:
+            part.index_fill_(0, work.recurrent.begun_B, 0)
+        projected_NP = self._products.of_role(frame, work.normed_ND, weights, "recurrent_in")
+        out_NX = frame.take(len(projected_NP), self._recurrence.output_width)
+        self._mix(work, projected_NP, out_NX[: work.num_tokens])
         return self._products.of_role(frame, out_NX, weights, "recurrent_out")
 
     @abstractmethod
@@ -140,14 +122,13 @@ class MatrixBlock(RecurrentBlock):
         recurrence: MatrixRecurrence,
         products: Products,
         elementwise: Elementwise,
-        device: torch.device,
     ) -> None:
-        super().__init__(shape, recurrence, products, elementwise, device)
-        self._matrix, self._rule = recurrence, DeltaRule(recurrence, device)
+        super().__init__(shape, recurrence, products, elementwise)
+        self._matrix, self._rule = recurrence, DeltaRule(recurrence, products.device)
 
     def _put_out(self, work: LayerWork, given: DeltaInput) -> Tensor:
         """[T, H, V] float32, which matrices put out as they change."""
         sizes = self._matrix.num_value_heads, self._matrix.key_head_dim, self._matrix.value_head_dim
         made_THV = work.frame.take_float(*given.v_THV.shape)
-        self._rule.run(work.frame, work.plan, given, work.state[0].view(-1, *sizes), made_THV)
+        self._rule.run(work.frame, work.recurrent, given, work.parts[0].view(-1, *sizes), made_THV)
         return made_THV

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from moebatch.model.elementwise import Elementwise
+from moebatch.model.layer_work import LayerWork
 from moebatch.model.native.delta_rule import DeltaInput
 from moebatch.model.products import Products
-from moebatch.model.recurrence.block import LayerWork, MatrixBlock
+from moebatch.model.recurrence.block import MatrixBlock
 from moebatch.model.scratch import Frame
 from moebatch.spec.model.recurrence import ChannelDelta, MatrixRecurrence
 from moebatch.spec.model.shape import ModelShape
@@ -31,15 +32,14 @@ class GatedDeltaBlock(MatrixBlock):
         recurrence: MatrixRecurrence,
         products: Products,
         elementwise: Elementwise,
-        device: torch.device,
     ) -> None:
-        super().__init__(shape, recurrence, products, elementwise, device)
-        self._zero = torch.zeros((), device=device)
+        super().__init__(shape, recurrence, products, elementwise)
+        self._zero = torch.zeros((), device=products.device)
 
     def _mix(self, work: LayerWork, projected_NP: Tensor, out_TX: Tensor) -> None:
         delta, heads = self._matrix, self._matrix.num_value_heads
         widths = [delta.conv_channels, delta.value_width, heads, heads]
-        x_TM, z_TX, b_TH, a_TH = torch.split(projected_NP[: work.plan.num_tokens], widths, dim=1)
+        x_TM, z_TX, b_TH, a_TH = torch.split(projected_NP[: work.num_tokens], widths, dim=1)
         given = self._given(work, self._convolution.run(work, x_TM), b_TH, a_TH)
         made_THV = self._put_out(work, given)
         z_THV, out_THV = (x.view(made_THV.shape) for x in (z_TX, out_TX))
@@ -79,7 +79,7 @@ class ChannelDeltaBlock(GatedDeltaBlock):
         return self._recurrence
 
     def _mix(self, work: LayerWork, projected_NP: Tensor, out_TX: Tensor) -> None:
-        tokens, weights = slice(work.plan.num_tokens), work.weights
+        tokens, weights = slice(work.num_tokens), work.weights
         delta = self._delta
         of_gates, of_fading = delta.made_of_widths
         widths = [delta.conv_channels, of_gates, delta.num_value_heads, of_fading]

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from moebatch.model.elementwise import Elementwise
+from moebatch.model.layer_work import LayerWork
 from moebatch.model.native.delta_rule import DeltaInput
 from moebatch.model.products import Products
-from moebatch.model.recurrence.block import LayerWork, MatrixBlock
+from moebatch.model.recurrence.block import MatrixBlock
 from moebatch.spec.model.recurrence import LightningAttention
 from moebatch.spec.model.shape import ModelShape
 
@@ -28,15 +29,14 @@ class LightningBlock(MatrixBlock):
         recurrence: LightningAttention,
         products: Products,
         elementwise: Elementwise,
-        device: torch.device,
     ) -> None:
-        super().__init__(shape, recurrence, products, elementwise, device)
+        super().__init__(shape, recurrence, products, elementwise)
         fading = [recurrence.fading(layer) for layer in range(recurrence.num_layers)]
-        self._fading_LH = torch.tensor(fading, dtype=torch.float32, device=device)
+        self._fading_LH = torch.tensor(fading, dtype=torch.float32, device=products.device)
 
     def _mix(self, work: LayerWork, projected_NP: Tensor, out_TX: Tensor) -> None:
         widths = [self._matrix.conv_channels, self._matrix.value_width]
-        x_TX, z_TX = torch.split(projected_NP[: work.plan.num_tokens], widths, dim=1)
+        x_TX, z_TX = torch.split(projected_NP[: work.num_tokens], widths, dim=1)
         self._elementwise.activate(x_TX)
         made_THV = self._put_out(work, self._given(work, x_TX))
         made_TX, norm_X = made_THV.view(out_TX.shape), work.weights["recurrent_norm"]

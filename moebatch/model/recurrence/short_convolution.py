@@ -6,7 +6,8 @@ Shape letters: T tokens of the micro-batch, N rows after bucketing, D hidden, P 
 import torch
 from torch import Tensor
 
-from moebatch.model.recurrence.block import LayerWork, RecurrentBlock
+from moebatch.model.layer_work import LayerWork
+from moebatch.model.recurrence.block import RecurrentBlock
 
 
 class ShortConvolutionBlock(RecurrentBlock):
@@ -15,6 +16,6 @@ class ShortConvolutionBlock(RecurrentBlock):
     activates = False
 
     def _mix(self, work: LayerWork, projected_NP: Tensor, out_TX: Tensor) -> None:
-        before_TD, behind_TD, x_TD = projected_NP[: work.plan.num_tokens].chunk(3, dim=1)
+        before_TD, behind_TD, x_TD = projected_NP[: work.num_tokens].chunk(3, dim=1)
         x_TD *= before_TD
         torch.mul(self._convolution.run(work, x_TD), behind_TD, out=out_TX)

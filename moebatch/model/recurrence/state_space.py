@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moebatch.model import layers
+from moebatch.model.layer_work import LayerWork
 from moebatch.model.native.delta_rule import DeltaInput
-from moebatch.model.recurrence.block import LayerWork, MatrixBlock
+from moebatch.model.recurrence.block import MatrixBlock
 
 
 class StateSpaceBlock(MatrixBlock):
@@ -20,7 +21,7 @@ class StateSpaceBlock(MatrixBlock):
     def _mix(self, work: LayerWork, projected_NP: Tensor, out_TX: Tensor) -> None:
         space, weights = self._matrix, work.weights
         widths = [space.value_width, space.conv_channels, space.num_value_heads]
-        z_TX, x_TM, steps_TH = torch.split(projected_NP[: work.plan.num_tokens], widths, dim=1)
+        z_TX, x_TM, steps_TH = torch.split(projected_NP[: work.num_tokens], widths, dim=1)
         given = self._given(work, self._convolution.run(work, x_TM), steps_TH)
         made_THV = self._put_out(work, given)
         made_THV.addcmul_(given.v_THV, weights["recurrent_skip"][:, None].float())
