@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, TypeGuard
 from moebatch.errors import CheckpointError
 from moebatch.formats.weight_format import DTYPE_BITS
 from moebatch.quoting import is_text, reason, shown
-from moebatch.spec.files.json_file import LFS_POINTER, NOT_FETCHED, readable
+from moebatch.spec.files.json_file import LFS_POINTER, NOT_FETCHED, readable, unique_keys
 
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit."""
@@ -90,19 +89,9 @@ def _parse(path: Path, text: bytes) -> dict[str, Any]:
     if text.count(b"{") > MAX_TENSORS + 2:  # looked at before it grows into objects
         raise CheckpointError(f"{path}: more than {MAX_TENSORS} tensors, the most of one file")
     try:
-        return dict(json.loads(text.decode("utf-8"), object_pairs_hook=_unique_keys))
+        return dict(json.loads(text.decode("utf-8"), object_pairs_hook=unique_keys))
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: the header is not valid JSON: {reason(error)}") from None
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    unique = dict(pairs)
-    if len(unique) != len(pairs):
-        twice = next(
-            name for name, times in Counter(name for name, _ in pairs).items() if times > 1
-        )
-        raise ValueError(f"key {shown(twice)} occurs twice")
-    return unique
 
 
 def _entries(

@@ -94,14 +94,13 @@ class Checkpoint:
         if (folder / SINGLE_NAME).is_file():
             files = {SINGLE_NAME: file_inside(folder, SINGLE_NAME)}
             stamps, tensors = stamps_of(files), read_header(files[SINGLE_NAME])
-            return cls(folder=folder, tensors=tensors, files=files, stamps=stamps)
-        if (folder / INDEX_NAME).exists():
+        elif (folder / INDEX_NAME).exists():
             weight_map = _weight_map(folder)
             files = {name: file_inside(folder, name) for name in sorted(set(weight_map.values()))}
-            stamps = stamps_of(files)
-            tensors = _indexed_tensors(folder, weight_map, files)
-            return cls(folder=folder, tensors=tensors, files=files, stamps=stamps)
-        raise CheckpointError(_nothing_to_read(folder))
+            stamps, tensors = stamps_of(files), _indexed_tensors(folder, weight_map, files)
+        else:
+            raise CheckpointError(_nothing_to_read(folder))
+        return cls(folder=folder, tensors=tensors, files=files, stamps=stamps)
 
     def extent(self, name: str, index: int | None = None, num_slices: int | None = None) -> Extent:
         """Where tensor `name` lies, or its slice `index` along the first dimension, perhaps of as

@@ -4,8 +4,8 @@ import json
 import re
 from typing import Any, NoReturn
 
-from moebatch.quoting import shown
 from moebatch.rows.refused import RowRefused
+from moebatch.spec.files.json_file import unique_keys
 
 NOT_JSON = "invalid_json_line"
 """Code of rows that no JSON reader takes, or that are no objects."""
@@ -50,15 +50,6 @@ def _shortened(message: str) -> str:
     return message[:200]
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"the key {shown(twice)} is given twice")
-    return content
-
-
 def _finite(text: str) -> float:
     value = float(text)
     if value in (float("inf"), float("-inf")):
@@ -71,7 +62,7 @@ def _no_constant(name: str) -> NoReturn:
 
 
 _DECODER = json.JSONDecoder(
-    object_pairs_hook=_unique, parse_float=_finite, parse_constant=_no_constant
+    object_pairs_hook=unique_keys, parse_float=_finite, parse_constant=_no_constant
 )
 
 

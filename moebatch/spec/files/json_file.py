@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +34,16 @@ def read_json(path: Path, *, most_bytes: int = MOST_BYTES) -> Any:
     # Halves of surrogate pairs are no text: nothing that holds them can be printed or hashed.
     if b"\\u" in data and not is_text(json.dumps(content, ensure_ascii=False)):
         raise ValueError("is not JSON: half of a surrogate pair, which is no character")
+    return content
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object, as a hook of the json module makes it of its pairs. Raises ValueError where a key
+    is given twice: readers would take one value or the other."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {shown(twice)} is given twice")
     return content
 
 
