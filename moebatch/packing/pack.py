@@ -52,16 +52,8 @@ class PackSummary:
     folder: Path
     was_there: bool
     """An earlier run of the same command had ended it."""
-    num_experts: Mapping[str, int]
-    """By what they are written as."""
-    expert_bytes: tuple[int, int]
-    """Before and after."""
-    weight_bytes: tuple[int, int]
-    """The same of all weights."""
-    errors: Mapping[int, float]
-    """|decoded - weight| / |weight| of all experts of a layer, by layer."""
-    curve: tuple[TradeOffPoint, ...]
-    """Where experts are in two precisions, what other numbers of bits are worth."""
+    contents: Contents
+    record: "PackRecord"
     run_s: float
     perplexities: tuple[Perplexity, Perplexity] | None = None
     """Of the text, before and after."""
@@ -73,7 +65,8 @@ class PackRecord(BaseModel):
     fingerprint: str
     """Of everything that decides over what is written."""
     relative_errors: dict[int, float] = {}
-    """By layer, of those whose file is whole."""
+    """|decoded - weight| / |weight| of all experts of a layer, by layer, of those whose file is
+    whole."""
     in_int8: list[ExpertKey] | None = None
     """Experts that stay wide, where some do."""
     trade_off: list[TradeOffPoint] | None = None
@@ -134,17 +127,12 @@ class Pack:
         elif self._record_of(work).exists():  # killed when it had all but ended
             with work.locked():
                 self._record_of(work).unlink(missing_ok=True)
-        contents = Contents(files, encodings, record.wide)
-        run_s = time.perf_counter() - begun
         return PackSummary(
             folder=order.folder,
             was_there=was_there,
-            num_experts=contents.num_experts,
-            expert_bytes=contents.expert_bytes,
-            weight_bytes=contents.weight_bytes,
-            errors=record.relative_errors,
-            curve=tuple(record.trade_off or ()),
-            run_s=run_s,
+            contents=Contents(files, encodings, record.wide),
+            record=record,
+            run_s=time.perf_counter() - begun,
             perplexities=self._perplexities(),
         )
 

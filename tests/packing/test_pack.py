@@ -107,7 +107,9 @@ def test_everything_but_experts_is_copied(
     model, output = model_of(tiny_checkpoint, **options), tmp_path / "out"
     summary = packed(model, output, to)
     before, after = Checkpoint.open(model), Checkpoint.open(output)
-    assert sum(each.num_bytes for each in after.tensors.values()) == summary.weight_bytes[1]
+    assert (
+        sum(each.num_bytes for each in after.tensors.values()) == summary.contents.weight_bytes[1]
+    )
     for name in before.tensors:
         if ".experts." not in name:
             extents = before.extent(name), after.extent(name)
@@ -170,7 +172,7 @@ def test_experts_that_are_quantised_are_decoded_first(
     packed(model_of(tiny_checkpoint), tmp_path / "first", first)
     second: Precision = "int8" if first == "fp8" else "fp8"
     summary = packed(tmp_path / "first", tmp_path / "second", second)
-    assert all(0 < error < 0.03 for error in summary.errors.values())
+    assert all(0 < error < 0.03 for error in summary.record.relative_errors.values())
     names = Checkpoint.open(tmp_path / "second").tensors
     ends = {name.rsplit(".", 1)[1] for name in names if ".experts." in name}
     packed_ends = {"weight_packed", "weight_scale", "weight_shape"}
@@ -247,7 +249,7 @@ def test_transformers_loads_it_and_says_the_same(
     weights = dict(theirs.named_parameters())
     for name, weight in before.named_parameters():
         error = (weights[name] - weight).norm() / weight.norm()
-        most = 1.5 * max(summary.errors.values()) if ".experts." in name else 0.0
+        most = 1.5 * max(summary.record.relative_errors.values()) if ".experts." in name else 0.0
         assert error <= most, name
         assert (error > 0) == (".experts." in name), name
     ours = Driver(output).generate(PROMPTS, 8, slice_tokens=16, stagger=1)
@@ -270,7 +272,7 @@ def test_experts_of_what_transformers_does_not_load_are_written_as_all_others(
         weights, found = matrices(before, key), matrices(after, key)
         for role, weight in weights.items():
             error = (found[role] - weight).norm() / weight.norm()
-            assert 0 < error <= 1.5 * summary.errors[key.layer], (key, role)
+            assert 0 < error <= 1.5 * summary.record.relative_errors[key.layer], (key, role)
     assert all(len(seq.answer) == 2 for seq in Driver(output).generate(PROMPTS, 2))
 
 
@@ -377,7 +379,7 @@ def test_a_pack_that_has_ended_is_not_written_again(
     times = {path: path.stat().st_mtime_ns for path in output.rglob("*")}
     second = packed(model, output)
     assert second.was_there
-    assert second.errors == first.errors
+    assert second.record.relative_errors == first.record.relative_errors
     assert times == {path: path.stat().st_mtime_ns for path in output.rglob("*")}
 
 

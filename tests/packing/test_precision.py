@@ -81,7 +81,7 @@ def test_answers_are_those_of_the_weights_that_compressed_tensors_decodes(
     model: Path, text: Path, tmp_path: Path
 ) -> None:
     summary = mixed(model, tmp_path / "out", text)
-    assert summary.num_experts == {"int4": 12, "int8": 4}
+    assert summary.contents.num_experts == {"int4": 12, "int8": 4}
     oracle = load(decoded(tmp_path / "out", tmp_path / "plain"))
     ours = Driver(tmp_path / "out").generate(PROMPTS, 8, slice_tokens=16, stagger=1)
     assert [seq.answer for seq in ours] == [greedy(oracle, prompt, 8)[0] for prompt in PROMPTS]
@@ -95,7 +95,7 @@ def test_slots_hold_the_largest_and_plans_count_the_mean(
     assert not files.warnings
     records, dtypes = files.expert_records(), files.dtypes
     read = sum(place.num_bytes for record in records.values() for place in record.places)
-    assert read == summary.expert_bytes[1]
+    assert read == summary.contents.expert_bytes[1]
     mean = dtypes.expert_bytes(files.shape) * len(records)
     assert mean == pytest.approx(read, rel=0.01)
     largest = max(sum(p.num_bytes for p in record.places) for record in records.values())
@@ -125,7 +125,8 @@ def test_a_pack_that_goes_on_keeps_its_choice(
     first = mixed(model, tmp_path / "out", text)
     second = mixed(model, tmp_path / "out", text)
     assert second.was_there
-    assert (first.curve, first.num_experts) == (second.curve, second.num_experts)
+    assert first.record.trade_off == second.record.trade_off
+    assert first.contents.num_experts == second.contents.num_experts
     with pytest.raises(ConfigError, match="is no pack of these weights in this way"):
         mixed(model, tmp_path / "out", text, bits=6.0)
 
