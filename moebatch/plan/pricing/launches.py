@@ -220,20 +220,8 @@ class Launches(MixerLaunches):
     def _chooses(self) -> bool:
         return self.is_fused and chooses_at_once(self.shape)
 
-    def _of_load(self, load: PassLoad) -> float:
-        return 1
-
-    def _of_kv_up(self, load: PassLoad) -> float:
-        """Pages are gathered out of pinned memory. Where they follow each other they are copied run
-        by run, in which case the link takes longer than the host."""
-        return self._num_moved_parts
-
-    def _of_kv_down(self, load: PassLoad) -> float:
-        """New rows are gathered, and scattered into pinned memory."""
-        return 2 * self._num_moved_parts
-
     @cached_property
-    def _num_moved_parts(self) -> float:
+    def num_moved_parts(self) -> float:
         """Of what a mean layer caches of a token, or keeps as a state, which is moved part by
         part."""
         groups = self.shape.cache_groups(UNLIMITED)
@@ -273,7 +261,10 @@ _OF_BATCH: Mapping[Kind, Callable[[Launches, PassLoad], float]] = {
     Kind.PRE: Launches.of_pre,
     Kind.OUT: Launches.of_out,
     Kind.OFF: Launches.of_off,
-    Kind.LOAD: Launches._of_load,
-    Kind.KV_UP: Launches._of_kv_up,
-    Kind.KV_DOWN: Launches._of_kv_down,
+    Kind.LOAD: lambda own, load: 1,
+    # Pages are gathered out of pinned memory. Where they follow each other they are copied run by
+    # run, in which case the link takes longer than the host.
+    Kind.KV_UP: lambda own, load: own.num_moved_parts,
+    # New rows are gathered, and scattered into pinned memory.
+    Kind.KV_DOWN: lambda own, load: 2 * own.num_moved_parts,
 }
