@@ -71,28 +71,28 @@ class RecentRates:
         while len(self._history) > 2 and status.elapsed_s - self._history[1].elapsed_s >= _WINDOW_S:
             self._history.popleft()
 
+    @property
+    def _span(self) -> tuple[RunStatus, RunStatus, float]:
+        """The first moment and the last, and the seconds between them; from the beginning of the
+        run where no time lies between."""
+        first, last = self._history[0], self._history[-1]
+        if first.elapsed_s >= last.elapsed_s:
+            first = RunStatus(budget_bytes=last.budget_bytes)
+        return first, last, max(1e-9, last.elapsed_s - first.elapsed_s)
+
     def tokens_per_s(self) -> tuple[float, float]:
         """Prompt and generated tokens per second."""
-        first, last = self._history[0], self._history[-1]
-        seconds = last.elapsed_s - first.elapsed_s
-        if seconds <= 0:
-            seconds = max(last.elapsed_s, 1e-9)
-            return last.engine.prompt_tokens / seconds, last.engine.generated_tokens / seconds
-        return (
-            (last.engine.prompt_tokens - first.engine.prompt_tokens) / seconds,
-            (last.engine.generated_tokens - first.engine.generated_tokens) / seconds,
-        )
+        first, last, seconds = self._span
+        prompt = last.engine.prompt_tokens - first.engine.prompt_tokens
+        generated = last.engine.generated_tokens - first.engine.generated_tokens
+        return prompt / seconds, generated / seconds
 
     def busy_shares(self) -> dict[str, float]:
         """Share of time, 0..1, in which each lane was busy."""
-        first, last = self._history[0], self._history[-1]
-        shares = {}
-        busy_before = {lane.name: lane.busy_s for lane in first.lanes}
-        for after in last.lanes:
-            seconds = last.elapsed_s - first.elapsed_s
-            busy = after.busy_s - busy_before.get(after.name, 0.0)
-            shares[after.name] = min(1.0, busy / seconds) if seconds > 0 else after.share
-        return shares
+        first, last, seconds = self._span
+        before_s = {lane.name: lane.busy_s for lane in first.lanes}
+        busy_s = {lane.name: lane.busy_s - before_s.get(lane.name, 0.0) for lane in last.lanes}
+        return {name: min(1.0, lane_s / seconds) for name, lane_s in busy_s.items()}
 
 
 def plain_line(status: RunStatus, rates: RecentRates) -> str:
