@@ -26,7 +26,7 @@ from moebatch.plan.answer import best_for
 from moebatch.plan.expert_choice import ExpertChoice, Wishes
 from moebatch.plan.fitting import fitted, policy_for, slot_notes, with_room
 from moebatch.plan.prediction import Prediction, predict
-from moebatch.plan.pricing.prices import fastest_dtypes, without_emulation
+from moebatch.plan.pricing.compute_dtypes import fastest_dtypes, without_emulation
 from moebatch.plan.problem import PROGRAM_BYTES_WITH_GPU, Problem
 from moebatch.plan.runnable import not_runnable, require_none, require_schedule
 from moebatch.plan.search.refusal import too_large, too_small

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from moebatch.layout.footprint import Dtypes
 from moebatch.plan.expert_choice import Wishes
 from moebatch.plan.options import PlanOptions
-from moebatch.plan.pricing.prices import without_emulation
+from moebatch.plan.pricing.compute_dtypes import without_emulation
 from moebatch.plan.problem import Problem
 from moebatch.spec.machine.hardware import Basis
 from moebatch.spec.machine.profile import HardwareProfile

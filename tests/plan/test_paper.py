@@ -12,16 +12,18 @@ from moebatch.layout.lanes import bottleneck
 from moebatch.plan.answer import Answer
 from moebatch.plan.methods import answer_question
 from moebatch.plan.options import PlanOptions
-from moebatch.plan.papers.moe_lightning import (
-    MAIN_SETTING,
-    SETTINGS,
+from moebatch.plan.papers.lightning_model import (
     PaperModel,
     PaperPlan,
     PaperPolicy,
-    PaperSearch,
     attention_bytes,
     attention_flops,
     ffn_bytes,
+)
+from moebatch.plan.papers.moe_lightning import (
+    MAIN_SETTING,
+    SETTINGS,
+    PaperSearch,
     micro_batch_grid,
 )
 from moebatch.plan.question import stated_question

@@ -11,7 +11,7 @@ from moebatch.formats.plain import BFLOAT16
 from moebatch.formats.registry import FORMATS
 from moebatch.layout.footprint import Dtypes
 from moebatch.layout.routing import distinct_experts
-from moebatch.plan.papers import moe_lightning
+from moebatch.plan.papers.lightning_model import ffn_bytes
 from moebatch.plan.roofline import (
     Operation,
     Roofline,
@@ -48,9 +48,7 @@ L4_MEASURED = roofline(gpu=121e12, cpu=1.6e12, i=231e9, j=48e9, link=12.35e9)
 
 
 def paper_intensity(tokens: float) -> float:
-    return ffn_flops(SHAPE, tokens) / moe_lightning.ffn_bytes(
-        SHAPE, tokens, expert_bytes=stored_bytes(SHAPE)
-    )
+    return ffn_flops(SHAPE, tokens) / ffn_bytes(SHAPE, tokens, expert_bytes=stored_bytes(SHAPE))
 
 
 def pays_to_move(roofs: Roofline, operation: Operation) -> bool:
