@@ -28,9 +28,9 @@ class GgmlRows(WeightFormat):
 
     type: str
     """As ggml names it, such as ``Q4_K``."""
-    block: int
+    block: int = 1
     """Numbers of a block."""
-    block_bytes: int
+    block_bytes: int = 0
 
     @property
     def name(self) -> str:  # type: ignore[override]

@@ -15,7 +15,7 @@ import numpy as np
 from moebatch.checkpoint.header import MAX_HEADER_BYTES, MAX_TENSORS, Extent
 from moebatch.errors import CheckpointError
 from moebatch.formats.ggml import PLAIN_TYPES, GgmlRows, ggml_types
-from moebatch.formats.weight_format import StoredPart, WeightFormat
+from moebatch.formats.weight_format import StoredPart
 from moebatch.quoting import shown
 from moebatch.spec.files.json_file import readable
 
@@ -52,7 +52,7 @@ class GgufHeader:
     """Without lists of texts."""
     tensors: Mapping[str, Extent]
     """Blocks as bytes."""
-    formats: Mapping[str, WeightFormat]
+    formats: Mapping[str, GgmlRows]
     """Of tensors that consist of blocks."""
 
 

@@ -56,7 +56,7 @@ def open_gguf(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], Model
     stamps = stamps_of(files)
     headers = [read_gguf_header(path) for path in files.values()]
     tensors: dict[str, Extent] = {}
-    formats: dict[str, WeightFormat] = {}
+    formats: dict[str, GgmlRows] = {}
     for file, header in zip(files, headers, strict=True):
         twice = tensors.keys() & header.tensors.keys()
         if twice:
@@ -75,7 +75,7 @@ def open_gguf(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], Model
         folder=folder,
         tensors=tensors,
         files=files,
-        formats=formats | arranged,
+        formats={**formats, **arranged},
         is_gguf=True,
         stamps=stamps,
     )
@@ -113,7 +113,7 @@ def _with_rows(name: str, entry: Extent) -> Extent:
 
 
 def _rearranged(
-    arranged: Arranged, tensors: Mapping[str, Extent], formats: Mapping[str, WeightFormat]
+    arranged: Arranged, tensors: Mapping[str, Extent], formats: Mapping[str, GgmlRows]
 ) -> dict[str, WeightFormat]:
     """Formats of weights, in any layer or in none, that are not as the model has them."""
     found: dict[str, WeightFormat] = {}
@@ -124,7 +124,10 @@ def _rearranged(
             is_whole = weight not in names and place + weight in tensors
             if is_whole or not all(name in tensors for name in stored):
                 continue
-            rows = tuple((name, _rows_of(name, tensors, formats)) for name in stored)
+            # Numbers have no format of their own.
+            rows = tuple(
+                (name, formats.get(name) or GgmlRows(type=tensors[name].dtype)) for name in stored
+            )
             found[place + weight] = Rearranged(stored=rows, arrangement=arrangement)
     return found
 
@@ -133,12 +136,3 @@ def _place(name: str) -> str:
     """How the names of all tensors of its layer begin; nothing of one that is in none."""
     block, number, *rest = (*name.split("."), "", "")
     return f"{block}.{number}." if block == "blk" and any(rest) else ""
-
-
-def _rows_of(
-    name: str, tensors: Mapping[str, Extent], formats: Mapping[str, WeightFormat]
-) -> GgmlRows:
-    """Numbers have no format of their own."""
-    stored = formats.get(name, GgmlRows(type=tensors[name].dtype, block=1, block_bytes=0))
-    assert isinstance(stored, GgmlRows)
-    return stored
