@@ -100,14 +100,7 @@ def _drawn(survival_B: Floats, generated_S: Ints, allowed_S: Ints) -> Ints:
     places_B = np.linspace(0.0, 1.0, len(survival_B))
     here_S = np.interp(share_S, places_B, survival_B)
     wanted_S = here_S * ((0.5 + _GOLDEN * np.arange(len(share_S))) % 1.0)
-    # Survival falls from place to place: the first one where it is below what is wanted.
-    first_S = len(survival_B) - np.searchsorted(survival_B[::-1], wanted_S, side="left")
-    above_S = np.clip(first_S - 1, 0, len(places_B) - 1)
-    below_S = np.minimum(first_S, len(places_B) - 1)
-    fall_S = survival_B[above_S] - survival_B[below_S]
-    part_S = np.where(fall_S > 0, (survival_B[above_S] - wanted_S) / np.maximum(fall_S, 1e-12), 1.0)
-    at_S = places_B[above_S] + np.clip(part_S, 0.0, 1.0) * (places_B[below_S] - places_B[above_S])
-    at_S = np.where(first_S >= len(places_B), 1.0, at_S)
-    at_S = np.where(here_S > 0, at_S, share_S)
-    lengths: Ints = np.ceil(np.maximum(at_S, share_S) * allowed_S - 1e-9).astype(np.int64)
-    return np.minimum(lengths, allowed_S)
+    # Survival falls from place to place; where it does not fall so far, answers get all they may.
+    at_S = np.interp(-wanted_S, -survival_B, places_B)
+    lengths: Ints = np.ceil(at_S * allowed_S - 1e-9).astype(np.int64)
+    return lengths
