@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from moebatch.checkpoint.model_files import open_model
 from moebatch.engine.batcher import Batcher
 from moebatch.engine.build import BuiltEngine, build_engine
+from moebatch.engine.progress.course import Course
 from moebatch.engine.spec import EngineSpec
 from moebatch.engine.tail import Tail
 from moebatch.errors import CheckpointError, OutOfMemory, Stopped
@@ -437,6 +438,17 @@ def test_what_has_ended_in_a_pass_that_is_given_up_is_not_lost(
     assert request == rows[0]
     assert begun.tokens == choice.tokens
     assert [each.token for each in begun.logprobs] == list(choice.tokens)
+
+
+def test_what_came_before_the_first_pass_does_not_count_as_its_time(
+    tiny_checkpoint: Callable[..., Path],
+) -> None:
+    now_s = [0.0]
+    with engine(tiny_checkpoint("mixtral"), policy()) as built:
+        built.engine.course = Course(lambda: now_s[0])
+        now_s[0] = 100.0
+        list(built.engine.run(requests([3])))
+    assert {each.seconds for each in built.engine.course.passes} == {0.0}
 
 
 @pytest.mark.parametrize("is_last", [False, True])
