@@ -306,8 +306,8 @@ class Attempt:
 
     def _stopped_early(self, num_tokens: int) -> str:
         return (
-            f"stopped early ({self.context.stop.reason}): {self._num_done_text}, and {num_tokens} "
-            "tokens of others; run the job again to go on"
+            f"stopped early ({self.context.stop.reason}): {self._num_done_text}, and "
+            f"{count_of(num_tokens, 'token')} of others; run the job again to go on"
         )
 
     @property

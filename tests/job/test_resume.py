@@ -200,6 +200,12 @@ def test_a_stop_says_what_there_is(tmp_path: Path, model: Path) -> None:
         )
 
 
+def test_a_stop_after_one_token_does_not_say_tokens(tmp_path: Path, model: Path) -> None:
+    job, said = write(tmp_path, model, rows(12)[-1:], **GREEDY), list[str]()
+    assert stopped_after(job, 1, said) is not None
+    assert "0 of 1 rows are done, and 1 token of others;" in said[0]
+
+
 def test_rows_whose_records_were_damaged_are_answered_again(tmp_path: Path, model: Path) -> None:
     job = write(tmp_path, model, rows(9), **GREEDY)
     run(job)
