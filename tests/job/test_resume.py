@@ -78,11 +78,13 @@ def run(path: Path, stop: Stop | None = None, **options: object) -> JobRun:
     return job_run
 
 
-def stopped_after(path: Path, num_tokens: int, said: list[str] | None = None) -> JobRun | None:
+def stopped_after(
+    path: Path, num_tokens: int, said: list[str] | None = None, **options: Any
+) -> JobRun | None:
     """The run if it was stopped when it had generated so many tokens, at some point of a pass; None
     if it had ended by then. What it ended with is `said`."""
     stop = Stop()
-    job_run = JobRun(load_job(path), lambda line: None, RunOptions(), stop)
+    job_run = JobRun(load_job(path), lambda line: None, RunOptions(**options), stop)
     attend, num_left = Decoder.attend, [1 + num_tokens % 7]
 
     def attend_and_ask(self: Decoder, *arguments: Any) -> object:
@@ -198,6 +200,17 @@ def test_a_stop_says_what_there_is(tmp_path: Path, model: Path) -> None:
             f"stopped early (the test): {seen.num_done} of 24 rows are done, and {num_begun} "
             "tokens of others; run the job again to go on"
         )
+
+
+def test_a_run_without_lanes_stops_in_the_middle_of_a_pass_as_well(
+    tmp_path: Path, model: Path
+) -> None:
+    for name in ("whole", "cut"):
+        write(tmp_path / name, model, rows(12), **GREEDY)
+    assert stopped_after(tmp_path / "cut/job.yaml", 20, is_plain=True) is not None
+    for name in ("whole", "cut"):
+        run(tmp_path / name / "job.yaml", is_plain=True)
+    assert (tmp_path / "cut/out.jsonl").read_bytes() == (tmp_path / "whole/out.jsonl").read_bytes()
 
 
 def test_a_stop_after_one_token_does_not_say_tokens(tmp_path: Path, model: Path) -> None:
