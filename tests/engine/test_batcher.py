@@ -112,7 +112,7 @@ def run_pass(batcher: Batcher, work: list[Work]) -> list[tuple[int, int]]:
         num_kept = batcher._cache.groups[0].num_rows(piece.context)
         assert len(rows) == num_kept, "a slice needs pages for all that it sees"
         tokens = sequence.pending_tokens(piece.num_tokens)
-        assert len(tokens) == piece.num_tokens
+        assert len(tokens) == piece.num_tokens > 0
         sequence.num_cached += piece.num_tokens
         if sequence.num_pending == 0:
             sequence.output_tokens.append(1000 + len(sequence.output_tokens))
@@ -248,8 +248,10 @@ def test_after_passes_that_failed_everybody_goes_on_with_his_own_tokens(
                     left[sequence.request.index] -= 1
                     if not left[sequence.request.index]:
                         batcher.retire(sequence)
+        num_running = len(batcher.running)
         if fails and batcher.shrink():
             most = most[0] // 2, min(most[0] // 2, max(1, most[1] // 2))
+            assert len(batcher.running) == min(num_running, most[1])
             batcher.repeat(slices)
         elif fails:
             assert most[0] == 1, "passes can be smaller"
@@ -324,6 +326,22 @@ def test_short_answers_let_more_sequences_in_and_a_full_cache_sends_the_youngest
         most_running = max(most_running, len(batcher.running))
     assert most_running > 40 * 16 // 304
     assert batcher.num_preempted > 0
+
+
+def test_those_that_came_last_are_sent_back() -> None:
+    """So that the oldest one goes on, however often that happens."""
+    work = [Work(4, 300, 4)] * 40 + [Work(4, 300, 200)] * 8
+    batcher = make(work, 40, tokens_per_pass=64, batch_size=16)
+    num_sent_back = 0
+    while True:
+        before = [*batcher.running]
+        if not batcher.next_pass():
+            break
+        gone = [one for one in before if one not in batcher.running]
+        assert before[len(before) - len(gone) :] == gone
+        num_sent_back += len(gone)
+        run_pass(batcher, work)
+    assert num_sent_back == batcher.num_preempted > 0
 
 
 def test_rows_that_failed_are_no_short_answers() -> None:
