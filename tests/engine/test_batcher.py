@@ -252,7 +252,10 @@ def test_after_passes_that_failed_everybody_goes_on_with_his_own_tokens(
         if fails and batcher.shrink():
             most = most[0] // 2, min(most[0] // 2, max(1, most[1] // 2))
             assert len(batcher.running) == min(num_running, most[1])
+            num_preempted = batcher.num_preempted
             batcher.repeat(slices)
+            is_kept = batcher._cache.keeps_all
+            assert not is_kept or batcher.num_preempted == num_preempted, "nothing was lost"
         elif fails:
             assert most[0] == 1, "passes can be smaller"
             return
