@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import count, pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -449,6 +450,16 @@ def test_what_came_before_the_first_pass_does_not_count_as_its_time(
         now_s[0] = 100.0
         list(built.engine.run(requests([3])))
     assert {each.seconds for each in built.engine.course.passes} == {0.0}
+
+
+def test_answers_that_have_ended_tell_how_long_others_become(
+    tiny_checkpoint: Callable[..., Path],
+) -> None:
+    rows = requests([3] * 30, max_tokens=60, stop_token_ids=frozenset(range(320)))
+    with engine(tiny_checkpoint("mixtral"), policy()) as built:
+        list(built.engine.run(rows))
+    _, new = built.engine.course.endings.expected_new([], np.full(30, 60))
+    assert new.mean() < 5
 
 
 @pytest.mark.parametrize("is_last", [False, True])
