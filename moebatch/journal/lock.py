@@ -51,10 +51,11 @@ class RunLock:
         self._shared = shared
         while True:
             with contextlib.ExitStack() as self._held:
-                self._descriptor = self._opened()
+                self._descriptor = _opened(self._path, os.O_RDWR)
                 self._held.callback(os.close, self._descriptor)
                 self._lock()
-                if self._is_there():
+                # An earlier holder may have removed it meanwhile.
+                if _is_found(self._path, self._descriptor):
                     self._held = self._held.pop_all()
                     return
 
@@ -68,22 +69,6 @@ class RunLock:
 
     def __exit__(self, *failure: object) -> None:
         self.release()
-
-    def _opened(self) -> int:
-        try:
-            return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise StorageError(f"{self._path}: cannot be locked: {error.strerror}") from error
-
-    def _is_there(self) -> bool:
-        """Whether others find the file that is locked: an earlier holder may have removed it
-        meanwhile, and they would lock another one of the same name."""
-        try:
-            there = self._path.stat()
-        except OSError:
-            return False
-        ours = os.fstat(self._descriptor)
-        return (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino)
 
     def _lock(self) -> None:
         kind = fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX
@@ -104,20 +89,25 @@ class RunLock:
 
     def _take_by_creating(self) -> None:
         path = self._path.with_name(self._path.name + ".held")
-        for _ in range(2):
-            try:
-                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-            except FileExistsError:
-                if not _is_stale(path):
-                    holder = _holder_in(self._path)
-                    raise LockHeld(self._held_by(holder, is_known_alive=False)) from None
-                path.unlink(missing_ok=True)
-            else:
-                self._held.callback(path.unlink, missing_ok=True)
-                beat = periodically(partial(_touch, path), _HEARTBEAT_S, thread="lock")
-                self._held.enter_context(beat)
-                return
-        raise LockHeld(self._held_by(_holder_in(self._path), is_known_alive=False))
+        follows = False
+        while (created := _created(path)) is None:
+            if follows or not _is_stale(path):
+                raise self._held_meanwhile()
+            path.unlink(missing_ok=True)
+            follows = True
+        try:
+            if follows:
+                # Another one that follows may take it for what was left, and be late to remove it.
+                time.sleep(_HEARTBEAT_S)
+                if not _is_found(path, created):
+                    raise self._held_meanwhile()
+        finally:
+            os.close(created)
+        self._held.callback(path.unlink, missing_ok=True)
+        self._held.enter_context(periodically(partial(_touch, path), _HEARTBEAT_S, thread="lock"))
+
+    def _held_meanwhile(self) -> LockHeld:
+        return LockHeld(self._held_by(_holder_in(self._path), is_known_alive=False))
 
     def _held_by(self, holder: dict[str, Any], *, is_known_alive: bool) -> str:
         who = ", ".join(
@@ -132,6 +122,33 @@ class RunLock:
         if is_known_alive:
             return message
         return f"{message}. If it is gone for good: rm {self._path}.held"
+
+
+def _opened(path: Path, flags: int) -> int:
+    try:
+        return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be locked: {error.strerror}") from error
+
+
+def _created(path: Path) -> int | None:
+    """A descriptor of a file that was not there; None if it was."""
+    try:
+        return _opened(path, os.O_WRONLY | os.O_EXCL)
+    except FileExistsError:
+        return None
+
+
+def _is_found(path: Path, descriptor: int) -> bool:
+    """Whether others find the very file that is open: else they lock another one of its name."""
+    try:
+        there = path.stat()
+    except OSError:
+        return False
+    ours = os.fstat(descriptor)
+    return (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino)
 
 
 def _touch(path: Path) -> None:

@@ -7,19 +7,19 @@ import pytest
 from moebatch.errors import StorageError
 from moebatch.folder.run_folder import RunFolder
 from moebatch.folder.shard import ALL
-from moebatch.journal.lock import RunLock
+from moebatch.journal import lock
 
 
 def removed_before_it_is_locked(folder: RunFolder, times: int, patch: pytest.MonkeyPatch) -> None:
     """As by another run, between making the folder and opening its lock."""
-    opened, removals = RunLock._opened, iter(range(times))
+    opened, removals = lock._opened, iter(range(times))
 
-    def removed_and_opened(lock: RunLock) -> int:
+    def removed_and_opened(path: Path, flags: int) -> int:
         if next(removals, None) is not None:
             folder.path.rmdir()
-        return opened(lock)
+        return opened(path, flags)
 
-    patch.setattr(RunLock, "_opened", removed_and_opened)
+    patch.setattr(lock, "_opened", removed_and_opened)
 
 
 def test_a_folder_that_another_run_has_just_removed_is_made_again(

@@ -134,9 +134,44 @@ def test_without_locks_a_holder_that_ends_while_it_is_listened_to_is_followed(
 ) -> None:
     stand_in.touch()
     beat(stand_in, ago_s=1000)
-    monkeypatch.setattr(lock.time, "sleep", lambda seconds: stand_in.unlink())
+    listens = iter([True])
+    monkeypatch.setattr(lock.time, "sleep", lambda _: next(listens, False) and stand_in.unlink())
     with RunLock(tmp_path / "lock", subject="x"):
         assert stand_in.exists()
+
+
+def test_without_locks_a_full_disk_is_said(
+    tmp_path: Path, stand_in: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.open
+
+    def full(path: Path, *arguments: int) -> int:
+        if path == stand_in:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        return real(path, *arguments)
+
+    monkeypatch.setattr(os, "open", full)
+    with pytest.raises(StorageError, match="held: cannot be locked: Disk quota exceeded"):
+        RunLock(tmp_path / "lock", subject="x")
+
+
+def test_without_locks_of_two_that_follow_the_later_one_gets_it(
+    tmp_path: Path, stand_in: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have found that the holder is gone, and one removes what the other has just created."""
+    stand_in.touch()
+    beat(stand_in, ago_s=1000)
+    listens = iter([True])
+
+    def sleep(seconds: float) -> None:
+        if not next(listens, False):
+            stand_in.unlink()
+            stand_in.touch()
+
+    monkeypatch.setattr(lock.time, "sleep", sleep)
+    with pytest.raises(LockHeld, match=f"rm {stand_in}"):
+        RunLock(tmp_path / "lock", subject="x")
+    assert stand_in.exists()
 
 
 def test_without_locks_its_holder_is_heard_of(
