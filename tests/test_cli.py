@@ -29,6 +29,9 @@ from tests.patience import PATIENCE_S, until
 Checkpoint = Callable[..., Path]
 
 
+OWN = Path(__file__).parent / "schedule" / "own_schedule.py"
+
+
 def write_job(folder: Path, model: Path, rows: list[object] | bytes, **sections: object) -> Path:
     """A job file with its input beside it."""
     text = (
@@ -627,6 +630,32 @@ def test_a_signal_ends_a_run_with_75_and_what_has_ended_stays(tmp_path: Path, mo
     assert "Traceback" not in message
     assert list((tmp_path / "out.jsonl.moebatch/journal").iterdir())
     assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_a_schedule_of_ones_own_that_never_ends_is_broken_off_and_what_has_ended_stays(
+    tmp_path: Path, model: Path
+) -> None:
+    """Signals come to the thread that is in it; nothing else would look at them."""
+    own, stuck = tmp_path / "own.py", tmp_path / "stuck"
+    turns = f"""yield combine(i)
+    if i > 60:
+        import time
+        end_s = time.monotonic() + {PATIENCE_S}
+        open({str(stuck)!r}, 'w').close()
+        while True: assert time.monotonic() < end_s
+"""
+    own.write_text(OWN.read_text().replace("yield combine(i)", turns))
+    job = write_job(tmp_path, model, ONE_SOON, sampling=LONG)
+    process = started(job, "--schedule", f"{own}:mine")
+    assert process.stderr is not None
+    until(stuck.exists)
+    with process.stderr:
+        process.send_signal(signal.SIGINT)
+        message = process.stderr.read()
+    assert process.wait(PATIENCE_S) == ExitCode.STOPPED
+    assert "stopped early (SIGINT)" in message and "tokens of others; run the job again" in message
+    assert "Traceback" not in message
+    assert "1 of 500 rows are done" in message
 
 
 STUBBORN = """

@@ -35,6 +35,8 @@ _NO_THREAD = "can't start new thread"
 _SOON_S = 0.01
 """After so long a signal comes again that came where an object is finalised: what is raised there
 gets no further."""
+_AGAIN_S = 1.0
+"""So often it is looked at whether what was asked to stop is in a schedule of the user's own."""
 _NO_TEMPORARY = "No usable temporary directory"
 """What Python says where every folder for what is temporary is full; torch asks for one."""
 _NO_SEGMENT = "failed to map segment"
@@ -45,8 +47,10 @@ _NO_SEGMENT = "failed to map segment"
 def stopping_on_signals(stop: "Stop") -> Iterator[None]:
     """While the block runs, the first signal asks for a stop, and a second one ends the process at
     once: what was finished by then is kept all the same. The clock asks where nothing else looks at
-    it, and is no signal that a second one could follow."""
+    it, and is no signal that a second one could follow. A schedule of the user's own that is then at
+    work, or soon after, is broken off: it may never come to an end."""
     from moebatch.job.stop import StopNow
+    from moebatch.schedule.registry import own_is_at_work
 
     tell = sys.unraisablehook
 
@@ -61,19 +65,23 @@ def stopping_on_signals(stop: "Stop") -> Iterator[None]:
         if is_second:
             os._exit(ExitCode.INTERRUPTED)
         is_second = True
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_S, _AGAIN_S)
         stop.ask(signal.Signals(number).name)
 
+    def handle_clock(number: int, frame: FrameType | None) -> None:
+        stop.ask_in_time(at_once=own_is_at_work(frame))
+
     before = {number: signal.signal(number, handle) for number in _signals() if _is_heard(number)}
-    before[signal.SIGALRM] = signal.signal(signal.SIGALRM, lambda number, frame: stop.ask_in_time())
+    before[signal.SIGALRM] = signal.signal(signal.SIGALRM, handle_clock)
     sys.unraisablehook = tell_others
     if stop.left_s is not None:
         # No time is an alarm that never comes.
-        signal.setitimer(signal.ITIMER_REAL, min(max(stop.left_s, 1e-6), threading.TIMEOUT_MAX))
+        first_s = min(max(stop.left_s, 1e-6), threading.TIMEOUT_MAX)
+        signal.setitimer(signal.ITIMER_REAL, first_s, _AGAIN_S)
     try:
         yield
     finally:
-        if stop.left_s is not None:
-            signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
         for number, handler in before.items():
             signal.signal(number, handler)
         sys.unraisablehook = tell

@@ -67,21 +67,26 @@ class Stop:
         """Seconds after which the clock asks for a stop; None if it never does."""
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
-    def ask_in_time(self) -> None:
-        """Does what `ask` does because no time is left, also in the main thread. What defers a
-        stop looks at the clock itself."""
-        if self._reason is None and not self._is_deferred:
-            self._is_late = True
-            self._ask(self._late)
+    def ask_in_time(self, *, at_once: bool = False) -> None:
+        """Does what `ask` does because no time is left, also in the main thread; or once more what
+        was asked for before. What defers a stop looks at the clock itself.
+
+        Args:
+            at_once: nothing that defers a stop may come to an end soon, and nothing is half done
+                where the main thread is.
+        """
+        if at_once or (self._reason is None and not self._is_deferred):
+            self._is_late = self._reason in (None, self._late)
+            self._ask(self._late, at_once=at_once)
 
     @property
     def _late(self) -> str:
         return f"the run has had its {format_duration(self._runtime_s or 0.0)}"
 
-    def _ask(self, reason: str) -> None:
+    def _ask(self, reason: str, *, at_once: bool = False) -> None:
         self._reason = self._reason or reason
         self._asked.set()
-        if not self._is_deferred and not self._is_over:
+        if (at_once or not self._is_deferred) and not self._is_over:
             self._broke_off = True
             raise StopNow(self._said_at_once)
 
@@ -132,7 +137,7 @@ class Stop:
     @contextmanager
     def deferred(self, interrupt: Callable[[BaseException], None]) -> Iterator[None]:
         """While the block runs, `interrupt` is called when a stop is asked for, from a thread of
-        its own; it has the block raise what it is given."""
+        its own; it has the block raise what it is given, as a stop at once does too."""
         over = threading.Event()
         watcher = threading.Thread(
             target=self._watch, args=(interrupt, over), name="stop", daemon=True
@@ -141,6 +146,8 @@ class Stop:
         watcher.start()
         try:
             yield
+        except StopNow:
+            raise Stopped(self._reason or "") from None
         finally:
             over.set()
             self._asked.set()

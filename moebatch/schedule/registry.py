@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from traceback import walk_tb
-from types import GeneratorType
+from traceback import walk_stack, walk_tb
+from types import FrameType, GeneratorType
 from typing import Any
 
 from moebatch.errors import ConfigError, Fault, Interrupted, MoebatchError
@@ -39,6 +39,8 @@ PLANNED = (cgopipe, klotski)
 """Those among which the planner's own search chooses, where a user names none."""
 PRE_GATED = pregated
 """That for which pre-gates are made."""
+_OWN = "moebatch_schedule_"
+"""What names of modules begin with that are a user's files."""
 
 
 @cache
@@ -116,7 +118,7 @@ def _other_attention(traits: Traits) -> str:
 
 def _module(path: Path, name: str) -> Any:
     """A user's file, run as a module."""
-    known_as = f"moebatch_schedule_{path.absolute()}".replace(".", "_")  # dots would be packages
+    known_as = f"{_OWN}{path.absolute()}".replace(".", "_")  # dots would be packages
     found = spec_from_file_location(known_as, path)
     if found is None or found.loader is None or not path.is_file():
         raise _fault(name, f"there is no file {shown(str(path))}")
@@ -168,6 +170,18 @@ def _comes_from_elsewhere(error: BaseException, line: str) -> bool:
         return True
     frames = walk_tb(error.__traceback__)
     return any(frame.f_code.co_filename == driver.__file__ for frame, _ in frames)
+
+
+def own_is_at_work(frame: FrameType | None) -> bool:
+    """Whether a line of a user's file is at work in that frame or calls it, and no lane or driver
+    works for it: nothing there is half done but what the file does."""
+    frames = () if frame is None else (each for each, _ in walk_stack(frame))
+    for each in frames:
+        if each.f_code.co_filename == driver.__file__:
+            return False
+        if str(each.f_globals.get("__name__")).startswith(_OWN):
+            return True
+    return False
 
 
 def _line_now(begun: Schedule | None, path: Path) -> str:

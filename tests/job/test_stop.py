@@ -17,6 +17,7 @@ from moebatch.job import attempt
 from moebatch.job.attempt import Attempt
 from moebatch.job.opened import OpenedJob
 from moebatch.job.stop import Stop, StopNow
+from moebatch.schedule.registry import find_schedule
 from tests.job.test_resume import GREEDY, rows, run, write
 from tests.patience import PATIENCE_S
 
@@ -166,6 +167,18 @@ def test_a_signal_while_a_run_stops_since_its_time_is_over_is_the_first_one_and_
         assert ended == []
         signal.raise_signal(signal.SIGUSR1)
         assert ended == [ExitCode.INTERRUPTED]
+    assert stop.is_out_of_time
+
+
+def test_a_file_of_the_users_own_is_broken_off_when_the_time_is_over_whatever_defers_a_stop(
+    tmp_path: Path,
+) -> None:
+    """It may never come to an end, and then nothing else looks at the clock."""
+    own, stop = tmp_path / "own.py", Stop(max_runtime_s=0.0)
+    own.write_text(f"import signal\nsignal.sigtimedwait([], {PATIENCE_S})\n")
+    over = pytest.raises(Stopped, match="the run has had its 0ms")
+    with over, stop.deferred(lambda _: None), stopping_on_signals(stop):
+        find_schedule(f"{own}:mine")
     assert stop.is_out_of_time
 
 
