@@ -49,8 +49,10 @@ GLOBAL = tuple(n for n in range(32) if n % 6 == 5)
 TWO_WAYS = replace(
     SHAPE,
     sliding_windows=tuple(None if n in GLOBAL else 1024 for n in range(32)),
-    global_attention=replace(SHAPE.attention, num_kv_heads=2, head_dim=256),
-    global_layers=GLOBAL,
+    layer_attentions=tuple(
+        replace(SHAPE.attention, num_kv_heads=2, head_dim=256) if n in GLOBAL else SHAPE.attention
+        for n in range(32)
+    ),
 )
 """Five of six layers slide, and the others have fewer and larger heads."""
 SHAPES = st.sampled_from(
@@ -97,10 +99,13 @@ def allocated(asked: Problem, policy: Policy) -> dict[LevelName, dict[str, int]]
         page = 16 * width * asked.dtypes.compute_bytes
         return pages_in(policy, asked.workload, window, sequences) * page
 
-    attending = set(range(shape.num_layers)) - {*shape.recurrent_layers, *shape.global_layers}
+    kinds = dict[object, list[int]]()
+    for layer in range(shape.num_layers):
+        kind = "recurrent" if layer in shape.recurrent_layers else shape.attention_of(layer)
+        kinds.setdefault(kind, []).append(layer)
     passing = sum(  # a layer of each kind
-        max((bytes_in(layer, policy.micro_batch_size) for layer in layers), default=0)
-        for layers in (attending, shape.global_layers, shape.recurrent_layers)
+        max(bytes_in(layer, policy.micro_batch_size) for layer in layers)
+        for layers in kinds.values()
     )
     for name in held:
         living_there = [n for n, home in enumerate(layout.levels) if home == name]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from moebatch.errors import ConfigError
-from moebatch.spec.model.attention import Temperature
+from moebatch.spec.model.attention import Attention, Temperature
 from moebatch.spec.model.cache_layout import SinkWindow
 from moebatch.spec.model.config_keys import FaultyConfig
 from moebatch.spec.model.grouped_attention import GroupedAttention
@@ -39,6 +39,10 @@ def attentions(shape: ModelShape) -> tuple[GroupedAttention, GroupedAttention]:
     return usual, other
 
 
+def layers_of(shape: ModelShape, attention: Attention) -> tuple[int, ...]:
+    return tuple(n for n in range(shape.num_layers) if shape.attention_of(n) == attention)
+
+
 @pytest.mark.parametrize("family", ["gemma4_text", "llama4_text"])
 @pytest.mark.parametrize("options", [{}, {"attention_bias": True, "num_hidden_layers": 2}])
 def test_numbers_are_those_of_the_model_that_transformers_makes(
@@ -56,7 +60,7 @@ def test_numbers_are_those_of_the_model_that_transformers_makes(
 def test_global_layers_of_gemma_have_heads_of_their_own() -> None:
     shape = load_model("gemma-4-26b-a4b").shape
     sliding, whole = attentions(shape)
-    assert shape.global_layers == (5, 11, 17, 23, 29)
+    assert layers_of(shape, whole) == (5, 11, 17, 23, 29)
     assert [shape.sliding_windows[n] for n in (0, 4, 5, 29)] == [1024, 1024, None, None]
     assert (sliding.num_kv_heads, sliding.head_dim) == (8, 256)
     assert (whole.num_kv_heads, whole.head_dim, whole.values_are_keys) == (2, 512, True)
@@ -134,7 +138,8 @@ def test_what_is_not_computed_of_gemma_is_refused_by_name(
 def test_layers_of_llama() -> None:
     scout, maverick = (load_model(f"llama-4-{name}").shape for name in ("scout", "maverick"))
     assert scout.sliding_windows == (8192, 8192, 8192, None) * 12
-    assert scout.global_layers == maverick.global_layers == tuple(range(3, 48, 4))
+    for shape in (scout, maverick):
+        assert layers_of(shape, attentions(shape)[1]) == tuple(range(3, 48, 4))
     assert scout.moe_layers == tuple(range(48)) and maverick.moe_layers == tuple(range(1, 48, 2))
     rotating, plain = attentions(scout)
     assert rotating.qk_norm == "unscaled" and rotating.rotary_dim == 128

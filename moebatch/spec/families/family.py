@@ -15,6 +15,7 @@ from typing import Any
 from moebatch.formats.registry import FORMATS, configured_format
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.quoting import shown
+from moebatch.spec.model.attention import Attention
 from moebatch.spec.model.blocks import ClampedGate, ExpertGroups, Router
 from moebatch.spec.model.config_keys import ConfigFault, ConfigKeys, FaultyConfig, Wording
 from moebatch.spec.model.grouped_attention import GroupedAttention
@@ -265,15 +266,22 @@ def rotated_by_windows(
     """What `Layers` says of attention where layers without a window have no rotary positions, but
     for those in `rotated`; those that are `recurrent` do not attend."""
     others = [layer for layer, window in enumerate(windows) if window is None]
-    unrotated = tuple(each for each in others if each not in rotated and each not in recurrent)
+    unrotated = [each for each in others if each not in rotated and each not in recurrent]
     if len(others) == len(windows) and not any(layer in rotated for layer in others):
         keys.wrong("layer_types", "no layer has rotary positions; models without are not run")
+    plain = replace(attention, num_rotated=0)
     return {
         "attention": attention,
-        "global_attention": replace(attention, num_rotated=0) if unrotated else None,
-        "global_layers": unrotated,
+        "layer_attentions": in_layers(len(windows), attention, plain, unrotated),
         "sliding_windows": windows,
     }
+
+
+def in_layers(
+    num_layers: int, usual: Attention, other: Attention, others: Container[int]
+) -> tuple[Attention, ...]:
+    """How each layer attends, where some do in another way than is usual."""
+    return tuple(other if layer in others else usual for layer in range(num_layers))
 
 
 def in_two_ways(
@@ -281,12 +289,10 @@ def in_two_ways(
 ) -> dict[str, Any]:
     """What `Layers` says of attention where layers with a window attend otherwise than those that
     see everything."""
-    see_all = tuple(layer for layer, window in enumerate(windows) if window is None)
-    slide = len(see_all) < len(windows)
+    of_layers = tuple(full if window is None else sliding for window in windows)
     return {
-        "attention": sliding if slide else full,
-        "global_attention": full if slide and see_all else None,
-        "global_layers": see_all if slide else (),
+        "attention": sliding if sliding in of_layers else full,
+        "layer_attentions": of_layers,
         "sliding_windows": windows,
     }
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from moebatch.spec.families.family import FamilySpec, by_layer_types, grouped_attention
+from moebatch.spec.families.family import FamilySpec, by_layer_types, grouped_attention, in_layers
 from moebatch.spec.model.blocks import Mlp, Norm, Router
 from moebatch.spec.model.config_keys import MAX_COUNT, ConfigKeys
 from moebatch.spec.model.grouped_attention import GroupedAttention
@@ -47,11 +47,11 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
         norms_values=True,
         rotary=_SLIDING,
     )
-    global_layers = [*(n for n, window in enumerate(windows) if window is None), num_layers - 1]
+    seeing_all = [*(n for n, window in enumerate(windows) if window is None), num_layers - 1]
+    seeing = _global_attention(keys, sliding, seeing_all)
     return Layers(
         attention=sliding,
-        global_attention=_global_attention(keys, sliding, global_layers),
-        global_layers=tuple(global_layers),
+        layer_attentions=in_layers(num_layers, sliding, seeing, seeing_all),
         sliding_windows=(*windows, None),  # the last layer sees everything, whatever files say
         moe_layers=tuple(range(num_layers)),
         expert=Mlp(width=keys.count("moe_intermediate_size")),

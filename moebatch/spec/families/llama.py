@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from moebatch.spec.families.family import FamilySpec, grouped_attention, layer_types
+from moebatch.spec.families.family import FamilySpec, grouped_attention, in_layers, layer_types
 from moebatch.spec.model.attention import Temperature
 from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
@@ -27,12 +27,10 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
         rotates_neighbours=True,
     )
     width = keys.count("intermediate_size")
+    plain = replace(attention, qk_norm="none", num_rotated=0, temperature=_temperature(keys))
     return Layers(
         attention=attention,
-        global_attention=replace(
-            attention, qk_norm="none", num_rotated=0, temperature=_temperature(keys)
-        ),
-        global_layers=tuple(layer for layer in range(num_layers) if layer not in rotating),
+        layer_attentions=in_layers(num_layers, plain, attention, rotating),
         sliding_windows=tuple(chunk if kind == _CHUNKED else None for kind in types),
         windows_are_chunks=True,
         moe_layers=_moe_layers(keys, num_layers),

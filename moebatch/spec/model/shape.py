@@ -44,7 +44,7 @@ class Layers:
     """What a family composes its layers of."""
 
     attention: Attention
-    """Of all layers that attend but `global_layers`."""
+    """Of all layers that attend, but for what `layer_attentions` say."""
     sliding_windows: tuple[int | None, ...] = ()
     """Per layer: how many positions a token sees, itself included; None is all before it. A family
     of which all layers see everything leaves it out."""
@@ -102,11 +102,8 @@ class Layers:
     """What takes the place of attention in `recurrent_layers`."""
     recurrent_layers: tuple[int, ...] = ()
     """Ascending; all others attend."""
-    global_attention: Attention | None = None
-    """That of `global_layers`, where these attend in another way."""
-    global_layers: tuple[int, ...] = ()
     layer_attentions: tuple[Attention, ...] = ()
-    """That of each layer, where they attend in more ways; `attention` is that of the first."""
+    """That of each layer, where they attend in several ways; `attention` is one of these."""
     streams: Streams | None = None
     """None where hidden states of a token are one."""
     hashed_layers: tuple[int, ...] = ()
@@ -201,9 +198,7 @@ class ModelShape(Layers):
 
     def attention_of(self, layer: int) -> Attention:
         """How a layer attends."""
-        if self.layer_attentions:
-            return self.layer_attentions[layer]
-        return self.attentions[layer in self._global]
+        return self.layer_attentions[layer] if self.layer_attentions else self.attention
 
     def state_of(self, layer: int) -> CacheLayout | None:
         """What a layer keeps of a sequence beside what it caches of tokens."""
@@ -219,13 +214,7 @@ class ModelShape(Layers):
     @cached_property
     def attentions(self) -> tuple[Attention, ...]:
         """All ways in which layers attend."""
-        if self.layer_attentions:
-            return tuple(dict.fromkeys(self.layer_attentions))
-        return tuple(filter(None, (self.attention, self.global_attention)))
-
-    @cached_property
-    def _global(self) -> frozenset[int]:
-        return frozenset(self.global_layers)
+        return tuple(dict.fromkeys((self.attention, *self.layer_attentions)))
 
     def encodes(self, layer: int) -> bool:
         """Whether a layer is the encoder's."""
@@ -600,14 +589,14 @@ class ModelShape(Layers):
         if sink_window is None:
             return self
         does, unturned = "", ", so that none can be turned to sinks"
-        chosen = self.attention.most_chosen
+        chosen, within = self.attention.most_chosen, self.attending_within(sink_window.num_seen)
         if self.encoder is not None:
             does = "encodes prompts whole, without windows"
         elif any(map(self.state_of, range(self.num_layers))) and self.recurrence is None:
             does = "sees what lies before its window in entries that stand for several tokens"
         elif chosen is not None and sink_window.num_seen > chosen:
             does = f"has tokens choose {chosen} of those that they see, fewer than {sink_window}"
-        elif self.global_attention is not None:
+        elif len(within.attentions) > 1:
             does = f"attends in two ways{unturned}"
         elif not self.attention.rotary_dim:
             does = f"has no rotary positions{unturned}"
@@ -620,7 +609,7 @@ class ModelShape(Layers):
             raise ConfigError([Fault(file="model.attention", message=message)])
         most = sink_window.window
         windows = (most if own is None else min(own, most) for own in self.sliding_windows)
-        shape = self.attending_within(sink_window.num_seen)._with_attention(sink_window=sink_window)
+        shape = within._with_attention(sink_window=sink_window)
         return replace(shape, sliding_windows=tuple(windows))
 
     def attending_within(self, max_tokens: int) -> "ModelShape":
@@ -640,7 +629,6 @@ class ModelShape(Layers):
         return replace(
             self,
             attention=changed[self.attention],
-            global_attention=self.global_attention and changed[self.global_attention],
             layer_attentions=tuple(changed[each] for each in self.layer_attentions),
         )
 
