@@ -22,15 +22,19 @@ def linear(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, out_NO: Tenso
     return torch.addmm(bias_O, x_NI, weight_OI.t(), out=out_NO)
 
 
+def by_root_mean_square(x32: Tensor, eps: float) -> Tensor:
+    """Divides numbers in float32 by their root mean square over the last dimension, in place."""
+    norm = torch.linalg.vector_norm(x32, dim=-1, keepdim=True)
+    return x32.mul_(norm.square_().div_(x32.shape[-1]).add_(eps).rsqrt_())
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float, room: Tensor, out: Tensor) -> Tensor:
     """Root-mean-square norm over the last dimension into `out`, which may be x.
 
     `room` is float32 of at least x's size. The norm is computed in float32 and, as most families of
     transformers have it, rounded before it is multiplied by the weight, unless that is in float32.
     """
-    x32 = room.view(-1)[: x.numel()].view(x.shape).copy_(x)
-    norm = torch.linalg.vector_norm(x32, dim=-1, keepdim=True)
-    x32.mul_(norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_())
+    x32 = by_root_mean_square(room.view(-1)[: x.numel()].view(x.shape).copy_(x), eps)
     if weight.dtype == torch.float32:
         return out.copy_(x32.mul_(weight))
     return out.copy_(x32).mul_(weight)
@@ -53,9 +57,7 @@ def layer_norm(
     `room` is float32 of at least x's size.
     """
     x32 = room.view(-1)[: x.numel()].view(x.shape).copy_(x)
-    x32.sub_(x32.mean(dim=-1, keepdim=True))
-    norm = torch.linalg.vector_norm(x32, dim=-1, keepdim=True)
-    x32.mul_(norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()).mul_(weight)
+    by_root_mean_square(x32.sub_(x32.mean(dim=-1, keepdim=True)), eps).mul_(weight)
     return out.copy_(x32 if bias is None else x32.add_(bias))
 
 

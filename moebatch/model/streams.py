@@ -5,11 +5,11 @@ Shape letters: T tokens, N streams, D hidden, S numbers of a token in all stream
 mix.
 """
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
+from moebatch.model.layers import by_root_mean_square
+from moebatch.model.products import Weights
 from moebatch.model.scratch import Frame
 from moebatch.spec.model.shape import ModelShape
 
@@ -21,9 +21,7 @@ class StreamMixer:
         assert shape.streams is not None, "hidden states have several"
         self._streams, self._eps = shape.streams, shape.rms_eps
 
-    def merged(
-        self, frame: Frame, x_TS: Tensor, weights: Mapping[str, Tensor], role: str
-    ) -> Tensor:
+    def merged(self, frame: Frame, x_TS: Tensor, weights: Weights, role: str) -> Tensor:
         """What the norm of that role sees, [T, D] float32."""
         num_streams = self._streams.count
         mix_TM = self._mix(frame.branch(), x_TS, weights, role)
@@ -40,7 +38,7 @@ class StreamMixer:
         self,
         frame: Frame,
         x_TS: Tensor,
-        weights: Mapping[str, Tensor],
+        weights: Weights,
         role: str,
         made_TD: Tensor,
     ) -> None:
@@ -72,16 +70,12 @@ class StreamMixer:
             comb_TNN /= comb_TNN.sum(dim=-2, keepdim=True) + eps
         return comb_TNN
 
-    def _mix(self, frame: Frame, x_TS: Tensor, weights: Mapping[str, Tensor], role: str) -> Tensor:
+    def _mix(self, frame: Frame, x_TS: Tensor, weights: Weights, role: str) -> Tensor:
         """What the streams of each token say of how they are to be mixed, [T, M], float32."""
         x32_TS = frame.take_float(*x_TS.shape).copy_(x_TS)
-        norm_T1 = torch.linalg.vector_norm(x32_TS, dim=-1, keepdim=True)
-        x32_TS.mul_(norm_T1.square_().div_(x_TS.shape[-1]).add_(self._eps).rsqrt_())
-        return x32_TS @ weights[f"{role}_streams"].T
+        return by_root_mean_square(x32_TS, self._eps) @ weights[f"{role}_streams"].T
 
     @staticmethod
-    def _scaled(
-        mix_TM: Tensor, weights: Mapping[str, Tensor], role: str, number: int, columns: slice
-    ) -> Tensor:
+    def _scaled(mix_TM: Tensor, weights: Weights, role: str, number: int, columns: slice) -> Tensor:
         scale, base_M = weights[f"{role}_streams_scale"], weights[f"{role}_streams_base"]
         return mix_TM[:, columns] * scale[number] + base_M[columns]

@@ -59,8 +59,8 @@ def assert_cache_is_as_priced(built: BuiltEngine, folder: Path, chosen: Policy) 
     """Memory that its cache takes, or took, for rows of the usual tests, level by level."""
     files, hardware = open_model(folder, "float32"), emulated().hardware
     assert hardware is not None
-    asked = problem_of(files, hardware if chosen.ffn_on_gpu else hardware.without("vram"))
-    asked = replace(asked, workload=files.shape.cached(asked.workload))
+    there = hardware if chosen.ffn_on_gpu else hardware.without("vram")
+    asked = problem_of(files, there).as_cached
     for level, footprint in asked.footprints(chosen).items():
         priced = footprint.terms.get(KV_TERM, 0) + footprint.terms.get(KV_WINDOW_TERM, 0)
         assert level == "disk" or built.cache.bytes_on(level) == priced

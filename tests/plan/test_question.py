@@ -31,6 +31,22 @@ def test_a_gpu_without_bfloat16_is_planned_in_float16_and_the_plan_says_why(
     assert len(told) == is_emulated
 
 
+@pytest.mark.parametrize(("length", "most"), [(2048, None), (2049, 2048)])
+def test_tokens_choose_only_in_rows_longer_than_what_is_chosen(
+    length: int, most: int | None
+) -> None:
+    asked = replace(ASKED, model="deepseek-v3.2", prompt_len=length - 8, gen_len=8)
+    problem = stated_question(load_profile("h100"), asked).problem
+    assert problem.shape.attention.most_chosen == most
+    assert problem.as_cached.shape is problem.shape, "nothing is left to change"
+
+
+def test_work_is_that_of_a_cache_that_keeps_what_is_seen() -> None:
+    asked = replace(ASKED, prompt_len=5000, attention="4+1024")
+    workload = stated_question(load_profile("h100"), asked).problem.workload
+    assert workload.max_cached_tokens == 4 + 1024 + 511
+
+
 @pytest.mark.parametrize(
     ("weights", "what_if", "stored", "bits"),
     [
