@@ -14,7 +14,7 @@ from moebatch.schedule.registry import SCHEDULES
 from moebatch.spec.model.cache_layout import CacheDtype
 from moebatch.spec.policy.policy import pages_of
 from tests.engine.test_engine import NEW_TOKENS, policy, requests, tokens_of
-from tests.engine.test_schedules import EMULATED, IN_MEMORY, emulated, run
+from tests.engine.test_schedules import EMULATED, IN_MEMORY, run
 from tests.model.oracle import greedy, load, rounding_cache
 
 WHERE = {
@@ -55,6 +55,6 @@ def test_every_schedule_says_what_transformers_does_with_rounded_keys_and_values
     dtype: CacheDtype,
 ) -> None:
     chosen = replace(WHERE[title], schedule=name)
-    on_gpu = {"device": emulated(), "scratch": tmp_path} if chosen.ffn_on_gpu else {}
-    outcomes, _ = run(tiny_checkpoint("mixtral"), chosen, ROWS, cached_in=dtype, **on_gpu)
+    folder = tiny_checkpoint("mixtral")
+    outcomes, _ = run(folder, chosen, ROWS, cached_in=dtype, scratch=tmp_path)
     assert tokens_of(outcomes) == rounded[dtype]

@@ -8,7 +8,7 @@ import pytest
 
 from moebatch.spec.policy.policy import CacheRule, Policy
 from tests.engine.test_engine import policy, requests, tokens_of
-from tests.engine.test_schedules import emulated, gpu_policy, run
+from tests.engine.test_schedules import gpu_policy, run
 from tests.tiny import CACHED_APART
 
 RULES: tuple[CacheRule, ...] = ("lru", "lfu", "lifo", "foreseen")
@@ -57,7 +57,7 @@ def test_on_an_emulated_gpu_tokens_are_those_of_transformers(
     title: str,
 ) -> None:
     chosen = replace(EMULATED[title], schedule=name, cache=rule)
-    outcomes, _ = run(tiny_checkpoint("mixtral"), chosen, requests(), device=emulated())
+    outcomes, _ = run(tiny_checkpoint("mixtral"), chosen, requests())
     assert tokens_of(outcomes) == expected("mixtral")
 
 

@@ -492,7 +492,7 @@ def test_schedules_compute_the_same_on_streams(
 ) -> None:
     folder, rows = tiny_checkpoint("mixtral"), requests((1, 17, 40, 3, 33, 8), max_tokens=6)
     chosen = replace(EMULATED[title], schedule=name)
-    outcomes, _ = run(folder, chosen, rows, device=emulated(), scratch=tmp_path, clock_s=1e-6)
+    outcomes, _ = run(folder, chosen, rows, scratch=tmp_path, clock_s=1e-6)
     model = load(folder)
     assert tokens_of(outcomes) == greedy_answers(model, rows, 6)
     assert not streams.issued
@@ -510,7 +510,7 @@ def test_logits_stay_where_they_are_computed(
     monkeypatch.setattr(torch.Tensor, "cpu", choices_alone)
     chosen = replace(EMULATED["three levels"], schedule="klotski")
     rows = requests((3, 17), max_tokens=2)
-    outcomes, _ = run(tiny_checkpoint("mixtral"), chosen, rows, device=emulated(), scratch=tmp_path)
+    outcomes, _ = run(tiny_checkpoint("mixtral"), chosen, rows, scratch=tmp_path)
     assert all(outcome.choices for outcome in outcomes)
 
 

@@ -23,9 +23,15 @@ from moebatch.spec.policy.policy import Placement, Policy, pages_of
 from moebatch.spec.request import Request
 from tests.engine.passes import begun
 from tests.engine.test_engine import policy, requests, tokens_of
-from tests.engine.test_memory import assert_cache_is_as_priced, problem_of
-from tests.engine.test_schedules import EMULATED, IN_MEMORY, emulated, gpu_policy, run
-from tests.engine.test_states import answered, built_for
+from tests.engine.test_memory import MAX_TOKENS, assert_cache_is_as_priced, problem_of
+from tests.engine.test_schedules import (
+    EMULATED,
+    IN_MEMORY,
+    built_for,
+    emulated,
+    gpu_policy,
+    run,
+)
 from tests.tiny import quiet
 
 FAMILY, START, NEW_TOKENS = "switch_transformers", 3, 6
@@ -104,9 +110,8 @@ def test_every_schedule_equals_transformers(
     model: str,
 ) -> None:
     chosen = replace(WHERE[title], schedule=name)
-    options: dict[str, Any] = {"device": emulated()} if chosen.ffn_on_gpu else {}
     folder = tiny_checkpoint(FAMILY, **MODELS[model])
-    outcomes, built = run(folder, chosen, ROWS, scratch=tmp_path, **options)
+    outcomes, built = run(folder, chosen, ROWS, scratch=tmp_path)
     assert tokens_of(outcomes) == known(model)
     assert built.engine.statistics.shared_tokens == 0
 
@@ -114,8 +119,8 @@ def test_every_schedule_equals_transformers(
 def test_the_plain_driver_equals_transformers(
     tiny_checkpoint: Callable[..., Path], known: Callable[[str], list[tuple[int, ...]]]
 ) -> None:
-    built = built_for(tiny_checkpoint(FAMILY), WHERE["streamed"], is_plain=True)
-    assert tokens_of(answered(built, ROWS)) == known("usual")
+    outcomes, _ = run(tiny_checkpoint(FAMILY), WHERE["streamed"], ROWS, is_plain=True)
+    assert tokens_of(outcomes) == known("usual")
 
 
 @pytest.mark.exhaustive
@@ -127,8 +132,8 @@ def test_hundreds_of_rows_equal_transformers(
     rows = [encoded(row) for row in requests(lengths, max_tokens=4)]
     many = {"batch_size": 70, "micro_batch_size": 30, "tokens_per_pass": 300, "num_kv_pages": 90}
     chosen = replace(policy(resident=0.4, num_slots=5, **many), schedule=name)
-    built = built_for(tiny_checkpoint(FAMILY), chosen)
-    assert tokens_of(answered(built, rows)) == answers(tiny_checkpoint(FAMILY), rows)
+    outcomes, built = run(tiny_checkpoint(FAMILY), chosen, rows)
+    assert tokens_of(outcomes) == answers(tiny_checkpoint(FAMILY), rows)
     assert built.engine.statistics.num_preempted == 0
 
 
@@ -142,8 +147,9 @@ def test_some_tokens_find_no_room(tiny_checkpoint: Callable[..., Path]) -> None:
 def test_what_an_earlier_run_has_left_is_gone_on_with(
     tiny_checkpoint: Callable[..., Path], known: Callable[[str], list[tuple[int, ...]]]
 ) -> None:
-    built = built_for(tiny_checkpoint(FAMILY), WHERE["streamed"])
-    assert tokens_of(answered(built, begun(ROWS, known("usual")))) == known("usual")
+    rows = begun(ROWS, known("usual"))
+    outcomes, _ = run(tiny_checkpoint(FAMILY), WHERE["streamed"], rows)
+    assert tokens_of(outcomes) == known("usual")
 
 
 def test_rows_are_sent_back_where_pages_run_short(tiny_checkpoint: Callable[..., Path]) -> None:
@@ -151,9 +157,9 @@ def test_rows_are_sent_back_where_pages_run_short(tiny_checkpoint: Callable[...,
     short = requests([4] * 40, max_tokens=60, stop_token_ids=frozenset(range(320)))
     long = [replace(row, index=40 + row.index) for row in requests([17] * 8, max_tokens=60)]
     rows = [encoded(row) for row in (*short, *long)]
-    built = built_for(tiny_checkpoint(FAMILY), policy(num_kv_pages=13, num_slots=9, **WHOLE))
-    found = tokens_of(answered(built, rows))
-    assert found[40:] == answers(tiny_checkpoint(FAMILY), rows[40:])
+    chosen = policy(num_kv_pages=13, num_slots=9, **WHOLE)
+    outcomes, built = run(tiny_checkpoint(FAMILY), chosen, rows)
+    assert tokens_of(outcomes)[40:] == answers(tiny_checkpoint(FAMILY), rows[40:])
     assert built.engine.statistics.num_preempted > 0
 
 
@@ -167,7 +173,7 @@ def test_the_system_may_not_refuse_memory(
 
     monkeypatch.setattr(Decoder, "attend", refusing)
     with pytest.raises(OutOfMemory):
-        answered(built_for(tiny_checkpoint(FAMILY), WHERE["streamed"]), ROWS)
+        run(tiny_checkpoint(FAMILY), WHERE["streamed"], ROWS)
 
 
 @pytest.mark.parametrize("title", ["streamed", "on disk", "three levels"])
@@ -175,7 +181,7 @@ def test_the_cache_takes_what_was_priced(
     tiny_checkpoint: Callable[..., Path], tmp_path: Path, title: str
 ) -> None:
     folder, chosen = tiny_checkpoint(FAMILY), WHERE[title]
-    built = built_for(folder, chosen, tmp_path)
+    built = built_for(folder, chosen, max_tokens=MAX_TOKENS, scratch=tmp_path)
     built.close()
     assert_cache_is_as_priced(built, folder, chosen)
     if title == "streamed":

@@ -119,7 +119,7 @@ def test_experts_in_codes_give_the_tokens_of_their_decoded_weights(
     launched = use_gpu_kernels(monkeypatch)
     monkeypatch.setattr(Ladder, "most_together", lambda ladder, policy: _TOGETHER)
     chosen = replace(EMULATED[_ON_GPU], schedule="klotski")
-    outcomes, built = run(folder, chosen, rows, device=emulated(), scratch=tmp_path)
+    outcomes, built = run(folder, chosen, rows, scratch=tmp_path)
     assert tokens_of(outcomes) == expected
     is_taken = (kind, family, sizes) in IN_CODES
     experts = {"experts_in", "experts_out"} if is_taken else {"gate_rows", "place"}
@@ -159,7 +159,7 @@ def test_experts_of_many_rows_are_computed_alone(
     chosen = replace(EMULATED["GPU attention, cache in main memory"], schedule="klotski")
     folder = tiny_checkpoint("mixtral")
     rows = short_requests()
-    outcomes, _ = run(folder, chosen, rows, device=emulated(), scratch=tmp_path)
+    outcomes, _ = run(folder, chosen, rows, scratch=tmp_path)
     assert tokens_of(outcomes) == [expected("mixtral")[row.index] for row in rows]
     assert counts == {1, 2} and launched["place"], "each of the others is placed by itself"
 

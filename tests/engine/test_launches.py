@@ -30,7 +30,7 @@ from moebatch.schedule.task import Kind, Task
 from moebatch.spec.model.cache_layout import StateCache
 from moebatch.store.experts.packed import PackedLayout
 from tests.engine.test_engine import requests
-from tests.engine.test_schedules import EMULATED, emulated, run
+from tests.engine.test_schedules import EMULATED, run
 from tests.gpu_kernels import use_gpu_kernels, use_launch
 from tests.quantised import write_quantised
 from tests.tiny import CACHED_APART
@@ -173,7 +173,7 @@ def decoded(
         num_kv_pages=64,
     )
     rows = requests((num_prompt,) * _SEQUENCES, max_tokens=num_new)
-    run(folder, policy, rows, device=emulated(), scratch=tmp_path, states=states)
+    run(folder, policy, rows, scratch=tmp_path, states=states)
     files = open_model(folder, "float32")
     for kind, tasks in counting.tasks.items():
         counting.tasks[kind] = [each for each in tasks if each[0].step >= files.shape.num_layers]

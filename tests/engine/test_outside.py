@@ -11,7 +11,7 @@ from moebatch.spec.policy.policy import Placement, Policy
 from moebatch.spec.request import Request
 from moebatch.spec.sampling import Sampling
 from tests.engine.test_engine import policy, tokens_of
-from tests.engine.test_schedules import emulated, gpu_policy, run
+from tests.engine.test_schedules import gpu_policy, run
 from tests.model.test_outside import (
     PROMPTS,
     V,
@@ -49,8 +49,7 @@ def test_it_answers_as_its_formulas_say(
         Request(index=i, custom_id=f"{i}", prompt_tokens=tuple(prompt), sampling=greedy)
         for i, prompt in enumerate(PROMPTS)
     ]
-    options = {} if "main memory" in title else {"device": emulated()}
-    outcomes, _ = run(folder, chosen, rows, **options)
+    outcomes, _ = run(folder, chosen, rows)
     for prompt, tokens in zip(PROMPTS, tokens_of(outcomes), strict=True):
         logits_TV = reference(expected, [*prompt, *tokens[:-1]])[len(prompt) - 1 :]
         assert logits_TV.shape == (NEW_TOKENS, V)

@@ -14,7 +14,7 @@ from moebatch.engine.spec import EngineSpec
 from moebatch.schedule.task import Kind
 from moebatch.spec.request import Request
 from tests.engine.test_engine import TokenText, policy, requests, tokens_of
-from tests.engine.test_schedules import emulated, gpu_policy, run
+from tests.engine.test_schedules import gpu_policy, run
 from tests.model.oracle import greedy, greedy_answers, load
 from tests.model.pregated import random_pregates, with_pregates
 from tests.shapes import load_shape
@@ -86,7 +86,7 @@ def test_tokens_are_those_of_transformers_with_the_same_gates(
 ) -> None:
     folder, changed, expected = case(number)
     chosen = gpu_policy(schedule="pregated")
-    outcomes, built = run(folder, chosen, rows(), device=emulated(), approximation=changed)
+    outcomes, built = run(folder, chosen, rows(), approximation=changed)
     assert tokens_of(outcomes) == expected
     assert list(built.foresight.layers.values())[-1].accuracy == 1.0
     outcomes, _ = run(

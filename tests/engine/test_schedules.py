@@ -13,7 +13,7 @@ import torch
 from moebatch.checkpoint.direct import DirectFile
 from moebatch.checkpoint.model_files import open_model
 from moebatch.engine.build import BuiltEngine, build_engine
-from moebatch.engine.device import IN_MAIN_MEMORY, Device
+from moebatch.engine.device import Device
 from moebatch.engine.spec import EngineSpec
 from moebatch.model.decoder import Decoder
 from moebatch.schedule.registry import SCHEDULES
@@ -52,6 +52,7 @@ IN_MEMORY = {
 _ALONE = ("three levels, CPU attention, batches of one", "one sequence")
 """Policies under which each sequence takes passes, or tasks, of its own."""
 _FEW = 5
+_PLACES = ("memory", "emulated")
 
 
 def suits(family: str, chosen: Policy) -> bool:
@@ -70,39 +71,56 @@ def with_policies(policies: Mapping[str, Policy]) -> list[tuple[str, str, str]]:
     ]
 
 
+def built_for(
+    folder: Path,
+    chosen: Policy,
+    *,
+    cached_in: KvCache = "full",
+    states: StateCache = "full",
+    sink_window: SinkWindow | None = None,
+    max_tokens: int = 512,
+    **options: object,
+) -> BuiltEngine:
+    """On an emulated GPU where the policy computes on one and nothing else is asked for."""
+    files = open_model(folder, "float32")
+    shape = files.shape.cached_in(cached_in, states).seen_through(sink_window)
+    device = {"device": emulated()} if chosen.ffn_on_gpu else {}
+    order = EngineSpec(
+        files=replace(files, shape=shape),
+        policy=chosen,
+        max_tokens=max_tokens,
+        **{"num_traced_passes": 10**6, **device, **options},
+    )
+    return build_engine(order, decoder=TokenText(), end_tokens=frozenset(), job_seed=0)
+
+
+def answered(
+    built: BuiltEngine, rows: Sequence[Request], *, clock_s: float = 1e-9
+) -> list[Outcome]:
+    """In input order; every timeline and every owner checked."""
+    try:
+        with torch.inference_mode():
+            outcomes = list(built.engine.run(rows))
+        built.check_integrity()
+        # Else tasks of other passes are named alike; the plain driver has none.
+        if built.recorder is not None and not built.engine.statistics.num_shrunk:
+            check_timeline(built.recorder.timeline, clock_s=clock_s)
+    finally:
+        built.close()
+    return sorted(outcomes, key=lambda outcome: outcome.request.index)
+
+
 def run(
     folder: Path,
     chosen: Policy,
     rows: Sequence[Request],
     *,
     clock_s: float = 1e-9,
-    cached_in: KvCache = "full",
-    states: StateCache = "full",
-    sink_window: SinkWindow | None = None,
-    max_tokens: int = 512,
     **options: object,
 ) -> tuple[list[Outcome], BuiltEngine]:
-    """Outcomes in input order; every timeline and every owner checked."""
-    files = open_model(folder, "float32")
-    shape = files.shape.cached_in(cached_in, states).seen_through(sink_window)
-    order = EngineSpec(
-        files=replace(files, shape=shape),
-        policy=chosen,
-        max_tokens=max_tokens,
-        num_traced_passes=10**6,
-        **options,
-    )
-    built = build_engine(order, decoder=TokenText(), end_tokens=frozenset(), job_seed=0)
-    try:
-        with torch.inference_mode():
-            outcomes = list(built.engine.run(rows))
-        built.check_integrity()
-        assert built.recorder is not None
-        if not built.engine.statistics.num_shrunk:  # else tasks of other passes are named alike
-            check_timeline(built.recorder.timeline, clock_s=clock_s)
-    finally:
-        built.close()
-    return sorted(outcomes, key=lambda outcome: outcome.request.index), built
+    """What an engine that is built so answers, and the engine."""
+    built = built_for(folder, chosen, **options)
+    return answered(built, rows, clock_s=clock_s), built
 
 
 @pytest.mark.few
@@ -182,14 +200,14 @@ def test_on_an_emulated_gpu_every_schedule_equals_transformers(
 ) -> None:
     chosen = replace(EMULATED[title], schedule=name)
     rows = requests()[: _FEW if title in _ALONE else None]
-    outcomes, _ = run(tiny_checkpoint(family), chosen, rows, device=emulated(), scratch=tmp_path)
+    outcomes, _ = run(tiny_checkpoint(family), chosen, rows, scratch=tmp_path)
     assert tokens_of(outcomes) == expected(family)[: len(rows)]
 
 
 @pytest.mark.few
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("step", ["attend", "run_experts"])
-@pytest.mark.parametrize("is_emulated", [False, True], ids=["memory", "emulated"])
+@pytest.mark.parametrize("is_emulated", [False, True], ids=_PLACES)
 def test_every_schedule_begins_anew_when_memory_was_refused(
     tiny_checkpoint: Callable[..., Path],
     expected: Callable[[str], list[tuple[int, ...]]],
@@ -209,10 +227,7 @@ def test_every_schedule_begins_anew_when_memory_was_refused(
 
     monkeypatch.setattr(Decoder, step, refusing)
     chosen = replace(EMULATED["three levels"] if is_emulated else policy(), schedule=name)
-    device = emulated() if is_emulated else IN_MAIN_MEMORY
-    outcomes, built = run(
-        tiny_checkpoint("mixtral"), chosen, requests(), device=device, scratch=tmp_path
-    )
+    outcomes, built = run(tiny_checkpoint("mixtral"), chosen, requests(), scratch=tmp_path)
     assert built.engine.statistics.num_shrunk == 1
     assert tokens_of(outcomes) == expected("mixtral")
 
@@ -229,22 +244,13 @@ def tensors_in_cycles() -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", ["klotski", "cgopipe"])
-@pytest.mark.parametrize("device", [IN_MAIN_MEMORY, "emulated"], ids=["memory", "emulated"])
+@pytest.mark.parametrize("chosen", [IN_MEMORY["usual"], EMULATED["CPU attention"]], ids=_PLACES)
 def test_tensors_of_a_pass_are_freed_when_it_ends(
-    tiny_checkpoint: Callable[..., Path], tmp_path: Path, name: str, device: Device | str
+    tiny_checkpoint: Callable[..., Path], tmp_path: Path, name: str, chosen: Policy
 ) -> None:
     """What refers to itself is there until Python looks for such, after several passes."""
-    chosen = IN_MEMORY["usual"] if device == IN_MAIN_MEMORY else EMULATED["CPU attention"]
     chosen = replace(chosen, schedule=name, num_slots=16)
-    device = emulated() if device == "emulated" else device
-    order = EngineSpec(
-        files=open_model(tiny_checkpoint("mixtral"), "float32"),
-        policy=chosen,
-        max_tokens=512,
-        device=device,
-        scratch=tmp_path,
-    )
-    built = build_engine(order, decoder=TokenText(), end_tokens=frozenset(), job_seed=0)
+    built = built_for(tiny_checkpoint("mixtral"), chosen, scratch=tmp_path, num_traced_passes=0)
     try:
         with torch.inference_mode():
             outcomes = built.engine.run(requests())
@@ -259,23 +265,20 @@ def test_tensors_of_a_pass_are_freed_when_it_ends(
 
 
 @pytest.mark.few(name=("klotski", "cgopipe", "flexgen", "pregated", "promoe"))
-@pytest.mark.parametrize("device", [IN_MAIN_MEMORY, "emulated"], ids=["memory", "emulated"])
+@pytest.mark.parametrize("is_emulated", [False, True], ids=_PLACES)
 @pytest.mark.parametrize("name", sorted(set(SCHEDULES) - set(_STEPS)))
 def test_hundreds_of_sequences_equal_the_plain_driver(
     tiny_checkpoint: Callable[..., Path],
     hundreds: tuple[list[Request], list[tuple[int, ...]]],
-    tmp_path: Path,
     name: str,
-    device: Device | str,
+    is_emulated: bool,
 ) -> None:
     rows, expected_tokens = hundreds
     many = {"batch_size": 300, "micro_batch_size": 70, "tokens_per_pass": 700, "num_kv_pages": 320}
-    if isinstance(device, Device):
-        chosen, options = policy(resident=0.4, num_slots=5, **many), {}
-    else:
+    chosen = policy(resident=0.4, num_slots=5, **many)
+    if is_emulated:
         chosen = gpu_policy(attention_on_gpu=name not in ("cgopipe", "fastdecode"), **many)
-        options = {"device": emulated()}
-    outcomes, _ = run(tiny_checkpoint("mixtral"), replace(chosen, schedule=name), rows, **options)
+    outcomes, _ = run(tiny_checkpoint("mixtral"), replace(chosen, schedule=name), rows)
     assert tokens_of(outcomes) == expected_tokens
 
 
@@ -285,17 +288,7 @@ def hundreds(
 ) -> tuple[list[Request], list[tuple[int, ...]]]:
     """Rows and what the plain driver makes of them, a few at a time."""
     rows = requests([1 + i % 9 for i in range(300)], max_tokens=3)
-    order = EngineSpec(
-        files=open_model(tiny_checkpoint("mixtral"), "float32"),
-        policy=policy(),
-        max_tokens=512,
-        is_plain=True,
-    )
-    built = build_engine(order, decoder=TokenText(), end_tokens=frozenset(), job_seed=0)
-    with torch.inference_mode():
-        outcomes = list(built.engine.run(rows))
-    built.close()
-    return rows, tokens_of(sorted(outcomes, key=lambda outcome: outcome.request.index))
+    return rows, tokens_of(run(tiny_checkpoint("mixtral"), policy(), rows, is_plain=True)[0])
 
 
 def test_nothing_goes_up_before_it_has_been_read(
@@ -312,5 +305,5 @@ def test_nothing_goes_up_before_it_has_been_read(
 
     monkeypatch.setattr(DirectFile, "read", read_slowly)
     chosen = gpu_policy(vram=0.0, schedule="hot")
-    outcomes, _ = run(tiny_checkpoint("qwen2_moe"), chosen, requests(), device=emulated())
+    outcomes, _ = run(tiny_checkpoint("qwen2_moe"), chosen, requests())
     assert tokens_of(outcomes) == expected("qwen2_moe")

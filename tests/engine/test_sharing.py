@@ -10,7 +10,7 @@ from moebatch.spec.policy.policy import Placement, pages_of
 from moebatch.spec.request import Request
 from moebatch.spec.sampling import Sampling
 from tests.engine.test_engine import NEW_TOKENS, policy, tokens_of
-from tests.engine.test_schedules import emulated, gpu_policy, run
+from tests.engine.test_schedules import gpu_policy, run
 from tests.model.oracle import greedy_answers, load
 
 HEADERS = ([9] * 20 + [7, 8] * 20, [9] * 20 + [5] * 13)
@@ -82,7 +82,7 @@ def test_answers_stay_those_of_transformers_wherever_the_cache_lives(
 ) -> None:
     folder, expected = model_and_tokens
     chosen = replace(chosen, schedule=schedule)
-    outcomes, built = run(folder, chosen, rows(), device=emulated(), scratch=tmp_path)
+    outcomes, built = run(folder, chosen, rows(), scratch=tmp_path)
     assert tokens_of(outcomes) == expected
     assert built.engine.statistics.shared_tokens > 0
 

@@ -21,7 +21,7 @@ from moebatch.store.kv.pages import KvPages
 from moebatch.store.kv.view import seen_rows
 from tests.engine.passes import SLICE, begun
 from tests.engine.test_engine import LENGTHS, NEW_TOKENS, policy, requests, tokens_of
-from tests.engine.test_schedules import EMULATED, IN_MEMORY, emulated, run
+from tests.engine.test_schedules import EMULATED, IN_MEMORY, run
 from tests.model.oracle import load
 from tests.model.sinks import greedy_with_sinks
 from tests.model.test_cached_numbers import round_trip
@@ -92,9 +92,14 @@ def test_every_schedule_says_what_the_reference_says(
     cached_in: KvCache,
 ) -> None:
     chosen = replace(WHERE[title], schedule=name)
-    on_gpu = {"device": emulated(), "scratch": tmp_path} if chosen.ffn_on_gpu else {}
-    folder = tiny_checkpoint("mixtral")
-    outcomes, _ = run(folder, chosen, ROWS, cached_in=cached_in, sink_window=SINKS, **on_gpu)
+    outcomes, _ = run(
+        tiny_checkpoint("mixtral"),
+        chosen,
+        ROWS,
+        cached_in=cached_in,
+        sink_window=SINKS,
+        scratch=tmp_path,
+    )
     assert tokens_of(outcomes) == expected_tokens(cached_in)
     assert max(num_held) == pages_of(PLACES)
 
@@ -109,9 +114,8 @@ def test_without_kernels_it_says_the_same(
     title: str,
 ) -> None:
     monkeypatch.setenv(loader.SWITCH, "0")
-    on_gpu = {"device": emulated(), "scratch": tmp_path} if WHERE[title].ffn_on_gpu else {}
     folder = tiny_checkpoint("mixtral")
-    outcomes, _ = run(folder, WHERE[title], ROWS, sink_window=SINKS, **on_gpu)
+    outcomes, _ = run(folder, WHERE[title], ROWS, sink_window=SINKS, scratch=tmp_path)
     assert tokens_of(outcomes) == expected_tokens("full")
 
 

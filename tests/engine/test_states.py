@@ -2,27 +2,22 @@
 tokens before it: wherever that lives, and however prompts are cut, tokens are those of a model that
 computes all of a sequence each time."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from moebatch.checkpoint.model_files import open_model
-from moebatch.engine.build import BuiltEngine, build_engine
-from moebatch.engine.device import Device
-from moebatch.engine.spec import EngineSpec
 from moebatch.plan.runnable import not_runnable
 from moebatch.schedule.registry import SCHEDULES
 from moebatch.spec.model.cache_layout import UNLIMITED
-from moebatch.spec.policy.policy import Placement, Policy, pages_of
-from moebatch.spec.request import Outcome, Request
+from moebatch.spec.policy.policy import Placement, pages_of
 from tests.engine.passes import SLICE, begun, fail_in_the_middle
-from tests.engine.test_engine import NEW_TOKENS, TokenText, policy, requests, tokens_of
-from tests.engine.test_memory import assert_cache_is_as_priced, problem_of
-from tests.engine.test_schedules import EMULATED, IN_MEMORY, emulated
+from tests.engine.test_engine import NEW_TOKENS, policy, requests, tokens_of
+from tests.engine.test_memory import MAX_TOKENS, assert_cache_is_as_priced, problem_of
+from tests.engine.test_schedules import EMULATED, IN_MEMORY, built_for, emulated, run
 from tests.model.oracle import greedy_answers, load
 
 pytestmark = pytest.mark.usefixtures("small_slices")
@@ -105,32 +100,6 @@ def family_of(folder: Path) -> str:
     return open_model(folder, "float32").config["model_type"]
 
 
-def built_for(
-    folder: Path, chosen: Policy, scratch: Path | None = None, **options: Any
-) -> BuiltEngine:
-    files = open_model(folder, "float32")
-    device: dict[str, Device] = {"device": emulated()} if chosen.ffn_on_gpu else {}
-    spec = EngineSpec(
-        files=files,
-        policy=chosen,
-        max_tokens=112,
-        scratch=scratch,
-        **device,
-        **options,
-    )
-    return build_engine(spec, decoder=TokenText(), end_tokens=frozenset(), job_seed=0)
-
-
-def answered(built: BuiltEngine, rows: Sequence[Request] = ROWS) -> list[Outcome]:
-    try:
-        with torch.inference_mode():
-            outcomes = list(built.engine.run(rows))
-        built.check_integrity()
-    finally:
-        built.close()
-    return sorted(outcomes, key=lambda outcome: outcome.request.index)
-
-
 @pytest.mark.few(name=("klotski", "cgopipe"))
 @pytest.mark.parametrize("title", WHERE)
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -141,10 +110,10 @@ def test_every_schedule_says_what_the_whole_sequence_says(
     name: str,
     title: str,
 ) -> None:
-    built = built_for(folder, replace(WHERE[title], schedule=name), tmp_path)
+    outcomes, built = run(folder, replace(WHERE[title], schedule=name), ROWS, scratch=tmp_path)
+    assert tokens_of(outcomes) == expected_tokens
     kept = [(group.most_rows, len(group.layers)) for group in built.cache.groups]
     assert kept == KEPT.get(family_of(folder), [(UNLIMITED, 1), (1, len(RECURRENT))])
-    assert tokens_of(answered(built)) == expected_tokens
 
 
 @pytest.mark.few(title=tuple(WHERE))
@@ -159,16 +128,16 @@ def test_states_may_lie_beside_what_windows_see(
     expected = greedy_answers(model, rows, NEW_TOKENS)
     if has_begun:
         rows = begun(rows, expected)
-    built = built_for(folder, WHERE[title], tmp_path)
+    outcomes, built = run(folder, WHERE[title], rows, scratch=tmp_path)
     assert [group.is_state for group in built.cache.groups] == [False, False, True]
-    assert tokens_of(answered(built, rows)) == expected
+    assert tokens_of(outcomes) == expected
 
 
 def test_what_an_earlier_run_has_left_is_gone_on_with(
     folder: Path, expected_tokens: list[tuple[int, ...]]
 ) -> None:
-    rows = begun(ROWS, expected_tokens)
-    assert tokens_of(answered(built_for(folder, policy()), rows)) == expected_tokens
+    outcomes, _ = run(folder, policy(), begun(ROWS, expected_tokens))
+    assert tokens_of(outcomes) == expected_tokens
 
 
 @pytest.mark.parametrize("layer", [0, 1, -1])
@@ -181,16 +150,16 @@ def test_a_pass_that_failed_in_the_middle_is_computed_again(
     """States know tokens by then that they must not count twice, in some layers, and what entries
     are made of has been written over."""
     fail_in_the_middle(monkeypatch, layer, num_before=20)
-    built = built_for(folder, policy(tokens_per_pass=80))
-    assert tokens_of(answered(built)) == expected_tokens
+    outcomes, built = run(folder, policy(tokens_per_pass=80), ROWS)
+    assert tokens_of(outcomes) == expected_tokens
     assert built.engine.statistics.num_shrunk == 1
 
 
 def test_beginnings_are_not_shared(folder: Path, expected_tokens: list[tuple[int, ...]]) -> None:
     """What is known of a beginning has been added to since."""
     twice = [ROWS[4], replace(ROWS[4], index=1, custom_id="again")]
-    built = built_for(folder, policy(batch_size=2))
-    assert tokens_of(answered(built, twice)) == 2 * expected_tokens[4:5]
+    outcomes, built = run(folder, policy(batch_size=2), twice)
+    assert tokens_of(outcomes) == 2 * expected_tokens[4:5]
     assert built.engine.statistics.shared_tokens == 0
 
 
@@ -199,7 +168,7 @@ def test_the_cache_takes_what_was_priced_and_what_the_configuration_says(
     folder: Path, tmp_path: Path, title: str
 ) -> None:
     chosen = WHERE[title]
-    built = built_for(folder, chosen, tmp_path)
+    built = built_for(folder, chosen, max_tokens=MAX_TOKENS, scratch=tmp_path)
     built.close()
     assert_cache_is_as_priced(built, folder, chosen)
     for states in built.cache.groups[1:]:
@@ -217,9 +186,10 @@ def test_the_cache_takes_what_was_priced_and_what_the_configuration_says(
         ({}, None),
         (MODEL, "recurrent layers"),
         ({"family": "deepseek_v4"}, "layers that keep entries of several tokens"),
+        ({"family": "deepseek_v32"}, "layers whose tokens choose what they attend to"),
     ],
 )
-def test_layers_with_states_are_not_left_to_the_cpu(
+def test_layers_that_attend_to_more_than_tokens_are_not_left_to_the_cpu(
     tiny_checkpoint: Callable[..., Path], model: dict[str, Any], layers: str | None
 ) -> None:
     hardware = emulated().hardware

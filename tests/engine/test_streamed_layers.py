@@ -9,16 +9,13 @@ from typing import Any
 import pytest
 
 from moebatch.checkpoint.model_files import open_model
-from moebatch.engine.device import IN_MAIN_MEMORY, Device
 from moebatch.layout.buffers import DENSE_TERM
 from moebatch.schedule.registry import SCHEDULES
 from moebatch.schedule.task import Kind
-from moebatch.spec.policy.policy import Policy
 from tests.engine.passes import fail_in_the_middle
 from tests.engine.test_engine import NEW_TOKENS, policy, requests, tokens_of
-from tests.engine.test_memory import problem_of
-from tests.engine.test_schedules import EMULATED, IN_MEMORY, emulated, run, suits
-from tests.engine.test_states import answered, built_for
+from tests.engine.test_memory import MAX_TOKENS, problem_of
+from tests.engine.test_schedules import EMULATED, IN_MEMORY, built_for, emulated, run
 from tests.model.oracle import greedy_answers, load
 from tests.tiny import FAMILIES, RECURRENT
 
@@ -86,11 +83,6 @@ def expected_tokens(deep: Deep) -> Callable[[str], list[tuple[int, ...]]]:
     return tokens
 
 
-def streaming(chosen: Policy, count: int) -> tuple[Policy, dict[str, Device]]:
-    device = {"device": emulated()} if chosen.ffn_on_gpu else {}
-    return replace(chosen, streamed_layers=count), device
-
-
 @pytest.mark.few(name=("klotski", "cgopipe", "simple", "flexgen"))
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("title", WHERE)
@@ -103,8 +95,8 @@ def test_every_schedule_equals_transformers_however_many_layers_come_up(
     title: str,
     count: int,
 ) -> None:
-    chosen, device = streaming(replace(WHERE[title], schedule=name), count)
-    outcomes, built = run(deep("mixtral"), chosen, _FEW_ROWS, scratch=tmp_path, **device)
+    chosen = replace(WHERE[title], schedule=name, streamed_layers=count)
+    outcomes, built = run(deep("mixtral"), chosen, _FEW_ROWS, scratch=tmp_path)
     assert tokens_of(outcomes) == expected_tokens("mixtral")
     assert built.recorder is not None
     moved = {
@@ -133,22 +125,20 @@ def test_all_families_compute_with_what_has_come_up(
     family: str,
     title: str,
 ) -> None:
-    chosen, device = streaming(WHERE[title], LAYERS)
-    if not suits(family, chosen):
-        pytest.skip("recurrent layers are computed on the GPU")
-    outcomes, _ = run(deep(family), chosen, _FEW_ROWS, scratch=tmp_path, **device)
+    chosen = replace(WHERE[title], streamed_layers=LAYERS)
+    outcomes, _ = run(deep(family), chosen, _FEW_ROWS, scratch=tmp_path)
     assert tokens_of(outcomes) == expected_tokens(family)
 
 
 def test_the_plain_driver_brings_them_too(
     deep: Deep, expected_tokens: Callable[[str], list[tuple[int, ...]]], tmp_path: Path
 ) -> None:
-    chosen, _ = streaming(policy(), 4)
-    built = built_for(deep("mixtral"), chosen, tmp_path, is_plain=True)
-    assert tokens_of(answered(built, _FEW_ROWS)) == expected_tokens("mixtral")
+    chosen = replace(policy(), streamed_layers=4)
+    outcomes, _ = run(deep("mixtral"), chosen, _FEW_ROWS, scratch=tmp_path, is_plain=True)
+    assert tokens_of(outcomes) == expected_tokens("mixtral")
 
 
-@pytest.mark.parametrize("device", [IN_MAIN_MEMORY, "emulated"], ids=["memory", "emulated"])
+@pytest.mark.parametrize("title", ["in memory", "GPU attention, cache in main memory"])
 @pytest.mark.parametrize("layer", [0, 3, 6])
 def test_a_pass_that_failed_in_the_middle_begins_with_what_its_first_layers_need(
     deep: Deep,
@@ -156,23 +146,22 @@ def test_a_pass_that_failed_in_the_middle_begins_with_what_its_first_layers_need
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     layer: int,
-    device: Device | str,
+    title: str,
 ) -> None:
     """Its layers are in all places by then."""
     fail_in_the_middle(monkeypatch, layer, num_before=3)
-    where = "in memory" if isinstance(device, Device) else "GPU attention, cache in main memory"
-    chosen, _ = streaming(WHERE[where], 6)
-    built = built_for(deep("mixtral"), chosen, tmp_path)
-    assert tokens_of(answered(built, _FEW_ROWS)) == expected_tokens("mixtral")
+    chosen = replace(WHERE[title], streamed_layers=6)
+    outcomes, built = run(deep("mixtral"), chosen, _FEW_ROWS, scratch=tmp_path)
+    assert tokens_of(outcomes) == expected_tokens("mixtral")
     assert built.engine.statistics.num_shrunk == 1
 
 
 @pytest.mark.parametrize("family", ["mixtral", "deepseek_v3", "qwen3_next", "minimax"])
 @pytest.mark.parametrize("count", [0, *COUNTS])
 def test_memory_is_what_the_plan_says(deep: Deep, tmp_path: Path, family: str, count: int) -> None:
-    chosen, _ = streaming(EMULATED["GPU attention, cache in main memory"], count)
+    chosen = replace(WHERE["GPU attention, cache in main memory"], streamed_layers=count)
     files = open_model(deep(family), "float32")
-    built = built_for(deep(family), chosen, tmp_path)
+    built = built_for(deep(family), chosen, max_tokens=MAX_TOKENS, scratch=tmp_path)
     hardware = emulated().hardware
     assert hardware is not None
     try:

@@ -107,9 +107,8 @@ def test_every_schedule_equals_transformers(
     title: str,
 ) -> None:
     chosen = replace(WHERE[title], schedule=name)
-    device = {"device": emulated()} if chosen.ffn_on_gpu else {}
     folder = checkpoint(tiny_checkpoint, model)
-    outcomes, built = run(folder, chosen, ROWS, scratch=tmp_path, **device)
+    outcomes, built = run(folder, chosen, ROWS, scratch=tmp_path)
     assert tokens_of(outcomes) == expected_tokens(model, "full")
     assert built.cache.groups[-1].most_rows == RINGS[model]
     assert [len(group.layers) for group in built.cache.groups] == GROUPS[model]
@@ -126,10 +125,8 @@ def test_codes_of_eight_bits_say_what_rounded_numbers_say(
     model: str,
     title: str,
 ) -> None:
-    chosen = WHERE[title]
-    device = {"device": emulated()} if chosen.ffn_on_gpu else {}
     folder = checkpoint(tiny_checkpoint, model)
-    outcomes, _ = run(folder, chosen, ROWS, cached_in="int8", scratch=tmp_path, **device)
+    outcomes, _ = run(folder, WHERE[title], ROWS, cached_in="int8", scratch=tmp_path)
     assert tokens_of(outcomes) == expected_tokens(model, "int8")
 
 
@@ -143,9 +140,8 @@ def test_without_kernels_it_says_the_same(
     title: str,
 ) -> None:
     monkeypatch.setenv(loader.SWITCH, "0")
-    device = {"device": emulated()} if WHERE[title].ffn_on_gpu else {}
     folder = checkpoint(tiny_checkpoint, "alternating")
-    outcomes, _ = run(folder, WHERE[title], ROWS, scratch=tmp_path, **device)
+    outcomes, _ = run(folder, WHERE[title], ROWS, scratch=tmp_path)
     assert tokens_of(outcomes) == expected_tokens("alternating", "full")
 
 

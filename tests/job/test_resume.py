@@ -109,6 +109,24 @@ def stopped_after(
             return job_run
 
 
+def answers(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "out.jsonl").read_bytes().splitlines()
+    return [json.loads(line)["response"] for line in lines]
+
+
+def whole_and_cut(
+    folder: Path, model: Path, content: list[dict[str, object]], num_tokens: int, **sampling: object
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Answers of a job that is not stopped, and of one that is whenever it has generated so many
+    tokens, twice at the least."""
+    run(write(folder / "whole", model, content, **sampling))
+    job, num_stops = write(folder / "cut", model, content, **sampling), 0
+    while stopped_after(job, num_tokens) is not None:
+        num_stops += 1
+    assert num_stops > 1
+    return answers(folder / "whole"), answers(folder / "cut")
+
+
 @pytest.fixture
 def model(tiny_checkpoint: Checkpoint) -> Path:
     return tiny_checkpoint("mixtral")
@@ -146,20 +164,12 @@ def test_stopped_again_and_again_it_ends_with_the_same_bytes_and_no_token_twice(
 def test_log_probabilities_of_what_was_begun_are_kept(tmp_path: Path, model: Path) -> None:
     """Later ones may differ in their last digits, as they do between batches."""
     sampling = {**SAMPLED, "logprobs": 2, "max_tokens": 12}
-    run(write(tmp_path / "whole", model, rows(30), **sampling))
-    job = write(tmp_path / "cut", model, rows(30), **sampling)
-    while stopped_after(job, 40) is not None:
-        pass
-    for whole, cut in zip(*(_answers(tmp_path / name) for name in ("whole", "cut")), strict=True):
+    both = whole_and_cut(tmp_path, model, rows(30), 40, **sampling)
+    for whole, cut in zip(*both, strict=True):
         assert cut["text"] == whole["text"]
         for ours, theirs in zip(cut["logprobs"], whole["logprobs"], strict=True):
             values = [[each["logprob"] for each in side["content"]] for side in (ours, theirs)]
             assert values[0] == pytest.approx(values[1], abs=1e-4)
-
-
-def _answers(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "out.jsonl").read_bytes().splitlines()
-    return [json.loads(line)["response"] for line in lines]
 
 
 def test_what_was_begun_when_a_disk_failed_is_gone_on_with(
@@ -271,7 +281,7 @@ def test_rows_that_are_appended_meanwhile_cost_none_that_were_there(
     found = overview(load_job(job))
     assert (found.num_done, found.num_left) == (9, 9)
     assert run(job).status().num_ended == 9
-    assert len(_answers(tmp_path)) == 18
+    assert len(answers(tmp_path)) == 18
 
 
 def test_a_finished_job_has_nothing_to_do(tmp_path: Path, model: Path) -> None:
@@ -315,7 +325,7 @@ def test_a_file_that_a_user_puts_in_the_way_of_the_output_is_never_replaced(
     assert not seen.has_output and not seen.has_earlier_output
     output.unlink()
     assert run(job).status().num_ended == 0
-    assert len(_answers(tmp_path)) == 4
+    assert len(answers(tmp_path)) == 4
 
 
 def test_rows_that_were_appended_edited_or_put_in_are_computed_and_no_others(

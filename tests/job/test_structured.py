@@ -18,7 +18,7 @@ from moebatch.rows.tokenizer_files import load_tokenizer
 from moebatch.spec.grammar import Grammar
 from moebatch.spec.job import load_job
 from moebatch.spec.sampling import Sampling
-from tests.job.test_resume import run, stopped_after, write
+from tests.job.test_resume import answers, run, whole_and_cut, write
 
 Checkpoint = Callable[..., Path]
 SCHEMA = {
@@ -53,11 +53,6 @@ def asked(count: int = 24) -> list[dict[str, object]]:
     ]
 
 
-def answers(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "out.jsonl").read_bytes().splitlines()
-    return [json.loads(line)["response"] for line in lines]
-
-
 def holds(row: dict[str, Any], text: str) -> bool:
     """Whether an answer is what its row has asked for."""
     said = row.get("structured_outputs", {})
@@ -67,6 +62,11 @@ def holds(row: dict[str, Any], text: str) -> bool:
         return re.fullmatch(said["regex"], text) is not None
     if "grammar" in said:
         return re.fullmatch("x(,y){2,5}", text) is not None
+    return suits_schema(text)
+
+
+def suits_schema(text: str) -> bool:
+    """Whether it is JSON as `SCHEMA` says."""
     found = json.loads(text)
     letter, count = found["letter"], found["count"]
     whole = type(count) is int and 0 <= count <= 99
@@ -103,14 +103,8 @@ def test_every_answer_is_what_its_row_asks_for_and_others_are_what_they_were(
 
 
 def test_a_stopped_job_goes_on_where_its_answers_were(tmp_path: Path, model: Path) -> None:
-    run(write(tmp_path / "whole", model, asked(), **WARM))
-    job = write(tmp_path / "cut", model, asked(), **WARM)
-    num_stops = 0
-    while stopped_after(job, 70) is not None:
-        num_stops += 1
-    assert num_stops > 2
-    texts = [[each["text"] for each in answers(tmp_path / name)] for name in ("cut", "whole")]
-    assert texts[0] == texts[1]
+    whole, cut = whole_and_cut(tmp_path, model, asked(), 70, **WARM)
+    assert [each["text"] for each in cut] == [each["text"] for each in whole]
 
 
 def test_the_job_may_ask_for_all_rows_and_rows_for_something_else(
@@ -197,17 +191,23 @@ def test_a_model_whose_answers_have_no_end_is_not_held_to_anything(
         grammars.require(Sampling(response_format=Grammar("regex", "a")))
 
 
-def with_thoughts(folder: Path, model: Path, prompt: str) -> Path:
-    """The model with markers of thought for two of its tokens, and a template that ends so."""
+def with_template(folder: Path, model: Path, template: str, **renamed: str) -> Path:
+    """The model with another chat template, and other names of special tokens."""
     shutil.copytree(model, folder)
     file = folder / "tokenizer.json"
     text = file.read_text()
-    for token, marker in (("<|system|>", "<think>"), ("<|user|>", "</think>")):
-        assert token in text
-        text = text.replace(token, marker)
+    for name, other in renamed.items():
+        assert f"<|{name}|>" in text
+        text = text.replace(f"<|{name}|>", other)
     file.write_text(text)
-    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}" + prompt)
+    (folder / "chat_template.jinja").write_text(template)
     return folder
+
+
+def with_thoughts(folder: Path, model: Path, prompt: str) -> Path:
+    """The model with markers of thought for two of its tokens, and a template that ends so."""
+    template = "{{ messages[0].content }}" + prompt
+    return with_template(folder, model, template, system="<think>", user="</think>")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Jobs whose rows offer tools to the model."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,8 @@ from moebatch.job.check import check_job
 from moebatch.job.job_fields import job_fields, supposed_manifest
 from moebatch.rows.tokenizer_files import load_tokenizer
 from moebatch.spec.job import Job, load_job
-from tests.job.test_resume import run, stopped_after, write
+from tests.job.test_resume import answers, run, whole_and_cut, write
+from tests.job.test_structured import SCHEMA, suits_schema, with_template
 
 Checkpoint = Callable[..., Path]
 TEMPLATE = (
@@ -22,31 +22,10 @@ TEMPLATE = (
     "{% for m in messages %}{{ m.content }}{% endfor %}"
 )
 HARMONY = "{{ tools }}{{ messages[0].content }}{# <|channel|>commentary functions. <|call|> #}"
-PARAMETERS = {
-    "type": "object",
-    "properties": {
-        "letter": {"enum": ["m", "d", "k"]},
-        "count": {"type": "integer", "minimum": 0, "maximum": 99},
-    },
-    "required": ["letter", "count"],
-    "additionalProperties": False,
-}
-COUNT = {"type": "function", "function": {"name": "count", "parameters": PARAMETERS}}
+COUNT = {"type": "function", "function": {"name": "count", "parameters": SCHEMA}}
 NOW = {"type": "function", "function": {"name": "now"}}
 BY_NAME = {"type": "function", "function": {"name": "count"}}
 WARM = {"temperature": 1.3, "max_tokens": 300, "n": 2}
-
-
-def with_template(folder: Path, model: Path, template: str, **renamed: str) -> Path:
-    """The model with another chat template, and other names of special tokens."""
-    shutil.copytree(model, folder)
-    file = folder / "tokenizer.json"
-    text = file.read_text()
-    for name, other in renamed.items():
-        text = text.replace(f"<|{name}|>", other)
-    file.write_text(text)
-    (folder / "chat_template.jinja").write_text(template)
-    return folder
 
 
 def asked(count: int) -> list[dict[str, object]]:
@@ -66,18 +45,11 @@ def asked(count: int) -> list[dict[str, object]]:
     ]
 
 
-def answers(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "out.jsonl").read_bytes().splitlines()
-    return [json.loads(line)["response"] for line in lines]
-
-
 def holds(call: dict[str, Any]) -> bool:
     function = call["function"]
-    arguments = json.loads(function["arguments"])
     if function["name"] == "now":
-        return arguments == {}
-    letter, count = arguments["letter"], arguments["count"]
-    return letter in "mdk" and type(count) is int and 0 <= count <= 99
+        return json.loads(function["arguments"]) == {}
+    return suits_schema(function["arguments"])
 
 
 @pytest.fixture
@@ -87,15 +59,8 @@ def model(tmp_path: Path, tiny_checkpoint: Checkpoint) -> Path:
 
 def test_a_stopped_job_goes_on_with_the_same_tools(tmp_path: Path, model: Path) -> None:
     offered = {"tools": [COUNT, NOW]}
-    whole = write(tmp_path / "whole", model, asked(16), **WARM, **offered)
-    run(whole)
-    job = write(tmp_path / "cut", model, asked(16), **WARM, **offered)
-    num_stops = 0
-    while stopped_after(job, 150) is not None:
-        num_stops += 1
-    assert num_stops > 1
-    found = answers(tmp_path / "cut")
-    assert found == answers(tmp_path / "whole")
+    whole, found = whole_and_cut(tmp_path, model, asked(16), 150, **WARM, **offered)
+    assert found == whole
     for row, answer in zip(asked(16), found, strict=True):
         if row.get("tool_choice") not in ("required", BY_NAME):
             assert set(answer["finish_reason"]) <= {"stop", "length"}
