@@ -18,7 +18,9 @@ GROUPED = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe", "minimax_m2
 """Those in which every layer caches keys and values of heads."""
 LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 RECURRENT = ("qwen3_next", "qwen3_5_moe_text")
-"""Those that some policies do not suit: a CPU beside a GPU does not compute their layers."""
+ON_GPU_ALONE = (*RECURRENT, "deepseek_v4", "deepseek_v32", "hy_v4", "hy_v4_vl")
+"""Some of those that some policies do not suit: a CPU beside a GPU does not attend in their layers,
+which recur, make entries of tokens or choose among these."""
 FAMILIES = (*GROUPED, *LATENT, *RECURRENT)
 CACHED_APART = ("mixtral", "gpt_oss", "deepseek_v3", "qwen3_next")
 """One of each kind: keys and values of all tokens, of a window, latents, and states."""

@@ -23,7 +23,7 @@ from moebatch.spec.policy.policy import Placement, Policy
 from moebatch.spec.request import Outcome, Request
 from tests.engine.test_engine import TokenText, policy, requests, tokens_of
 from tests.schedule.check import check_timeline
-from tests.tiny import CACHED_APART, RECURRENT
+from tests.tiny import CACHED_APART, ON_GPU_ALONE
 
 _FAMILIES = (*CACHED_APART, "qwen2_moe")
 """With a shared expert; others differ in arithmetic, and schedules in order."""
@@ -56,8 +56,8 @@ _PLACES = ("memory", "emulated")
 
 
 def suits(family: str, chosen: Policy) -> bool:
-    """A CPU beside a GPU does not compute recurrent layers."""
-    return family not in RECURRENT or chosen.attention_on_gpu == chosen.ffn_on_gpu
+    """Whether the policy does not have a CPU attend for a GPU where that is not done."""
+    return family not in ON_GPU_ALONE or chosen.attention_on_gpu == chosen.ffn_on_gpu
 
 
 def with_policies(policies: Mapping[str, Policy]) -> list[tuple[str, str, str]]:
