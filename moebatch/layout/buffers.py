@@ -314,7 +314,7 @@ class MemoryUse:
     def _cache(self, policy: Policy, division: Division) -> Iterator[Buffer]:
         for number, (group, of_page) in enumerate(zip(self.groups, self._pages, strict=True)):
             pages = group.num_pages(policy)
-            which = f" of {group}" if number else ""
+            which = f" of group {number + 1}" if number else ""
             for level in LEVELS:
                 count = division.kv_layers[level][number] * pages
                 yield Buffer(KV_TERM + which, level, KV_TERM, of_page, 1, count)
@@ -334,8 +334,8 @@ class MemoryUse:
             if pages > sizes.get(group.layout, (0, group))[0]:
                 sizes[group.layout] = pages, group
         for number, (pages, group) in enumerate(sizes.values()):
-            which = str(group) if number else "keys and values"
-            title = f"window on {name.level} of {which} at {name.place}"
+            which = f" of rows {number + 1}" if number else ""
+            title = f"window on {name.level} at {name.place}{which}"
             of_page = page_bytes(group, self.dtypes)
             yield Buffer(title, name.level, KV_WINDOW_TERM, of_page, 1, NUM_WINDOWS * pages)
 
