@@ -189,7 +189,9 @@ def test_hy4_preview_is_as_large_as_said() -> None:
     shape = load_model("hy4-preview").shape
     assert FAMILIES[shape.architecture].model_type == "hy_v4"
     short = shape.attending_within(2048)
-    for each, numbers in ((short, 576), (shape, 576 + 128)):
-        (group,) = each.cache_groups(2048)
-        assert group.layout.token_bytes(2) == 2 * numbers
+    assert short.kv_bytes_per_token(2) == 2 * 34 * 576
+    assert shape.kv_bytes_per_token(2) == 2 * (34 * 576 + 10 * 128)
     assert short.attends_beside_gpu and not shape.attends_beside_gpu
+    latents, keys = shape.cache_groups(2049)
+    assert latents.layers == tuple(range(34))
+    assert keys.layers == (0, *range(1, 34, 4))

@@ -217,15 +217,18 @@ def _view(group: Group, window: int, cache: KVCache) -> KvView:
 def _micro_batch(
     group: Group, cache: KVCache, make: MakeMicroBatch, rows_of: Callable[[int, Part], Ints]
 ) -> MicroBatch:
-    """With the rows that sequences have in each group of layers, by its number."""
-    rows = [[rows_of(number, part) for part in group.parts] for number in range(len(cache.groups))]
+    """With the rows that sequences have in groups of layers that lie apart, by their numbers."""
+    rows = [
+        (cache.groups[number], [rows_of(number, part) for part in group.parts])
+        for number in cache.apart
+    ]
     states = [0] * len(group.parts)
-    for of_cache, of_group in zip(cache.groups, rows, strict=True):
+    for of_cache, of_group in rows:
         if of_cache.is_state:
             states = np.concatenate(of_group).tolist()
     placed: list[Sequence[Span]] = []
     apart: dict[int, Sequence[Span]] = {}
-    for of_cache, of_group in zip(cache.groups, rows, strict=True):
+    for of_cache, of_group in rows:
         if of_cache.is_state:
             continue
         in_rows = zip(group.parts, of_group, states, strict=True)

@@ -38,11 +38,11 @@ class LatentAttentionBlock:
         core: AttentionCore,
     ) -> None:
         assert isinstance(attention, LatentAttention), "the family's own attention"
-        self._attention, indexer = attention, attention.indexer
+        self._attention = attention
         self._products, self._elementwise, self._core = products, elementwise, core
         self._indexer = None
-        if indexer is not None and not indexer.is_shared:
-            self._indexer = IndexerBlock(indexer, products, self._rotate_last)
+        if attention.own_indexer is not None:
+            self._indexer = IndexerBlock(attention.own_indexer, products, self._rotate_last)
 
     def project(self, work: LayerWork) -> Qkv:
         """Queries as they meet latents, and latents with the rotated keys behind them."""

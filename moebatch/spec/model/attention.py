@@ -120,6 +120,11 @@ class Attention(ABC):
         return self.cached_parts.cached_in(self.cache_dtype)
 
     @property
+    def caches(self) -> tuple[CacheLayout, ...]:
+        """The same, taken apart where layers that attend otherwise have some of it alone."""
+        return (self.cache,)
+
+    @property
     @abstractmethod
     def cached_parts(self) -> CacheLayout:
         """What is cached of a token, in whatever dtype."""

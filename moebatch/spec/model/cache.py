@@ -14,7 +14,7 @@ class CacheGroup:
     A row is what is cached of one token. All rows of a sequence are there, in order of position; or
     as many as its newest tokens see, in a ring in which a new token takes the place of one that
     none sees any more; or one alone, the state that a recurrence has come to, which holds whatever
-    it knows of all tokens.
+    it knows of all tokens. A layer is in several groups if it keeps several such things.
     """
 
     layers: tuple[int, ...]

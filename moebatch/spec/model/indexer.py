@@ -52,8 +52,6 @@ class Indexer:
 
     def tensors(self, hidden_size: int, query_rank: int) -> Sizes:
         """Queries from those that attention has compressed, and what weighs heads."""
-        if self.is_shared:
-            return {}
         return {
             "index_q": (self.num_heads * self.head_dim, query_rank),
             "index_weights": (self.num_heads, hidden_size),
@@ -61,8 +59,6 @@ class Indexer:
 
     def key_tensors(self, hidden_size: int) -> Sizes:
         """Keys of tokens, with a layer norm."""
-        if self.is_shared:
-            return {}
         norm = (self.head_dim,)
         sizes: Sizes = {"index_k": (self.head_dim, hidden_size)}
         return sizes | dict.fromkeys(("index_k_norm", "index_k_norm_bias"), norm)
@@ -94,4 +90,4 @@ class Indexer:
     @property
     def flops_per_pair(self) -> int:
         """FLOP in one layer for a token that chooses and one that it may choose."""
-        return 0 if self.is_shared else 2 * self.num_heads * (self.head_dim + 1)
+        return 2 * self.num_heads * (self.head_dim + 1)

@@ -85,12 +85,22 @@ class LatentAttention(Attention):
     @property
     def cached_parts(self) -> CacheLayout:
         """Latents, and behind each the part of the keys that has positions: one head of keys, of
-        which the latents are the values. Where tokens choose, keys for that as well, with room for
-        them in layers that share choices, so that all layers have the same rows."""
+        which the latents are the values. Where tokens choose anew, keys for that as well."""
         latents = CachePart("latents", 1, self.kv_rank + self.rope_head_dim)
-        if self.indexer is None:
+        if self.own_indexer is None:
             return CacheLayout((latents,))
-        return CacheLayout((latents, CachePart("index keys", 1, self.indexer.head_dim)))
+        return CacheLayout((latents, CachePart("index keys", 1, self.own_indexer.head_dim)))
+
+    @property
+    def caches(self) -> tuple[CacheLayout, ...]:
+        """Layers that share choices have the same latents, and no keys to choose by."""
+        return tuple(CacheLayout((part,)) for part in self.cache.parts)
+
+    @property
+    def own_indexer(self) -> Indexer | None:
+        """The one whose weights and keys a layer has, if it does not take what another one has
+        chosen."""
+        return None if self.indexer is None or self.indexer.is_shared else self.indexer
 
     def within(self, max_tokens: int) -> "LatentAttention":
         """Without what chooses, where all are chosen."""
@@ -106,14 +116,13 @@ class LatentAttention(Attention):
     @property
     def choosing_flops_per_pair(self) -> float:
         """The indexer's."""
-        return self.indexer.flops_per_pair if self.indexer else 0.0
+        return self.own_indexer.flops_per_pair if self.own_indexer else 0.0
 
     @property
     def launches(self) -> AttentionLaunches:
         """Those of prompts have keys and values of all heads made anew."""
         compresses, scored = self.query_rank is not None, SCORED * self.has_sink_scores
-        chooses = self.indexer is not None
-        is_own = self.indexer is not None and not self.indexer.is_shared
+        chooses, is_own = self.indexer is not None, self.own_indexer is not None
         return AttentionLaunches(
             projected=2 + compresses + (self.latent_scale != 1) + is_own * _OF_INDEXER,
             norms=1 + compresses,
@@ -169,11 +178,8 @@ class LatentAttention(Attention):
             heads * self.value_head_dim,
         )
         choosing: tuple[int, ...] = ()
-        if self.indexer is not None:
-            choosing = (
-                *self.indexer.key_rooms(num_rows),
-                *self.indexer.step_rooms(num_rows, num_cached),
-            )
+        if (indexer := self.own_indexer) is not None:
+            choosing = (*indexer.key_rooms(num_rows), *indexer.step_rooms(num_rows, num_cached))
         return (*(num_rows * width for width in of_row), expanded + _ALIGNMENT, *choosing)
 
     def expands(self, num_new: int, num_context: int) -> bool:
@@ -218,10 +224,10 @@ class LatentAttention(Attention):
         sizes["o"] = (hidden_size, value_width)
         if self.output_bias:
             sizes["o_bias"] = (hidden_size,)
-        if self.indexer is not None:
+        if (indexer := self.own_indexer) is not None:
             assert self.query_rank is not None, "an indexer takes compressed queries"
-            sizes |= self.indexer.tensors(hidden_size, self.query_rank)
-            sizes |= self.indexer.key_tensors(hidden_size)
+            sizes |= indexer.tensors(hidden_size, self.query_rank)
+            sizes |= indexer.key_tensors(hidden_size)
         return sizes
 
     @property

@@ -538,7 +538,8 @@ class ModelShape(Layers):
                 continue
             is_kept = seen is None or seen.most_cached >= max_tokens
             kept = None if is_kept else seen
-            found.setdefault((kept, self.attention_of(layer).cache), []).append(layer)
+            for layout in self.attention_of(layer).caches:
+                found.setdefault((kept, layout), []).append(layer)
         groups = [
             CacheGroup(layers=tuple(layers), layout=layout, sink_window=seen)
             for (seen, layout), layers in found.items()

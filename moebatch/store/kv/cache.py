@@ -60,6 +60,8 @@ class KVCache(KvLevels):
         self._tables = [found[kind] for kind in alike]
         """Of each group; those share one that keep as much, of rows that differ."""
         self._distinct = [*found.values()]
+        self.apart = tuple(map(alike.index, found))
+        """Numbers of groups, one of those whose rows of a sequence are at the same places."""
         self.first = self._tables[0]
         """Of the first group, which keeps most: it says what there is room for, and what of a
         prompt is there."""

@@ -99,11 +99,12 @@ def view_of(
     for piece in pieces:
         assert 0 <= piece.num_cached < piece.num_tokens, f"{piece} has nothing to compute"
     assert len({piece.owner for piece in pieces}) == len(pieces), "a sequence is there once"
+    found = {table: _group_view(pieces, table) for table in {*tables}}
     return KvView(
         place=place,
         window=window,
         pieces=tuple(pieces),
-        groups=tuple(_group_view(pieces, table) for table in tables),
+        groups=tuple(found[table] for table in tables),
     )
 
 
