@@ -133,10 +133,10 @@ def _spare_layers(
     what does not fit on those above, if no level below it has a share."""
     if len(levels) == 1:
         return {}
-    num_layers = sum(len(group.layers) for group in groups)
+    keeping = tuple(sorted({layer for group in groups for layer in group.layers}))
     return {
         level: tuple(
-            _unevenness(group.layers, num_layers) + num_above * len(group.layers) / num_layers
+            _unevenness(group.layers, keeping) + num_above * len(group.layers) / len(keeping)
             for group in groups
         )
         for num_above, level in enumerate(levels)
@@ -144,9 +144,10 @@ def _spare_layers(
 
 
 @cache  # plans ask thousands of times
-def _unevenness(layers: tuple[int, ...], num_layers: int) -> float:
-    """Layers that a stretch of all has more of at most than an even distribution would give it."""
-    mean = len(layers) / num_layers
-    counts = accumulate((layer in layers for layer in range(num_layers)), initial=0)
+def _unevenness(layers: tuple[int, ...], keeping: tuple[int, ...]) -> float:
+    """Layers that a stretch of those that keep something has more of at most than an even
+    distribution would give it."""
+    mean = len(layers) / len(keeping)
+    counts = accumulate((layer in layers for layer in keeping), initial=0)
     more = [count - number * mean for number, count in enumerate(counts)]
     return max(more) - min(more)

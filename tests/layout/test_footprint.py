@@ -55,6 +55,8 @@ TWO_WAYS = replace(
     ),
 )
 """Five of six layers slide, and the others have fewer and larger heads."""
+SEVERAL_THINGS = [load_model(name).shape for name in ("hy4-preview", "deepseek-v4-flash")]
+"""Beside latents some layers keep keys to choose by; beside windows a state."""
 SHAPES = st.sampled_from(
     [SHAPE, SMALL, MANY_EXPERTS, DENSE_FIRST, ALTERNATING, RECURRING, TWO_WAYS]
 )
@@ -263,7 +265,7 @@ def test_a_batch_of_states_is_that_of_the_configuration() -> None:
 
 
 @given(
-    st.sampled_from([ALTERNATING, SHAPE, RECURRING]),
+    st.sampled_from([ALTERNATING, SHAPE, RECURRING, *SEVERAL_THINGS]),
     st.lists(st.floats(0, 1), min_size=2, max_size=2).map(sorted),
     st.integers(1, 64),
     st.integers(1, 1000),
@@ -297,6 +299,24 @@ def test_parts_of_layers_take_no_less_than_the_stretches_that_they_become(
         held = footprint.terms.get(KV_TERM, 0)
         spare = roomy.get(SPARE_TERM, 0) - spare_experts(asked, in_parts, level)
         assert held <= roomy.get(KV_TERM, 0) + spare + 1, level
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3.2", "switch-base-128"])
+def test_where_all_layers_keep_alike_there_is_no_more_of_any_in_a_stretch(name: str) -> None:
+    """Be there several things that a layer keeps, or layers before them that keep nothing: a level
+    takes what rounding brings down to it, a layer for each level above."""
+    shape = load_model(name).shape
+    groups = shape.cache_groups(3000)
+    in_parts = Division.in_parts(
+        shape,
+        groups,
+        given_policy(),
+        ladder=Ladder.of(gpu_machine()),
+        weight_levels=("vram", "dram", "disk"),
+        kv_levels=("vram", "dram", "disk"),
+    )
+    for number, level in enumerate(("vram", "dram", "disk")):
+        assert in_parts.spare_layers[level] == pytest.approx([number] * len(groups))
 
 
 def spare_experts(asked: Problem, division: Division, level: LevelName) -> float:
