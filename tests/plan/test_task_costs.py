@@ -338,6 +338,14 @@ def test_pieces_of_an_expert_make_the_whole() -> None:
         assert count * costs.fetch_s(1 / count) == pytest.approx(num_bytes / (20 * GB))
 
 
+def test_of_each_sequence_as_many_pieces_move_as_a_layer_keeps_apart() -> None:
+    """Latents alone in 24 of 34 layers, and keys to choose by beside them in 10."""
+    load = PassLoad(decode_sequences=17, decode_positions=1000)
+    for name, num_pieces in (("deepseek-v3", 17), ("deepseek-v3.2", 34), ("hy4-preview", 22)):
+        prices = problem(gpu_machine(), shape=load_model(name).shape).prices
+        assert prices.num_pieces(load) == pytest.approx(num_pieces)
+
+
 def test_an_expert_that_nobody_chose_costs_nothing() -> None:
     costs = TaskPrices(prices=ON_GPU.prices, policy=policy())
     assert costs.expert_s(0, fresh=0) == 0

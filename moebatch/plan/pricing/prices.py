@@ -343,6 +343,12 @@ class Prices:
         decoding, prompts = load.decode_sequences, load.prompt_tokens
         return self._mean_bytes(load.sequences, lambda group: decoding * group.page_rows + prompts)
 
+    def num_pieces(self, sequences: float) -> float:
+        """Runs of pages of a mean layer that lie apart: one for each sequence, as long as the cache
+        is young, in each group that the layer is in."""
+        num_in_groups = sum(len(group.layers) for group, _ in self._kept)
+        return sequences * num_in_groups / self.shape.num_keeping_layers
+
     def _mean_bytes(self, states: float, rows_of: Callable[[CacheGroup], float]) -> float:
         """Of a layer, for so many rows in a group of them, or so many states."""
         of_groups = (

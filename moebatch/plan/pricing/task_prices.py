@@ -219,17 +219,16 @@ class TaskPrices:
 
     def kv_s(self, kind: Kind, load: PassLoad) -> float:
         """Keys and values move one hop of their way; with hidden states of a static batch's prompts
-        where they go to or from attention. What goes to a disk goes there in whole pages. Those of
-        each sequence lie apart, as long as the cache is young."""
+        where they go to or from attention. What goes to a disk goes there in whole pages."""
         prices, link = self.prices, self._link(kind)
         if kind in TO_ATTENTION:
-            num_bytes, num_pieces = prices.cached_bytes(load), load.resumed
+            num_bytes, sequences = prices.cached_bytes(load), load.resumed
         else:
-            is_disk, num_pieces = link == "dram->disk", load.sequences
+            is_disk, sequences = link == "dram->disk", load.sequences
             num_bytes = prices.touched_bytes(load) if is_disk else prices.new_bytes(load)
         if kind in (Kind.KV_UP, Kind.KV_DOWN):
             num_bytes += self._hidden_bytes(load)
-        return prices.link_s(link, num_bytes, num_pieces)
+        return prices.link_s(link, num_bytes, prices.num_pieces(sequences))
 
     def _hidden_bytes(self, load: PassLoad) -> float:
         is_static = self.policy.batching == "static" and self._top == "vram"
