@@ -149,11 +149,12 @@ def of_state_space(given: DeltaInput, tokens: slice, before_1HKV: torch.Tensor) 
 def test_states_in_float16_are_rounded_alike_by_kernels_and_torch(
     monkeypatch: pytest.MonkeyPatch, kind: MakeRule, heads: Heads
 ) -> None:
-    """One step each, so that torch rounds behind it as well; too large ones become the largest."""
+    """One step each, so that torch rounds behind it as well; too large ones become the largest, and
+    none at all stays none."""
     spans = [StateSpan(start=i, num_tokens=1, row=i, num_before=10**i) for i in range(6)]
     given = _given(kind(heads), len(spans))
     begin = _noise(len(spans), *heads[1:])
-    begin[0], begin[1] = 9e4, 0
+    begin[0], begin[1], given.v_THV[1] = 9e4, 0, 0
     states, outs = [], []
     for native in ("1", "0"):
         monkeypatch.setenv(loader.SWITCH, native)

@@ -25,10 +25,8 @@ _LEAST_SHARED_NUMBERS = 2**17
 _NOTHING_LEFT = -128.0
 """A logarithm of less than any float32: no more is summed up, so that sums stay finite."""
 
-_NOISE_SHIFT = 19
-"""Noise is the upper 13 of 32 bits."""
-_NOISE_MIDDLE = 2**31
-"""Taken from it, so that what follows may round to the nearest number, where kernels cut off."""
+_NOISE_BITS = 13
+"""Noise is as many upper bits of 32, which float16 lacks of float32."""
 _LARGEST_HALF = 65504.0
 
 
@@ -123,14 +121,16 @@ class _Rounding:
                 (recurrence.value_head_dim, NOISE_STEPS["value_step"]),
             )
         )
-        self._noise_H11 = heads_H11[:, None, None] - _NOISE_MIDDLE
+        self._noise_H11 = heads_H11[:, None, None]
         self._noise_KV = (keys_K1[:, None] + values_V).int()
 
     def keep(self, matrices: Tensor, num_before: Tensor | int, room: Tensor, kept: Tensor) -> None:
         """Writes them to `kept`. Changes them, and fills `room`, of as many int32."""
         noise = (self._noise_H11 + num_before * NOISE_STEPS["token_step"]).int()
-        torch.add(noise, self._noise_KV, out=room).bitwise_right_shift_(_NOISE_SHIFT)
-        matrices.view(torch.int32).add_(room)
+        torch.add(noise, self._noise_KV, out=room).bitwise_right_shift_(32 - _NOISE_BITS)
+        # What is shifted in has the sign of what is shifted.
+        room.bitwise_and_(2**_NOISE_BITS - 1)
+        matrices.view(torch.int32).add_(room).bitwise_and_(-(2**_NOISE_BITS))
         kept.copy_(matrices.clamp_(-_LARGEST_HALF, _LARGEST_HALF))
 
 

@@ -27,7 +27,7 @@ _OUT = 2
 _CONVOLVED = 4
 """Sequences that decode, in neighbouring rows of the state, or some tokens of a prompt, beside the
 taps of the convolution."""
-_ROUNDING = 8
+_ROUNDING = 10
 """States in float16 are widened, and rounded again."""
 _TAP = 2
 
