@@ -38,12 +38,13 @@ ARCHITECTURES = {
     "gemma4_text": gguf.MODEL_ARCH.GEMMA4,
     "granitemoehybrid": gguf.MODEL_ARCH.GRANITE_HYBRID,
     "lfm2_moe": gguf.MODEL_ARCH.LFM2MOE,
+    "jamba": gguf.MODEL_ARCH.JAMBA,
     "nemotron_h": gguf.MODEL_ARCH.NEMOTRON_H_MOE,
     "kimi_linear": gguf.MODEL_ARCH.KIMI_LINEAR,
 }
 LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 RECURRENT = ("qwen3_next", "qwen3_5_moe_text")
-HYBRID = ("granitemoehybrid", "lfm2_moe", "nemotron_h")
+HYBRID = ("granitemoehybrid", "lfm2_moe", "nemotron_h", "jamba")
 """Those whose files say by heads of keys which layers recur."""
 _SHARED = ("glm4_moe", "dots1", "deepseek", *LATENT)
 _WITH_SIGMOIDS = (
@@ -236,7 +237,8 @@ def _gguf_name(name: str, names: Any) -> str:
     if "experts" in words and words[words.index("experts") + 1].isdigit():
         del words[words.index("experts") + 1]
     merged = ".".join(words).replace("block_sparse_moe.experts", "feed_forward.experts")
-    merged = merged.removeprefix("model.") if "feed_forward.experts" in merged else merged
+    is_short = "feed_forward.experts" in merged and "_proj" not in merged
+    merged = merged.removeprefix("model.") if is_short else merged
     merged = merged.replace("e_score_correction_bias", "e_score_correction.bias")
     merged = merged.replace("expert_bias", "expert_bias.bias")
     if ".mixer.experts." in merged:
@@ -300,7 +302,7 @@ def _as_matrix(name: str, weight: Tensor, config: Mapping[str, Any]) -> Tensor:
     """Numbers of convolutions, of heads and of groups of heads."""
     if "conv1d.weight" in name or "conv.conv.weight" in name:
         return weight.squeeze(1)
-    if name.endswith((".A_log", ".D")):
+    if name.endswith((".A_log", ".D")) and config["model_type"] != "jamba":
         return weight.unsqueeze(1)
     is_norm = "mamba.norm" in name or "mixer.norm" in name
     groups = config.get("mamba_n_groups") or config.get("n_groups")
@@ -458,6 +460,17 @@ def _metadata(config: Mapping[str, Any], *, older: bool) -> dict[str, Any]:
             "ssm.time_step_rank": config["mamba_n_heads"],
             "ssm.inner_size": config["mamba_expand"] * config["hidden_size"],
             "rope.scaling.finetuned": config["position_embedding_type"] == "rope",
+        }
+    if family == "jamba":
+        period, offset = config["attn_layer_period"], config["attn_layer_offset"]
+        attends = [n % period == offset for n in range(config["num_hidden_layers"])]
+        found |= {
+            "attention.head_count_kv": [config["num_key_value_heads"] * each for each in attends],
+            "rope.freq_base": None,
+            "ssm.conv_kernel": config["mamba_d_conv"],
+            "ssm.state_size": config["mamba_d_state"],
+            "ssm.time_step_rank": config["mamba_dt_rank"],
+            "ssm.inner_size": config["mamba_expand"] * config["hidden_size"],
         }
     if family == "nemotron_h":
         kinds, width = config["layers_block_type"], config["moe_intermediate_size"]

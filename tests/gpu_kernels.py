@@ -12,7 +12,7 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from moebatch.model import elementwise
-from moebatch.model.gpu import attention, delta_steps, experts, gates, loader, rows
+from moebatch.model.gpu import attention, delta_steps, experts, gates, loader, rows, scan_steps
 from moebatch.model.gpu.rows import GpuRows
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -57,7 +57,7 @@ def _mend_interpreter() -> None:
 
 def use_launch(patch: pytest.MonkeyPatch, launch: Launch) -> None:
     """Kernels are launched so."""
-    for module in (rows, gates, experts, attention, delta_steps):
+    for module in (rows, gates, experts, attention, delta_steps, scan_steps):
         patch.setattr(module, "launch", launch)
 
 

@@ -382,6 +382,15 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
         "mamba_n_groups": 2,
         "mamba_d_state": 12,
     },
+    "jamba": {
+        "intermediate_size": 28,
+        "num_experts": 7,
+        "attn_layer_period": 3,
+        "attn_layer_offset": 1,
+        "expert_layer_offset": 0,
+        "mamba_d_state": 12,
+        "mamba_dt_rank": 5,
+    },
     "nemotron_h": {
         "layers_block_type": [
             *("linear_attention", "moe"),

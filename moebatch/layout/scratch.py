@@ -318,8 +318,7 @@ def _recurrence_elements(shape: ModelShape, rows: int) -> tuple[int, ...]:
     others = (
         rows * D,  # normed input
         rows * recurrence.projected_width,  # projections
-        rows * recurrence.widened_width,  # those that are projected again
-        _ALIGNMENT * bool(recurrence.widened_width),  # between the two of them
+        *recurrence.further_rooms(rows),
         rows * recurrence.output_width,  # what comes out, gated
         rows * D,  # projected output
     )

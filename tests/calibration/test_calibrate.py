@@ -116,7 +116,7 @@ def routing_of_transformers(model: Path, num_tokens: int) -> list[np.ndarray[Any
         *(("mixtral", 2), ("gpt_oss", 1), ("deepseek_v3", 2), ("qwen3_next", 1)),
         *(("granitemoehybrid", 1), ("lfm2_moe", 1), ("kimi_linear", 1)),
         *(("minimax", 1), ("bailing_hybrid", 1)),
-        *(("nemotron_h", 2), ("flex_olmo", 1)),
+        *(("nemotron_h", 2), ("flex_olmo", 1), ("jamba", 1)),
     ],
 )
 def test_the_table_has_what_transformers_chooses(
@@ -447,7 +447,7 @@ def test_predictors_learn_and_are_examined_on_what_was_held_out(tmp_path: Path, 
     "family",
     [
         *(*CACHED_APART, "granitemoehybrid", "lfm2_moe", "kimi_linear", "minimax"),
-        *("nemotron_h", "flex_olmo", "bailing_hybrid", "hy_v4"),
+        *("nemotron_h", "flex_olmo", "bailing_hybrid", "hy_v4", "jamba"),
     ],
 )
 def test_the_gate_of_the_next_layer_is_asked_with_what_this_one_saw(

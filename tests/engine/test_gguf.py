@@ -49,6 +49,7 @@ WIDTHS: dict[str, dict[str, Any]] = {
         "mamba_n_heads": 8,
         "layer_types": ["mamba", "attention"],
     },
+    "jamba": {"intermediate_size": 256},
     "nemotron_h": {
         "moe_intermediate_size": 256,
         "moe_shared_expert_intermediate_size": 256,
@@ -269,6 +270,20 @@ def test_which_layers_recur_must_be_clear(
 ) -> None:
     folder = written("F32", family, metadata={"attention.head_count_kv": heads})
     with pytest.raises(CheckpointError, match=why):
+        open_model(folder, "auto")
+
+
+def test_layers_of_jamba_come_in_turns(written: Callable[..., Path]) -> None:
+    """Of its configuration, too, which says one of how many it is."""
+    four = {"num_hidden_layers": 4}
+    folder = written("F32", "jamba", four | {"expert_layer_offset": 1})
+    found = open_model(folder, "auto").config
+    assert (found["attn_layer_offset"], found["expert_layer_offset"]) == (1, 1)
+    assert (found["attn_layer_period"], found["expert_layer_period"]) == (5, 2)
+    require_tokens_of_transformers(folder, folder, 0.0)
+    uneven = {"attention.head_count_kv": [0, 2, 2, 0]}
+    folder = written("F32", "jamba", four, "uneven", metadata=uneven)
+    with pytest.raises(CheckpointError, match=r"layers \[1, 2\] of 4 \(attn_layer\) do not come"):
         open_model(folder, "auto")
 
 

@@ -33,6 +33,7 @@ CASES = [
     ("bailing_hybrid", 1, LAYERS | {"layer_types": None, "layer_group_size": 5}),
     ("minimax", 1, LAYERS | {"layer_types": None}),
     ("granitemoehybrid", 1, LAYERS | {"layer_types": ["mamba", "attention", *3 * ["mamba"]]}),
+    ("jamba", 2, LAYERS),
     (
         "nemotron_h",
         2,

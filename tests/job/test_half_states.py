@@ -26,7 +26,7 @@ RECURRENT = pytest.mark.parametrize(
     "family",
     [
         *("qwen3_next", "qwen3_5_moe", "kimi_linear", "bailing_hybrid", "granitemoehybrid"),
-        *("minimax", "lara_mini"),
+        *("minimax", "lara_mini", "jamba"),
     ],
 )
 

@@ -126,6 +126,7 @@ def test_gates_learn_what_is_wanted_of_them(tiny_checkpoint: Checkpoint) -> None
     [
         *("qwen2_moe", "deepseek_v3", "qwen3_next", "granitemoehybrid", "nemotron_h"),
         *("kimi_linear", "minimax", "bailing_hybrid", "laguna", "cohere2_moe", "hy_v4"),
+        "jamba",
     ],
 )
 def test_calibration_teaches_and_keeps_pregates(
@@ -139,6 +140,8 @@ def test_calibration_teaches_and_keeps_pregates(
         layers["layer_types"] = ["linear_attention", "full_attention"] * 2
     elif family in ("laguna", "cohere2_moe"):
         layers = {}
+    elif family == "jamba":
+        layers = {"num_hidden_layers": 4, "expert_layer_period": 1}
     elif family == "nemotron_h":
         mixers = ("linear_attention", "full_attention") * 2
         layers = {"layers_block_type": ["mamba", *chain(*((each, "moe") for each in mixers))]}

@@ -326,6 +326,18 @@ CASES: dict[str, Case] = {
         {"position_embedding_type": "rope", "mamba_d_conv": 2, "mamba_n_heads": 8},
     ),
     "granite-hybrid-attends": ("granitemoehybrid", {"layer_types": ["attention"] * 3}),
+    "jamba": ("jamba", {}),
+    "jamba-fused": ("jamba", {"fused": True, "tie_word_embeddings": True}),
+    "jamba-untidy": (
+        "jamba",
+        {"hidden_size": 40, "mamba_d_state": 7, "mamba_d_conv": 3, "mamba_dt_rank": "auto"},
+    ),
+    "jamba-bias": (
+        "jamba",
+        {"mamba_proj_bias": True, "mamba_conv_bias": False, "mamba_expand": 3},
+    ),
+    "jamba-all-experts": ("jamba", {"expert_layer_period": 1, "num_key_value_heads": 4}),
+    "jamba-attends": ("jamba", {"attn_layer_period": 1, "attn_layer_offset": 0}),
     "nemotron": ("nemotron_h", {}),
     "nemotron-fused": ("nemotron_h", {"fused": True, "n_group": 1, "topk_group": 1}),
     "nemotron-mlps": (

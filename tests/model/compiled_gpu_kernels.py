@@ -26,10 +26,12 @@ from moebatch.model.gpu.delta_steps import DeltaSteps
 from moebatch.model.gpu.experts import GroupedExperts
 from moebatch.model.gpu.gates import GpuGates
 from moebatch.model.gpu.rows import GpuRows
+from moebatch.model.gpu.scan_steps import ScanSteps
 from moebatch.model.grouped import GroupedExpert
 from moebatch.model.native.attention_work import Cached, SingleQueries
 from moebatch.model.native.delta_rule import DeltaInput, StateSpans
 from moebatch.model.native.scoring import Scoring
+from moebatch.model.native.selective_scan import ScanInput
 from moebatch.model.routing.router import Routing
 from moebatch.model.routing.tokens import ExpertTokens
 from moebatch.model.scratch import Frame
@@ -83,7 +85,9 @@ def launches(dtype: torch.dtype) -> list[Launch]:
         for scores in (None, torch.empty(16)):
             scoring = Scoring(1.0, None, scores)
             SingleAttention().attend(seen, heads, Cached(*cache), heads, scoring)
-        _take_steps(torch.float16 if dtype == torch.float16 else torch.float32)
+        kept_in = torch.float16 if dtype == torch.float16 else torch.float32
+        _take_steps(kept_in)
+        _scan(kept_in)
         logits = x.new_empty(_TOKENS, _EXPERTS)
         choices = weights, torch.empty(_TOKENS, 2, dtype=torch.int64)
         for router in ROUTERS:
@@ -104,6 +108,14 @@ def _take_steps(kept_in: torch.dtype) -> None:
         DeltaSteps().take(spans, given, matrices, out, corrects=corrects)
     by_channel = DeltaInput(v, v, v, rates, torch.empty_like(v))
     DeltaSteps().take(spans, by_channel, matrices, out, corrects=True)
+
+
+def _scan(kept_in: torch.dtype) -> None:
+    """Of channels as Jamba Mini has them."""
+    spans, (keys, channels) = StateSpans(*torch.zeros(4, 2, dtype=torch.int64)), (16, 8192)
+    k, v = torch.empty(9, keys), torch.empty(9, channels)
+    given = ScanInput(k, k, v, v, torch.empty(keys, channels))
+    ScanSteps().take(spans, given, torch.empty(2, 1, keys, channels, dtype=kept_in), v)
 
 
 def _run_experts(

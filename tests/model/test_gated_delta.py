@@ -239,14 +239,14 @@ def _unit(x: torch.Tensor) -> torch.Tensor:
     return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
 
 
-@pytest.mark.few(7, family=("qwen3_next", "kimi_linear", "minimax"))
+@pytest.mark.few(7, family=("qwen3_next", "kimi_linear", "minimax", "jamba"))
 @pytest.mark.parametrize("native", WAYS)
 @pytest.mark.parametrize("slice_tokens", [1, 2, 3, 63, 64, 65, 1000])
 @pytest.mark.parametrize(
     "family",
     [
         *("qwen3_next", "kimi_linear", "bailing_hybrid", "lfm2_moe", "granitemoehybrid"),
-        *("minimax", "lara_mini"),
+        *("minimax", "lara_mini", "jamba"),
     ],
 )
 def test_prompts_may_be_cut_anywhere(

@@ -69,6 +69,7 @@ WRONG = {
     "experts_out": "experts",
     "attend_single": "attention",
     "delta_step": "steps of a recurrence",
+    "scan_steps": "a selective scan",
     "choose": "weights by softmax",
     "group": "tokens by expert",
 }

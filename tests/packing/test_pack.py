@@ -42,6 +42,7 @@ _WIDTHS = {
     "hy_v3": {"hidden_size": 64, "moe_intermediate_size": 96},
     "nemotron_h": {"hidden_size": 40, "moe_latent_size": 64, "moe_intermediate_size": 96},
     "sarvam_moe": {"hidden_size": 64, "moe_intermediate_size": 96},
+    "jamba": {"hidden_size": 64, "intermediate_size": 96},
     "lfm2_moe": {
         "hidden_size": 64,
         "moe_intermediate_size": 96,
@@ -234,7 +235,7 @@ def test_widths_of_whole_pages_begin_with_a_page(
         *itertools.product(
             (
                 *("mixtral", "qwen3_moe", "phimoe", "hy_v3", "lfm2_moe", "nemotron_h"),
-                *("sarvam_moe", "minimax", "kolibri1", "flint"),
+                *("sarvam_moe", "minimax", "kolibri1", "flint", "jamba"),
             ),
             ("int4", "int8", "fp8"),
         ),

@@ -71,6 +71,8 @@ BILLIONS = {
     "lfm2-8b-a1b": 8.34,
     "granite-4.0-h-tiny": 6.94,
     "granite-4.0-h-small": 32.2,
+    "jamba-1.5-mini": 51.6,
+    "jamba-1.5-large": 398.6,
     "nemotron-3-nano-30b-a3b": 31.6,
     "mellum2-12b-a2.5b": 12.1,
     "mistral-small-4-119b": 119,

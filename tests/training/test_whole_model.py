@@ -36,6 +36,7 @@ RECURRENT_SIZES: dict[str, dict[str, Any]] = {
     "kimi_linear": {"linear_head_dim": 64},
     "minimax": {"head_dim": 64, "block_size": 64},
     "granitemoehybrid": {"mamba_d_state": 64, "hidden_size": 64, "num_hidden_layers": 3},
+    "jamba": {"mamba_d_state": 16, "hidden_size": 64},
     "nemotron_h": {"ssm_state_size": 64, "hidden_size": 64, "mamba_head_dim": 16},
 }
 TOLERANCES = {"kimi_linear": 1e-3}
@@ -84,7 +85,7 @@ def test_what_recurrent_layers_keep_for_gradients_is_counted(
         *("minimax", "bailing_hybrid"),
         *("ernie4_5_moe", "hunyuan_v1_moe", "dbrx", "phimoe", "flex_olmo"),
         *("mimo_v2_flash", "granitemoe_swa", "kolibri1", "flint", "lara_mini"),
-        *("laguna", "cohere2_moe", "aria_text", "hy_v4"),
+        *("laguna", "cohere2_moe", "aria_text", "hy_v4", "jamba"),
     ],
 )
 def test_gates_leave_out_what_those_of_a_decoder_do(
@@ -127,7 +128,7 @@ def test_gates_leave_out_what_those_of_a_decoder_do(
     "family",
     [
         *(*FAMILIES, "dbrx", "phimoe", "granitemoehybrid", "lfm2_moe", "nemotron_h"),
-        *("kimi_linear", "minimax", "bailing_hybrid"),
+        *("kimi_linear", "minimax", "bailing_hybrid", "jamba"),
     ],
 )
 def test_squared_gradients_are_those_of_plain_autograd(

@@ -175,18 +175,45 @@ def _short_convolution(said: GgufMetadata) -> Arranged:
     return {"shortconv.conv.weight": AsRows(said.count("shortconv.l_cache"))}
 
 
-def _granite_hybrid(said: GgufMetadata) -> dict[str, Any]:
-    """Whether layers that attend have rotary positions, files say under another name."""
-    has_positions = said.get("rope.scaling.finetuned") is not False
+def _expansion(said: GgufMetadata) -> int:
+    """How many times as wide as hidden states is what a recurrence sees."""
     width, hidden_size = said.count("ssm.inner_size"), said.count("embedding_length")
     if width % hidden_size:
         raise said.fault(
             f"{said.architecture}.ssm.inner_size is {width}, expected a multiple of "
             f"embedding_length ({hidden_size})"
         )
+    return width // hidden_size
+
+
+def _jamba(said: GgufMetadata) -> dict[str, Any]:
+    """Layers with heads of keys attend, and those with a gate have experts."""
+    by_layer = _by_layer(said, _KEY_HEADS, "does not attend")
+    attending = [layer for layer, count in enumerate(by_layer) if count]
+    return {
+        "num_key_value_heads": _key_heads(said),
+        "mamba_expand": _expansion(said),
+        **_turns(said, "attn_layer", attending),
+        **_turns(said, "expert_layer", said.layers_with("ffn_gate_inp.weight")),
+    }
+
+
+def _turns(said: GgufMetadata, which: str, layers: list[int]) -> dict[str, int]:
+    """Such layers as one of so many, from the first on."""
+    count = said.count("block_count")
+    first = layers[0] if layers else count
+    period = layers[1] - first if len(layers) > 1 else count + 1
+    if layers != [*range(first, count, period)]:
+        raise said.fault(f"layers {layers} of {count} ({which}) do not come every so many")
+    return {f"{which}_offset": first, f"{which}_period": period}
+
+
+def _granite_hybrid(said: GgufMetadata) -> dict[str, Any]:
+    """Whether layers that attend have rotary positions, files say under another name."""
+    has_positions = said.get("rope.scaling.finetuned") is not False
     return {
         "shared_intermediate_size": said.get("expert_shared_feed_forward_length") or 0,
-        "mamba_expand": width // hidden_size,
+        "mamba_expand": _expansion(said),
         "position_embedding_type": "rope" if has_positions else "nope",
         **_kinds_by_heads(said, recurs="mamba", attends="attention"),
     }
@@ -218,6 +245,13 @@ def _state_space(said: GgufMetadata) -> Arranged:
         "ssm_a": Fading(by_head),
         "ssm_d": by_head,
         "ssm_norm.weight": by_group,
+    }
+
+
+def _scan(said: GgufMetadata) -> Arranged:
+    return {
+        "ssm_conv1d.weight": AsRows(said.count("ssm.conv_kernel")),
+        "ssm_a": Fading(AsRows(said.count("ssm.state_size"))),
     }
 
 
@@ -371,6 +405,18 @@ FAMILIES = {
         flags={"mamba_conv_bias": "ssm_conv1d.bias"},
         keys=_granite_hybrid,
         arranged=_state_space,
+    ),
+    "jamba": GgufFamily(
+        architecture="JambaForCausalLM",
+        width="intermediate_size",
+        sizes={
+            "mamba_d_conv": "ssm.conv_kernel",
+            "mamba_d_state": "ssm.state_size",
+            "mamba_dt_rank": "ssm.time_step_rank",
+        },
+        flags={"mamba_conv_bias": "ssm_conv1d.bias"},
+        keys=_jamba,
+        arranged=_scan,
     ),
     "nemotron_h_moe": GgufFamily(
         architecture="NemotronHForCausalLM",

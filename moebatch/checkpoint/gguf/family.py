@@ -103,6 +103,12 @@ class GgufMetadata:
         """How many layers have it."""
         return sum(name.endswith(f".{tensor}") for name in self._tensors)
 
+    def layers_with(self, tensor: str) -> list[int]:
+        """Their numbers."""
+        count = self.num_layers
+        layers = range(count if type(count) is int else 0)
+        return [layer for layer in layers if f"blk.{layer}.{tensor}" in self._tensors]
+
     def fault(self, why: str) -> CheckpointError:
         """To be raised."""
         return CheckpointError(f"{self.where}: {why}")

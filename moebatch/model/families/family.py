@@ -20,6 +20,7 @@ from moebatch.model.products import Products, Weights
 from moebatch.model.recurrence.block import RecurrentBlock
 from moebatch.model.recurrence.gated_delta import ChannelDeltaBlock, GatedDeltaBlock
 from moebatch.model.recurrence.lightning import LightningBlock
+from moebatch.model.recurrence.selective_scan import SelectiveScanBlock
 from moebatch.model.recurrence.short_convolution import ShortConvolutionBlock
 from moebatch.model.recurrence.state_space import StateSpaceBlock
 from moebatch.model.routing.router import choose_experts
@@ -30,6 +31,7 @@ from moebatch.spec.model.recurrence import (
     GatedDelta,
     LightningAttention,
     Recurrence,
+    SelectiveScan,
     ShortConvolution,
     StateSpace,
 )
@@ -67,6 +69,7 @@ _RECURRENT_BLOCKS: Mapping[type[Recurrence], Callable[..., RecurrentBlock]] = {
     ChannelDelta: ChannelDeltaBlock,
     GatedDelta: GatedDeltaBlock,
     LightningAttention: LightningBlock,
+    SelectiveScan: SelectiveScanBlock,
     ShortConvolution: ShortConvolutionBlock,
     StateSpace: StateSpaceBlock,
 }

@@ -21,10 +21,12 @@ from moebatch.model.gpu.delta_steps import DeltaSteps
 from moebatch.model.gpu.experts import GroupedExperts
 from moebatch.model.gpu.gates import GpuGates, Grouped
 from moebatch.model.gpu.rows import GpuRows
+from moebatch.model.gpu.scan_steps import ScanSteps
 from moebatch.model.grouped import GroupedExpert
 from moebatch.model.native.attention_work import Cached, SingleQueries
 from moebatch.model.native.delta_rule import DeltaInput, StateSpans
 from moebatch.model.native.scoring import Scoring
+from moebatch.model.native.selective_scan import ScanInput
 from moebatch.model.rope import rotate
 from moebatch.model.routing.router import Routing, choose_experts
 from moebatch.model.routing.tokens import ExpertTokens, group_by_expert
@@ -115,6 +117,7 @@ def differences(device: torch.device) -> str | None:
                 ("steps of a recurrence", *_delta_steps(device, dtype)),
                 ("steps by channel", *_delta_steps(device, dtype, by_channel=True)),
                 ("steps of a state space", *_delta_steps(device, dtype, corrects=False)),
+                ("a selective scan", *_scanned(device, dtype)),
                 ("tokens by expert", *_grouped(device)),
                 *_all_choices(device, dtype),
                 *_all_experts(device, dtype),
@@ -223,6 +226,30 @@ def _delta_steps(
     kept = matrices_RHKV[spans.rows_B].float()
     return torch.cat([ours.flatten(), kept.flatten()]), torch.cat(
         [theirs.flatten(), x_THKV.flatten()]
+    )
+
+
+def _scanned(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Of two sequences, one of which has several tokens."""
+    tokens, keys, channels = 4, 12, 40
+    kept_in = torch.float16 if dtype == torch.float16 else torch.float32
+    matrices_R1KV = torch.randn(3, 1, keys, channels).to(device, kept_in)
+    q_TK, k_TK = (F.normalize(torch.randn(2, tokens, keys), dim=-1)).to(device)
+    v_TV, lengths_TV = (torch.randn(tokens, channels), torch.rand(tokens, channels))
+    decays_KV = -torch.rand(keys, channels)
+    given = ScanInput(q_TK, k_TK, *(x.to(device) for x in (v_TV, lengths_TV, decays_KV)))
+    spans = StateSpans(*torch.tensor([[2, 0], [0, 3], [3, 1], [7, 900]], device=device))
+    x_BKV, theirs = matrices_R1KV[spans.rows_B, 0].float(), _unwritten(given.v_TV)
+    for token in range(tokens):
+        of_one, length_V = x_BKV[token // 3], given.lengths_TV[token]
+        of_one *= (given.decays_KV * length_V).exp()
+        of_one += given.k_TK[token][:, None] * (given.v_TV[token] * length_V)
+        theirs[token] = given.q_TK[token] @ of_one
+    ours = _unwritten(given.v_TV)
+    ScanSteps().take(spans, given, matrices_R1KV, ours)
+    kept = matrices_R1KV[spans.rows_B].float()
+    return torch.cat([ours.flatten(), kept.flatten()]), torch.cat(
+        [theirs.flatten(), x_BKV.flatten()]
     )
 
 

@@ -706,3 +706,53 @@ def delta_step(
         tl.store(numbers, half_state(x, noise), mask=is_there)
     else:
         tl.store(numbers, x, mask=is_there)
+
+
+@triton.jit
+def scan_steps(
+    out,
+    q,
+    k,
+    v,
+    lengths,
+    decays,
+    matrices,
+    rows,
+    firsts,
+    counts,
+    befores,
+    key_dim,
+    num_channels,
+    is_half: tl.constexpr,
+    token_step: tl.constexpr,
+    key_step: tl.constexpr,
+    value_step: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+):
+    """All tokens of a sequence at some channels of its matrix, each number of which fades by
+    itself, is added to, and put out as queries read it (Gu & Dao 2023, algorithm 2)."""
+    number = tl.program_id(0)
+    row, first = tl.load(rows + number), tl.load(firsts + number)
+    key, channel = tl.arange(0, K), tl.program_id(1) * V + tl.arange(0, V)
+    is_key, is_channel = key < key_dim, channel < num_channels
+    is_there = is_key[:, None] & is_channel[None, :]
+    places = key[:, None] * num_channels + channel[None, :]
+    numbers = matrices + row * key_dim * num_channels + places
+    x = tl.load(numbers, mask=is_there, other=0.0).to(tl.float32)
+    decay = tl.load(decays + places, mask=is_there, other=0.0)
+    noise = tl.load(befores + number).to(tl.uint32) * token_step
+    noise = noise + key.to(tl.uint32)[:, None] * key_step
+    noise = noise + channel.to(tl.uint32)[None, :] * value_step
+    for token in range(first, first + tl.load(counts + number)):
+        key_K = tl.load(k + token * key_dim + key, mask=is_key, other=0.0)
+        query_K = tl.load(q + token * key_dim + key, mask=is_key, other=0.0)
+        value_V = tl.load(v + token * num_channels + channel, mask=is_channel, other=0.0)
+        length_V = tl.load(lengths + token * num_channels + channel, mask=is_channel, other=0.0)
+        x = x * tl.exp(decay * length_V[None, :]) + key_K[:, None] * (value_V * length_V)[None, :]
+        put_out_V = tl.sum(x * query_K[:, None], axis=0)
+        tl.store(out + token * num_channels + channel, put_out_V, mask=is_channel)
+        if is_half:
+            x = half_state(x, noise).to(tl.float32)
+            noise += token_step
+    tl.store(numbers, x.to(matrices.dtype.element_ty), mask=is_there)

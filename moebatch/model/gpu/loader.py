@@ -7,7 +7,6 @@ import torch
 
 from moebatch.layout.fused import attends_in_place, chooses_at_once, middle_of, steps_at_once
 from moebatch.model.gpu.attention import SingleAttention
-from moebatch.model.gpu.delta_steps import DeltaSteps
 from moebatch.model.gpu.experts import GroupedExperts
 from moebatch.model.gpu.gates import GpuGates
 from moebatch.model.gpu.rows import GpuRows
@@ -37,9 +36,9 @@ def single_attention(shape: ModelShape, device: torch.device) -> SingleAttention
     return SingleAttention() if attends_in_place(shape) and _are_for(device) else None
 
 
-def delta_steps(recurrence: Recurrence, device: torch.device) -> DeltaSteps | None:
-    """Those of sequences with one token each; None where torch takes them, or a CPU."""
-    return DeltaSteps() if steps_at_once(recurrence) and _are_for(device) else None
+def takes_steps(recurrence: Recurrence, device: torch.device) -> bool:
+    """Whether a kernel takes the next token of each sequence; else torch does, or a CPU."""
+    return steps_at_once(recurrence) and _are_for(device)
 
 
 def gates_on(shape: ModelShape, device: torch.device) -> GpuGates | None:

@@ -53,6 +53,10 @@ class DeltaInput(NamedTuple):
     """Natural logarithms, at most 0, of what is left of a matrix, or of each channel of keys in
     it."""
 
+    def of_tokens(self, tokens: slice | Tensor) -> "DeltaInput":
+        """The same of some of them."""
+        return DeltaInput(*(tensor[tokens] for tensor in self))
+
 
 class DeltaWork(ctypes.Structure):
     """``struct delta_work`` of the C file."""

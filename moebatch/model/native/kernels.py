@@ -71,6 +71,7 @@ class Kernels:
             self.norm_gated = Kernel(library, "moebatch_norm_gated")
             self.rotate = Kernel(library, "moebatch_rotate")
             self.delta_rule = Kernel(library, "moebatch_delta_rule")
+            self.selective_scan = Kernel(library, "moebatch_selective_scan")
             self.convolve = Kernel(library, "moebatch_convolve")
             self._supports = library.moebatch_supports
             self._supports_slices = library.moebatch_supports_slices

@@ -31,6 +31,7 @@ _SOURCES = (
     "slice_attention.c",
     "elementwise.c",
     "delta_rule.c",
+    "selective_scan.c",
     "codes.h",
     "products.c",
 )

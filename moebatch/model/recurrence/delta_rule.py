@@ -1,22 +1,17 @@
 """The gated delta rule, and the same without its correction, which is Mamba-2's recurrence: token
-by token, or by torch a chunk of a prompt at once; and how a state is kept in half of its bits.
+by token, or by torch a chunk of a prompt at once.
 
 Shape letters: T tokens of the micro-batch, N tokens of a chunk, G key heads, H value heads,
 K size of a key, V size of a value, R rows of the state, F one or K: numbers by which a matrix
 fades.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor
 
-from moebatch.model.gpu.loader import delta_steps
-from moebatch.model.native import loader
-from moebatch.model.native.delta_rule import NOISE_STEPS, DeltaInput, StateSpans, delta_work
-from moebatch.model.native.helpers import Helpers, torch_parallel
-from moebatch.model.recurrence.plan import RecurrentPlan, StateRun
+from moebatch.model.gpu.delta_steps import DeltaSteps
+from moebatch.model.native.delta_rule import DeltaInput, StateSpans, delta_work
+from moebatch.model.recurrence.matrix_rule import MatrixRule
 from moebatch.model.scratch import Frame
 from moebatch.spec.model.recurrence import MatrixRecurrence
 
@@ -25,72 +20,24 @@ _LEAST_SHARED_NUMBERS = 2**17
 _NOTHING_LEFT = -128.0
 """A logarithm of less than any float32: no more is summed up, so that sums stay finite."""
 
-_NOISE_BITS = 13
-"""Noise is as many upper bits of 32, which float16 lacks of float32."""
-_LARGEST_HALF = 65504.0
 
-
-class DeltaRule:
+class DeltaRule(MatrixRule[DeltaInput]):
     """Computes it. Owns the threads of the kernel, so one thread may use it at a time."""
 
     def __init__(self, recurrence: MatrixRecurrence, device: torch.device) -> None:
+        super().__init__(recurrence, device)
         self._corrects = recurrence.corrects
-        self._kernels = loader.kernels() if device.type == "cpu" else None
-        self._on_gpu = delta_steps(recurrence, device)
-        self._helpers = Helpers(torch_parallel())
-        self._at_once, self._chunk = recurrence.states_at_once, recurrence.chunk_tokens
-        is_exact = recurrence.state_dtype == "float32"
-        self._rounding = None if is_exact else _Rounding(recurrence, device)
 
-    def run(
-        self,
-        frame: Frame,
-        plan: RecurrentPlan,
-        given: DeltaInput,
-        matrices: Tensor,
-        out_THV: Tensor,
+    def _take_on_gpu(
+        self, spans: StateSpans, given: DeltaInput, matrices: Tensor, out: Tensor
     ) -> None:
-        """Changes matrices [R, H, K, V] of sequences, kept as `MatrixRecurrence.state_dtype` says,
-        in place, and writes what they put out, in float32.
+        DeltaSteps().take(spans, given, matrices, out, corrects=self._corrects)
 
-        Kernels round those in float16 behind every token, so that they do not depend on how
-        prompts are cut; torch behind every chunk.
-        """
-        if plan.compiled is not None:
-            self._take_steps(frame, plan.compiled, given, matrices, out_THV)
-        elif plan.singles is not None:
-            assert self._on_gpu is not None, "a plan for a kernel is made where there is one"
-            self._on_gpu.take(plan.singles, given, matrices, out_THV, corrects=self._corrects)
-        else:
-            for run in plan.runs:
-                for part in run.parts(self._at_once):
-                    self._step(frame.branch(), part, given, matrices, out_THV)
-        for span in plan.slices:
-            for tokens, num_before in span.chunks(self._chunk):
-                some = DeltaInput(*(tensor[tokens] for tensor in given))
-                own, row = frame.branch(), matrices[span.row]
-                with self._in_float32(own, row, num_before) as matrix_HKV:
-                    _take_chunk(own, some, matrix_HKV, out_THV[tokens], corrects=self._corrects)
+    def _step(self, frame: Frame, given: DeltaInput, matrices_BHKV: Tensor) -> Tensor:
+        return _step(given, matrices_BHKV, corrects=self._corrects)
 
-    def _step(
-        self, frame: Frame, run: StateRun, given: DeltaInput, matrices: Tensor, out_THV: Tensor
-    ) -> None:
-        one = DeltaInput(*(tensor[run.tokens_B] for tensor in given))
-        befores_B = run.befores_B[:, None, None, None]
-        with self._in_float32(frame, matrices[run.rows], befores_B) as some_BHKV:
-            out_THV[run.tokens_B] = _step(one, some_BHKV, corrects=self._corrects)
-
-    @contextmanager
-    def _in_float32(self, frame: Frame, kept: Tensor, num_before: Tensor | int) -> Iterator[Tensor]:
-        """Matrices [..., H, K, V] to be changed, which are kept as they then are, behind a token
-        with so many before it."""
-        if self._rounding is None:
-            yield kept
-            return
-        matrices = frame.take_float(*kept.shape).copy_(kept)
-        yield matrices
-        room = frame.take_float(*kept.shape)
-        self._rounding.keep(matrices, num_before, room.view(torch.int32), kept)
+    def _take_chunk(self, frame: Frame, given: DeltaInput, matrix_HKV: Tensor, out: Tensor) -> None:
+        _take_chunk(frame, given, matrix_HKV, out, corrects=self._corrects)
 
     def _take_steps(
         self,
@@ -98,40 +45,15 @@ class DeltaRule:
         spans: StateSpans,
         given: DeltaInput,
         matrices: Tensor,
-        out_THV: Tensor,
+        out: Tensor,
     ) -> None:
         assert self._kernels is not None, "a plan for a kernel is made where there is one"
         is_shared = len(given.v_THV) * matrices[0].numel() >= _LEAST_SHARED_NUMBERS
         left_THF = frame.take_float(*given.fading_THF.shape)
         torch.exp(given.fading_THF, out=left_THF)
-        work = delta_work(spans, given, left_THF, matrices, out_THV, corrects=self._corrects)
+        work = delta_work(spans, given, left_THF, matrices, out, corrects=self._corrects)
         num_threads = torch.get_num_threads() if is_shared else 1
         self._helpers.run(self._kernels.delta_rule, work, num_threads)
-
-
-class _Rounding:
-    """Of matrices [..., H, K, V] in float32 to float16, with noise of these `NOISE_STEPS`."""
-
-    def __init__(self, recurrence: MatrixRecurrence, device: torch.device) -> None:
-        heads_H11, keys_K1, values_V = (
-            torch.arange(num, device=device) * step
-            for num, step in (
-                (recurrence.num_value_heads, NOISE_STEPS["head_step"]),
-                (recurrence.key_head_dim, NOISE_STEPS["key_step"]),
-                (recurrence.value_head_dim, NOISE_STEPS["value_step"]),
-            )
-        )
-        self._noise_H11 = heads_H11[:, None, None]
-        self._noise_KV = (keys_K1[:, None] + values_V).int()
-
-    def keep(self, matrices: Tensor, num_before: Tensor | int, room: Tensor, kept: Tensor) -> None:
-        """Writes them to `kept`. Changes them, and fills `room`, of as many int32."""
-        noise = (self._noise_H11 + num_before * NOISE_STEPS["token_step"]).int()
-        torch.add(noise, self._noise_KV, out=room).bitwise_right_shift_(32 - _NOISE_BITS)
-        # What is shifted in has the sign of what is shifted.
-        room.bitwise_and_(2**_NOISE_BITS - 1)
-        matrices.view(torch.int32).add_(room).bitwise_and_(-(2**_NOISE_BITS))
-        kept.copy_(matrices.clamp_(-_LARGEST_HALF, _LARGEST_HALF))
 
 
 def _step(given: DeltaInput, matrices_BHKV: Tensor, *, corrects: bool) -> Tensor:

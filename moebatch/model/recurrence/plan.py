@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from moebatch.model.gpu.loader import delta_steps
+from moebatch.model.gpu.loader import takes_steps
 from moebatch.model.native import loader
 from moebatch.model.native.delta_rule import StateSpans
 from moebatch.spec.model.recurrence import CHUNK_TOKENS, Recurrence
@@ -63,10 +63,11 @@ class RecurrentPlan:
     compiled: StateSpans | None
     """All of them, where compiled kernels take them: token by token, since a matrix stays in the
     nearest cache meanwhile. None where torch does."""
-    singles: StateSpans | None = None
-    """Sequences that have one token, where a kernel on a GPU takes them."""
+    on_gpu: StateSpans | None = None
+    """Sequences that a kernel on a GPU takes: those that have one token, or all of them where
+    prompts are scanned."""
     runs: tuple[StateRun, ...] = ()
-    """The same ones for torch."""
+    """Those that have one token, for torch."""
     slices: tuple[StateSpan, ...] = ()
     """For torch, all others."""
 
@@ -91,11 +92,12 @@ class RecurrentPlan:
             compiled = _as_tensors(by_length, device)
             return cls(num_tokens=num_tokens, begun_B=begun_B, compiled=compiled)
         singles = sorted((s for s in spans if s.num_tokens == 1), key=lambda span: span.row)
+        taken = spans if recurrence.is_scanned else singles
         return cls(
             num_tokens=num_tokens,
             begun_B=begun_B,
             compiled=None,
-            singles=_as_tensors(singles, device) if delta_steps(recurrence, device) else None,
+            on_gpu=_as_tensors(taken, device) if takes_steps(recurrence, device) else None,
             runs=tuple(_runs(singles, device)),
             slices=tuple(span for span in spans if span.num_tokens > 1),
         )

@@ -21,7 +21,7 @@ from moebatch.spec.model.recurrence import CHUNK_TOKENS, Recurrence
 _OUTPUT_GATE: Mapping[GateOpening, int] = MappingProxyType({"sigmoid": 3, "softplus": 4})
 """Its product, what it goes through, and what it weighs."""
 _WIDENED = 2
-"""Gates and fading of a recurrence, each of a few numbers."""
+"""Gates and fading of a recurrence, each of a few numbers; or what it selects by, and its steps."""
 _OUT = 2
 """Projection, and the sum with what it is added to."""
 _CONVOLVED = 4
@@ -116,14 +116,14 @@ class MixerLaunches(RowLaunches):
         taps = _TAP * recurrence.conv_width + recurrence.conv_bias
         rounding = _ROUNDING * (recurrence.state_dtype == "float16")
         chunks = load.pieces(recurrence.chunk_tokens) * (own.chunk + rounding)
+        steps = ceil(sequences / recurrence.states_at_once) * (own.step + rounding)
         if self.is_fused and steps_at_once(recurrence):
-            steps = int(sequences > 0)
-        else:
-            steps = ceil(sequences / recurrence.states_at_once) * (own.step + rounding)
+            taken = sequences + load.prompt_tokens * recurrence.is_scanned
+            steps, chunks = int(taken > 0), chunks * (not recurrence.is_scanned)
         parts = ceil(sequences / CHUNK_TOKENS) + ceil(load.prompt_tokens / CHUNK_TOKENS)
         convolved = parts * (_CONVOLVED + taps) * (recurrence.conv_width > 0)
         normed = own.norms * self._norm + own.gated_norms * self._rows.norm_gated
-        once = own.once + recurrence.conv_bias + _WIDENED * bool(recurrence.widened_width)
+        once = own.once + recurrence.conv_bias + _WIDENED * bool(recurrence.further_rooms(1))
         return self._norm + normed + 1 + once + convolved + steps + chunks
 
     def _added(self, residual: Residual) -> int:

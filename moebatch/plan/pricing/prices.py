@@ -254,6 +254,7 @@ class Prices:
         by_torch = not (self.is_cpu or (self.launches.is_fused and steps_at_once(delta)))
         moved_bytes = sequences * delta.step_bytes(compute_bytes, by_torch=by_torch)
         moved_bytes += load.pieces(PROMPT_ROWS) * delta.step_bytes(compute_bytes, by_torch=False)
+        moved_bytes += load.prompt_tokens * delta.scanned_bytes * by_torch
         flops = sequences * delta.decode_flops + load.prompt_tokens * delta.prompt_flops
         moving_s, computing_s = (
             moved_bytes / processor.attention_bandwidth,

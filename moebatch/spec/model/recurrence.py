@@ -20,6 +20,13 @@ _TORCH_BYTES: Mapping[StateDtype, int] = {"float32": 24, "float16": 68}
 in float32; and before are widened, and behind it get their noise and are rounded."""
 _AMONG = 4
 """Decays of channels, and products of keys that they are multiplied with."""
+_FADING_BYTES = 20
+"""Of each number of a matrix, written, read and written, and read: what is left of each, where each
+fades by itself."""
+_SCANNED_FLOPS = 26
+"""Of each number of a matrix by a token: an exponential is some 20."""
+_DOUBLING_BYTES = 44
+"""Of each number of a token's matrix, read and written, as a parallel scan sees twice as far."""
 _SLOPE_STEP = 1e-5
 """What keeps the slope of a last layer above nothing, and that of an only one defined."""
 MOST_SEEN = 16
@@ -67,6 +74,9 @@ class Recurrence(ABC):
     """transformers fills sequences up to whole chunks."""
     chunk_tokens: ClassVar[int] = CHUNK_TOKENS
     """Tokens of a prompt that change a matrix together, where torch has them do so."""
+    is_scanned: ClassVar[bool] = False
+    """Kernels on a GPU take tokens of prompts one by one as well, since no products of matrices
+    would take a chunk of them."""
 
     @property
     @abstractmethod
@@ -78,10 +88,10 @@ class Recurrence(ABC):
     def projected_width(self) -> int:
         """Width of all that is projected of a token."""
 
-    @property
-    def widened_width(self) -> int:
-        """Width of what is projected of a part of that, which is narrow."""
-        return 0
+    def further_rooms(self, rows: int) -> tuple[int, ...]:
+        """Numbers in the type of the computation that a layer takes for what is projected of that
+        once more, piece by piece."""
+        return ()
 
     @property
     @abstractmethod
@@ -177,6 +187,12 @@ class Recurrence(ABC):
     def prompt_flops(self) -> int:
         """The same of a token among others of its prompt."""
         return self.decode_flops
+
+    @property
+    def scanned_bytes(self) -> int:
+        """Bytes that go through memory for each token of a prompt in one layer, where torch takes
+        chunks of it: none to speak of where products of matrices do so."""
+        return 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -412,10 +428,9 @@ class ChannelDelta(MatrixRecurrence):
         """Width of the fading of a token, all heads side by side."""
         return self.num_value_heads * self.key_head_dim
 
-    @property
-    def widened_width(self) -> int:
+    def further_rooms(self, rows: int) -> tuple[int, ...]:
         """Gates of the output, and fading."""
-        return 0 if self.rank is None else self.value_width + self.fading_width
+        return () if self.rank is None else (rows * self.value_width, rows * self.fading_width)
 
     def input_tensors(self, hidden_size: int) -> Sizes:
         """All apart, in the order in which they are computed together: what has been read so is
@@ -468,6 +483,110 @@ class StateSpace(MatrixRecurrence):
     def normed_width(self) -> int:
         """Value heads of a key head are normed together, with weights of their own."""
         return self.value_width
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SelectiveScan(MatrixRecurrence):
+    """Mamba-1 (Gu & Dao 2023, Mamba, algorithm 2), with norms of what it selects by (AI21 2024,
+    Jamba): one matrix with a column for each channel of values. A token adds its value, times the
+    length of the channel's time step, where its key points; each number of the matrix fades by
+    that length and a rate of its own. Keys are B of the paper, queries C: they and the lengths are
+    projected of what has been convolved, the latter through a few numbers."""
+
+    launches: ClassVar[StepLaunches] = StepLaunches(once=16, step=11, chunk=23, norms=3)
+    corrects: ClassVar[bool] = False
+    is_scanned: ClassVar[bool] = True
+    chunk_tokens: ClassVar[int] = 16
+    """Few, since what becomes of a matrix behind each of them is held."""
+    exact_roles: ClassVar[frozenset[str]] = frozenset(("recurrent_decay",))
+
+    num_key_heads: int = 1
+    num_value_heads: int = 1
+    rank: int
+    """Numbers through which lengths of time steps are projected."""
+
+    @property
+    def conv_channels(self) -> int:
+        return self.value_width
+
+    @property
+    def projected_width(self) -> int:
+        """Values, and gates of the output."""
+        return 2 * self.value_width
+
+    @property
+    def selecting_width(self) -> int:
+        """Width of what is projected of values: what lengths are made of, keys and queries."""
+        return self.rank + 2 * self.key_head_dim
+
+    @property
+    def own_tensors(self) -> Sizes:
+        channels, keys = self.value_width, self.key_head_dim
+        return {
+            "scan_select": (self.selecting_width, channels),
+            "scan_step_norm": (self.rank,),
+            "scan_key_norm": (keys,),
+            "scan_query_norm": (keys,),
+            "scan_step": (channels, self.rank),
+            "recurrent_step": (channels,),
+            "recurrent_decay": (channels, keys),
+            "recurrent_skip": (channels,),
+        }
+
+    def further_rooms(self, rows: int) -> tuple[int, ...]:
+        """What has been convolved, what is selected by, that of it which lengths are made of, and
+        these."""
+        widths = (self.value_width, self.selecting_width, self.rank, self.value_width)
+        return tuple(rows * width for width in widths)
+
+    def float_rooms(self, rows: int) -> tuple[int, ...]:
+        """Of tokens keys, queries, lengths and what comes out; how fast numbers fade; and what a
+        chunk takes, or states whose next token torch takes."""
+        chunk, keys, channels = min(rows, self.chunk_tokens), self.key_head_dim, self.value_width
+        copied = min(rows, self.states_at_once) * (self.state_dtype != "float32")
+        return (
+            rows * max(self.rank, keys),  # what norms take
+            rows * keys,  # keys
+            rows * keys,  # queries
+            rows * channels,  # lengths
+            rows * channels,  # what comes out of matrices
+            keys * channels,  # how fast they fade
+            copied * self.matrix_elements,  # states in float32
+            copied * self.matrix_elements,  # what rounds them
+            chunk * self.matrix_elements,  # what is left of them
+            chunk * self.matrix_elements,  # what they become
+            chunk * self.matrix_elements,  # on the way there
+        )
+
+    @property
+    def states_at_once(self) -> int:
+        """Of each as many numbers are worked out by which it fades."""
+        return _COPIED_STATES
+
+    def step_bytes(self, compute_bytes: int, *, by_torch: bool) -> int:
+        if by_torch:
+            return (_TORCH_BYTES[self.state_dtype] + _FADING_BYTES) * self.matrix_elements
+        return 2 * self.state.token_bytes(compute_bytes)
+
+    @property
+    def decode_flops(self) -> int:
+        """Exponentials, fading, adding and reading."""
+        return self.conv_flops + _SCANNED_FLOPS * self.matrix_elements
+
+    @property
+    def prompt_flops(self) -> int:
+        """Token by token, whatever takes them."""
+        return self.decode_flops
+
+    @property
+    def scanned_bytes(self) -> int:
+        """A parallel scan: numbers are gone through for each doubling."""
+        doublings = (self.chunk_tokens - 1).bit_length()
+        return (_DOUBLING_BYTES * doublings + _FADING_BYTES + 16) * self.matrix_elements
+
+    def trained_numbers(self, chunk_tokens: int) -> int:
+        """What is left of each number, what is added to it, and what it becomes; 2 sizes."""
+        return 3 * self.matrix_elements + 4 * self.value_width
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,85 @@
+"""What the compiled selective scan is given: tensors, as addresses.
+
+Shape letters: T tokens of the micro-batch, K size of a key, V channels of values, R rows of the
+state.
+"""
+
+import ctypes
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from moebatch.model.native.delta_rule import StateSpans
+from moebatch.model.native.kernels import DTYPES
+
+
+class ScanInput(NamedTuple):
+    """What a layer's rule takes of tokens, all float32."""
+
+    q_TK: Tensor
+    k_TK: Tensor
+    v_TV: Tensor
+    lengths_TV: Tensor
+    """Of time steps, at least 0: by what is multiplied what a token adds, and how fast numbers
+    fade."""
+    decays_KV: Tensor
+    """How fast they do in a step of length 1, at most 0: the same for all tokens."""
+
+    def of_tokens(self, tokens: slice | Tensor) -> "ScanInput":
+        """The same of some of them."""
+        q_TK, k_TK, v_TV, lengths_TV, decays_KV = self
+        return ScanInput(q_TK[tokens], k_TK[tokens], v_TV[tokens], lengths_TV[tokens], decays_KV)
+
+
+class ScanWork(ctypes.Structure):
+    """``struct scan_work`` of the C file."""
+
+    _fields_ = (
+        ("matrices", ctypes.c_void_p),
+        ("rows", ctypes.c_void_p),
+        ("firsts", ctypes.c_void_p),
+        ("counts", ctypes.c_void_p),
+        ("befores", ctypes.c_void_p),
+        ("queries", ctypes.c_void_p),
+        ("keys", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("lengths", ctypes.c_void_p),
+        ("decays", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("num_sequences", ctypes.c_int64),
+        ("key_dim", ctypes.c_int64),
+        ("channels", ctypes.c_int64),
+        ("next_item", ctypes.c_int64),
+        ("dtype", ctypes.c_int32),
+    )
+
+
+def scan_work(
+    spans: StateSpans, given: ScanInput, matrices_R1KV: Tensor, out_TV: Tensor
+) -> ScanWork:
+    """Tokens that are taken one by one, with matrices in float32 or float16. Only pointers: the
+    tensors must live until it has been done."""
+    tensors = (*given, out_TV)
+    everything = (*tensors, matrices_R1KV)
+    assert all(tensor.is_contiguous() and tensor.device.type == "cpu" for tensor in everything)
+    assert all(tensor.dtype == torch.float32 for tensor in tensors)
+    key_dim, channels = given.decays_KV.shape
+    return ScanWork(
+        matrices=matrices_R1KV.data_ptr(),
+        rows=spans.rows_B.data_ptr(),
+        firsts=spans.firsts_B.data_ptr(),
+        counts=spans.counts_B.data_ptr(),
+        befores=spans.befores_B.data_ptr(),
+        queries=given.q_TK.data_ptr(),
+        keys=given.k_TK.data_ptr(),
+        values=given.v_TV.data_ptr(),
+        lengths=given.lengths_TV.data_ptr(),
+        decays=given.decays_KV.data_ptr(),
+        out=out_TV.data_ptr(),
+        num_sequences=len(spans.rows_B),
+        key_dim=key_dim,
+        channels=channels,
+        next_item=0,
+        dtype=DTYPES[matrices_R1KV.dtype],
+    )
