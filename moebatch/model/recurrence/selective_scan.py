@@ -11,11 +11,12 @@ from torch import Tensor
 
 from moebatch.model.elementwise import Elementwise
 from moebatch.model.gpu.scan_steps import ScanSteps
+from moebatch.model.layer_work import LayerWork
 from moebatch.model.layers import silu_in_place
 from moebatch.model.native.delta_rule import StateSpans
 from moebatch.model.native.selective_scan import ScanInput, scan_work
 from moebatch.model.products import Products
-from moebatch.model.recurrence.block import LayerWork, RecurrentBlock
+from moebatch.model.recurrence.block import RecurrentBlock
 from moebatch.model.recurrence.matrix_rule import MatrixRule
 from moebatch.model.scratch import Frame
 from moebatch.spec.model.recurrence import SelectiveScan
@@ -34,20 +35,19 @@ class SelectiveScanBlock(RecurrentBlock):
         recurrence: SelectiveScan,
         products: Products,
         elementwise: Elementwise,
-        device: torch.device,
     ) -> None:
-        super().__init__(shape, recurrence, products, elementwise, device)
-        self._scan, self._rule = recurrence, ScanRule(recurrence, device)
-        self._zero = torch.zeros((), device=device)
+        super().__init__(shape, recurrence, products, elementwise)
+        self._scan, self._rule = recurrence, ScanRule(recurrence, products.device)
+        self._zero = torch.zeros((), device=products.device)
 
     def _mix(self, work: LayerWork, projected_NP: Tensor, out_TX: Tensor) -> None:
-        scan, weights, num_tokens = self._scan, work.weights, work.plan.num_tokens
+        scan, weights, num_tokens = self._scan, work.weights, work.num_tokens
         x_TV, z_TV = projected_NP[:num_tokens].chunk(2, dim=1)
         mixed_TV = self._convolution.run(work, x_TV)
         given = self._given(work, mixed_TV, len(projected_NP))
         made_TV = work.frame.take_float(num_tokens, scan.value_width)
-        matrices = work.state[0].view(-1, 1, scan.key_head_dim, scan.value_width)
-        self._rule.run(work.frame, work.plan, given, matrices, made_TV)
+        matrices = work.parts[0].view(-1, 1, scan.key_head_dim, scan.value_width)
+        self._rule.run(work.frame, work.recurrent, given, matrices, made_TV)
         made_TV.addcmul_(mixed_TV, weights["recurrent_skip"].float())
         gates_TV = silu_in_place(given.lengths_TV.copy_(z_TV))
         torch.mul(made_TV, gates_TV, out=out_TX)
@@ -62,8 +62,7 @@ class SelectiveScanBlock(RecurrentBlock):
         selecting_NS = self._products.of_role(frame, x_NV, weights, "scan_select")
         c_NC, k_NK, q_NK = torch.split(selecting_NS, [scan.rank, keys, keys], dim=1)
         for x_NX, role in ((c_NC, "step"), (k_NK, "key"), (q_NK, "query")):
-            room, weight_X = frame.branch().take_float(*x_NX.shape), weights[f"scan_{role}_norm"]
-            self._elementwise.rms_norm(x_NX, weight_X, self._eps, room, x_NX)
+            self._elementwise.norm(frame, x_NX, weights[f"scan_{role}_norm"], self._eps)
         c_NC = frame.take(*c_NC.shape).copy_(c_NC)
         steps_NV = self._products.of_role(frame, c_NC, weights, "scan_step")
         lengths_TV = frame.take_float(*mixed_TV.shape).copy_(steps_NV[:num_tokens])
