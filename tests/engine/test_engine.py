@@ -279,6 +279,21 @@ def test_a_row_with_broken_logits_fails_alone(
             assert tokens_of([outcome]) == tokens_of([before])
 
 
+def test_a_row_whose_choices_all_break_in_one_pass_fails_once(
+    tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from moebatch.model.decoder import Decoder
+
+    rows, logits = requests([3, 5], n=3, temperature=0.5), Decoder.logits
+
+    def broken_logits(self: Decoder, x_TD: torch.Tensor) -> torch.Tensor:
+        return logits(self, x_TD) * torch.nan
+
+    monkeypatch.setattr(Decoder, "logits", broken_logits)
+    outcomes = run(tiny_checkpoint("mixtral"), policy(), rows)
+    assert [each.error.code for each in outcomes if each.error] == ["nan_logits"] * 2
+
+
 @pytest.mark.few
 @pytest.mark.parametrize("step", ["attend", "run_experts", "logits"])
 @pytest.mark.parametrize("num_slots", [1, 3])
