@@ -144,8 +144,8 @@ def test_in_the_background_a_run_ignores_ctrl_c_as_its_shell_has_it_and_hears_al
 
 
 def test_a_run_whose_time_is_over_stops_before_its_first_pass_as_well() -> None:
-    stop = Stop(max_runtime_s=0.0)
-    ended = pytest.raises(Stopped, match="the run has had its 0ms; nothing was computed yet")
+    stop = Stop(max_runtime_s=0.004)
+    ended = pytest.raises(Stopped, match="the run has had its 4.0ms; nothing was computed yet")
     with ended as found, stop.heard(), stopping_on_signals(stop):
         signal.sigtimedwait([], PATIENCE_S)  # what takes long
         raise AssertionError("it was to stop before")
