@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 import yaml
 
@@ -15,8 +16,8 @@ from tests.tiny import quiet, write_tokenizer
 BUDGET = "640MiB"
 
 
-def write_model(folder: Path) -> int:
-    """A model of 64 experts of 5.5 MB; returns their bytes together."""
+def write_model(folder: Path, dtype: torch.dtype) -> int:
+    """A model of 64 experts of 2.75 million numbers; returns their bytes together."""
     from transformers import MixtralConfig, MixtralForCausalLM
 
     config = MixtralConfig(
@@ -33,10 +34,10 @@ def write_model(folder: Path) -> int:
     )
     torch.manual_seed(0)
     with quiet():
-        model = MixtralForCausalLM(config).to(torch.bfloat16)
+        model = MixtralForCausalLM(config).to(dtype)
         model.save_pretrained(folder, max_shard_size="100MB")
     write_tokenizer(folder)
-    return 64 * 3 * 512 * 1792 * 2
+    return 64 * 3 * 512 * 1792 * dtype.itemsize
 
 
 WATCHED = """
@@ -60,8 +61,11 @@ def watched_run(job: Path) -> tuple[int, str, int]:
     return done.returncode, done.stderr, int(held[1]) * 1024
 
 
-def test_a_model_larger_than_what_the_budget_leaves_stays_within_it(tmp_path: Path) -> None:
-    model_bytes = write_model(tmp_path / "model")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_model_larger_than_what_the_budget_leaves_stays_within_it(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    model_bytes = write_model(tmp_path / "model", dtype)
     prompts = [{"prompt": [3 + (i * j) % 300 for j in range(20)]} for i in range(1, 41)]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
     job = {
@@ -80,6 +84,6 @@ def test_a_model_larger_than_what_the_budget_leaves_stays_within_it(tmp_path: Pa
     assert streamed is not None and float(streamed[1]) > 1, "experts had to be streamed"
     reported = re.search(r"peak memory +([\d.]+) MiB of 640 MiB", report)
     assert reported is not None
-    assert by_kernel <= parse_bytes(BUDGET)
+    assert 0.8 * parse_bytes(BUDGET) <= by_kernel <= parse_bytes(BUDGET)
     assert abs(float(reported[1]) * 2**20 - by_kernel) < 0.02 * by_kernel
     assert model_bytes > 0.5 * parse_bytes(BUDGET)

@@ -47,8 +47,8 @@ _NO_SEGMENT = "failed to map segment"
 def stopping_on_signals(stop: "Stop") -> Iterator[None]:
     """While the block runs, the first signal asks for a stop, and a second one ends the process at
     once: what was finished by then is kept all the same. The clock asks where nothing else looks at
-    it, and is no signal that a second one could follow. A schedule of the user's own that is then
-    at work, or soon after, is broken off: it may never come to an end."""
+    it, and is no signal that a second one could follow. A schedule of the user's own that is at
+    work is broken off: it may never come to an end."""
     from moebatch.job.stop import StopNow
     from moebatch.schedule.registry import own_is_at_work
 

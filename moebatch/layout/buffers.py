@@ -58,7 +58,8 @@ LIBRARY_BYTES = 192 * 2**20
 shape, where it does all products; measured on jobs of many shapes. Its buffers grow with the
 matrices and come on top."""
 _OWN_KERNELS_BYTES = 16 * 2**20
-"""The same where the program's own kernels run: the first use of oneDNN (7 MB), and what Python's
+"""The same where the program's own kernels run, and in float32, of which nothing is kept (171 row
+counts of one matrix: 0 MB, in bfloat16 104 MB): the first use of oneDNN (7 MB), and what Python's
 heap grows by during a run."""
 _PRODUCT_BYTES = 600 * 2**10
 """What oneDNN keeps of a product of one row count and one matrix shape, whatever their sizes;
@@ -169,25 +170,28 @@ class MemoryUse:
             yield Buffer("program", level, PROGRAM_TERM, num_bytes)
             if level != "disk":
                 yield Buffer("libraries", level, PROGRAM_TERM, self._library_bytes(policy))
-        if self._has_kernels:
+        if self._keeps_little:
             yield Buffer("rows in work", "dram", PROGRAM_TERM, self._row_bytes(policy))
 
     @property
-    def _has_kernels(self) -> bool:
-        """Whether most products are done by the program's own kernels: by AMX, and in float32 on
-        processors of one maker, they are not."""
-        is_left = self.instruction_set in ("", "amx") or self.dtypes.compute == "float32"
+    def _keeps_little(self) -> bool:
+        """Whether most products are such of which oneDNN keeps nothing: those of the program's own
+        kernels, which do not compute by AMX, and those in float32, whoever multiplies."""
+        is_left = self.instruction_set in ("", "amx") and self.dtypes.compute != "float32"
         return not self._with_vram and not is_left
 
     def _library_bytes(self, policy: Policy) -> int:
         shape, dtypes = self.shape, self.dtypes
-        if self._has_kernels:
-            products = num_library_products(
-                shape, self._limits(policy), dtypes.compute, self.instruction_set
-            )
-            return _OWN_KERNELS_BYTES + products * _PRODUCT_BYTES
         widths = shape.hidden_size + max(shape.expert_width, shape.dense_width)
-        return LIBRARY_BYTES + 2 * gemm_rows(policy) * widths * dtypes.compute_bytes
+        grown = 2 * gemm_rows(policy) * widths * dtypes.compute_bytes
+        if not self._keeps_little:
+            return LIBRARY_BYTES + grown
+        if dtypes.compute == "float32":
+            return _OWN_KERNELS_BYTES + grown
+        products = num_library_products(
+            shape, self._limits(policy), dtypes.compute, self.instruction_set
+        )
+        return _OWN_KERNELS_BYTES + products * _PRODUCT_BYTES
 
     def _row_bytes(self, policy: Policy) -> float:
         """Tokens of sequences in work and of those that are looked ahead."""
@@ -245,7 +249,7 @@ class MemoryUse:
         # A pass begins before the one before is forgotten.
         yield Buffer("hidden states", level, ACTIVATIONS_TERM, hidden, num_bytes, 2)
         yield self._seen(policy, level)
-        if self._has_kernels:
+        if self._keeps_little:
             rotary_dim = sum(attention.rotary_dim for attention in self.shape.attentions)
             rotations = policy.tokens_per_pass * rotary_dim
             yield Buffer("rotations", level, ACTIVATIONS_TERM, rotations, FLOAT_BYTES, 2)
