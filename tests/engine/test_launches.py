@@ -292,10 +292,11 @@ def test_layers_without_experts_are_launched_as_they_are_priced(
 
 
 @pytest.mark.parametrize("counting", [False], indirect=True)
+@pytest.mark.parametrize("family", ["qwen3_next", "jamba"])
 def test_states_in_float16_are_copied_and_rounded(
-    tiny_checkpoint: Callable[..., Path], counting: CountingDevice, tmp_path: Path
+    tiny_checkpoint: Callable[..., Path], counting: CountingDevice, tmp_path: Path, family: str
 ) -> None:
-    title, folder = "GPU attention, cache in main memory", tiny_checkpoint("qwen3_next")
+    title, folder = "GPU attention, cache in main memory", tiny_checkpoint(family)
     launches = decoded(counting, folder, tmp_path, title, "klotski", "float16")
     priced = launches.of_batch(Kind.ATTEND, counting.load)
     assert counting.mean(Kind.ATTEND) == pytest.approx(priced, rel=0.05)
