@@ -111,6 +111,15 @@ def test_while_something_can_be_interrupted_it_is_told_and_nothing_is_raised() -
     assert stop.is_out_of_time
 
 
+def test_what_has_ended_is_told_of_no_stop_and_the_run_goes_on() -> None:
+    stop, told = Stop(), queue.SimpleQueue[BaseException]()
+    with stop.deferred(told.put):
+        pass
+    assert told.empty()
+    with stop.heard():
+        stop.obey()
+
+
 def test_a_stop_after_rows_have_ended_says_so_and_counts_as_progress() -> None:
     """As while the output is written."""
     stop = Stop()
@@ -145,7 +154,7 @@ def test_in_the_background_a_run_ignores_ctrl_c_as_its_shell_has_it_and_hears_al
 
 def test_a_run_whose_time_is_over_stops_before_its_first_pass_as_well() -> None:
     stop = Stop(max_runtime_s=0.004)
-    ended = pytest.raises(Stopped, match="the run has had its 4.0ms; nothing was computed yet")
+    ended = pytest.raises(Stopped, match=r"the run has had its 4\.0ms; nothing was computed yet")
     with ended as found, stop.heard(), stopping_on_signals(stop):
         signal.sigtimedwait([], PATIENCE_S)  # what takes long
         raise AssertionError("it was to stop before")
