@@ -10,7 +10,7 @@ from moebatch.cli.as_json import AsJson, answering, print_json
 from moebatch.cli.parameters import Drawings, PlannedJob, with_options
 from moebatch.cli.plan import asked_question
 from moebatch.plan.options import PlanOptions, SimOptions
-from moebatch.report.console import output_console, show
+from moebatch.report.console import error_console, output_console, show
 
 if TYPE_CHECKING:
     from moebatch.plan.answer import Answer
@@ -64,6 +64,7 @@ def _simulations(
     from moebatch.plan.simulation.durations import load_durations
     from moebatch.plan.simulation.simulation import simulations
     from moebatch.predict.trace import load_routing
+    from moebatch.report.progress import progress_bar
 
     given, question = options.given_policy(), asked_question(job, options)
     simulated = replace(
@@ -73,4 +74,5 @@ def _simulations(
         routing=None if routing is None else load_routing(routing, question.problem.shape),
     )
     answer = answer_question(question, replace(options, schedule=None), given)
-    return answer, simulations(answer.problem, answer.policy, simulated)
+    with progress_bar("simulating", error_console(), quiet=False) as advance:
+        return answer, simulations(answer.problem, answer.policy, simulated, advance)

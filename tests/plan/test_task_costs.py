@@ -13,11 +13,13 @@ from moebatch.layout.lanes import pass_seconds
 from moebatch.layout.load import PassLoad
 from moebatch.layout.routing import SkewedRouting
 from moebatch.layout.scratch import logits_rows
+from moebatch.plan.options import SimOptions
 from moebatch.plan.pricing.prices import Prices
 from moebatch.plan.pricing.task_prices import TaskPrices
 from moebatch.plan.problem import Problem
 from moebatch.plan.replay.passes import load_of_slices
 from moebatch.plan.simulation.passes import Work, decode_load, mean_load, passes_of, split
+from moebatch.plan.simulation.simulation import simulations
 from moebatch.plan.simulation.world import SimWorld
 from moebatch.schedule.drivers.simulate import simulate
 from moebatch.schedule.lanes import DEVICES, PROCESSORS, lane_of_row
@@ -564,3 +566,13 @@ def test_each_of_several_formats_costs_its_share() -> None:
     wanted_s = decoding_s + 2 * 200 * SHAPE.expert_params / 1e12
     assert prices.cpu_expert_s(processor, 200, fresh=0) == pytest.approx(wanted_s)
     assert processor.decoding_rate(mixed) == pytest.approx(1 / (0.75 / 3e9 + 0.25 / 1e9))
+
+
+def test_a_simulation_says_after_each_layer_how_far_it_has_come() -> None:
+    """With thousands of micro-batches it takes minutes."""
+    shares: list[float] = []
+    options = SimOptions(passes=2, compare="multi")
+    found = simulations(ON_GPU, policy(schedule="flexgen"), options, shares.append)
+    num_layers = ON_GPU.shape.num_layers
+    assert list(found) == ["flexgen", "multi"]
+    assert shares == [number / (4 * num_layers) for number in range(4 * num_layers)]

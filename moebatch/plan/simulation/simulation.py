@@ -1,6 +1,6 @@
 """A policy simulated under one schedule or several."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,26 +46,41 @@ class Simulation:
         return Statistics.of(self.timeline, since_s=self.timeline.steady_since_s)
 
 
-def simulations(problem: Problem, policy: Policy, options: SimOptions) -> dict[str, Simulation]:
-    """By schedule, the one asked for first. Raises ConfigError for what cannot be simulated."""
+def simulations(
+    problem: Problem,
+    policy: Policy,
+    options: SimOptions,
+    advance: Callable[[float], None] = lambda share: None,
+) -> dict[str, Simulation]:
+    """By schedule, the one asked for first; `advance` is called with the share of all that is done,
+    0 to 1. Raises ConfigError for what cannot be simulated."""
     require_none(not_priced(problem, policy), source="moebatch simulate")
     changed = replace(
         policy,
         num_hot=policy.num_hot if options.num_hot is None else options.num_hot,
         num_slots=policy.num_slots if options.slots is None else options.slots,
     )
+    names = options.schedules(policy.schedule)
+
+    def advance_of(number: int) -> Callable[[float], None]:
+        return lambda share: advance((number + share) / len(names))
+
     return {
-        name: _simulation(problem, policy_for(changed, name, problem), options)
-        for name in options.schedules(policy.schedule)
+        name: _simulation(problem, policy_for(changed, name, problem), options, advance_of(number))
+        for number, name in enumerate(names)
     }
 
 
-def _simulation(problem: Problem, policy: Policy, options: SimOptions) -> Simulation:
+def _simulation(
+    problem: Problem, policy: Policy, options: SimOptions, advance: Callable[[float], None]
+) -> Simulation:
     passes = passes_of(problem, policy, options.work, options.passes)
     routing = options.routing or SkewedRouting(
         shape=problem.shape, exponent=options.skew, seed=options.seed
     )
-    world = SimWorld(problem, policy, passes=passes, routing=routing, table=options.table)
+    world = SimWorld(
+        problem, policy, passes=passes, routing=routing, table=options.table, advance=advance
+    )
     name = policy.schedule
     timeline = simulate(name, world.setup, world.room, world, num_passes=options.passes)
     return Simulation(

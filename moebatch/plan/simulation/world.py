@@ -1,6 +1,6 @@
 """What the simulator computes, priced by the planner's cost model or by a table."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -40,8 +40,10 @@ class SimWorld:
         passes: Sequence[MicroBatches],
         routing: Routing,
         table: Mapping[Kind, float] | None = None,
+        advance: Callable[[float], None] = lambda share: None,
     ) -> None:
-        """`table` gives seconds of kinds of tasks, whatever the cost model says."""
+        """`table` gives seconds of kinds of tasks, whatever the cost model says. `advance` is
+        called with the share of all layers of all passes, 0 to 1, that have been gone through."""
         shape, ladder = problem.shape, problem.ladder
         num_bytes = problem.dtypes.expert_bytes(shape)
         level = int(traits_of(policy).foresees == "pre-gate")
@@ -50,6 +52,9 @@ class SimWorld:
         self.price = TaskPrices(prices=problem.prices, policy=policy)
         self.policy, self.routing, self.passes = policy, routing, passes
         self.table = table or {}
+        self._advance = advance
+        self._of_batch: dict[tuple[Kind, PassLoad, float], float | None] = {}
+        """Prices that are alike of most micro-batches."""
         self._number = 0
         self._share = 1.0
         """Of all layers, those that this pass goes through."""
@@ -105,6 +110,9 @@ class SimWorld:
         """What the table says of a kind of task, or the cost model."""
         if task.kind in (Kind.ATTEND, Kind.PRE):
             assert task.micro_batch is not None, "a micro-batch attends"
+            if task.step not in self._present:
+                layer = self.setup.layer(task.step)
+                self._advance((self._number + layer / self.setup.num_layers) / len(self.passes))
             self._present.setdefault(task.step, []).append(task.micro_batch)
         given = self.table.get(task.kind)
         return self._priced(task) if given is None else given
@@ -113,7 +121,10 @@ class SimWorld:
 
     def _priced(self, task: Task) -> float:
         if task.micro_batch is not None:
-            of_batch = self.price.of_batch(task.kind, self._load(task), self._share)
+            key = task.kind, self._load(task), self._share
+            if key not in self._of_batch:
+                self._of_batch[key] = self.price.of_batch(*key)
+            of_batch = self._of_batch[key]
             if of_batch is not None:
                 return of_batch
         match task.kind:

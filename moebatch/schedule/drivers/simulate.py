@@ -121,6 +121,8 @@ class _Lane:
 
     @property
     def free_row(self) -> str | None:
+        if len(self.running) == len(self.free_s):
+            return None
         taken = {one.row for one in self.running}
         return next((row for row in self.free_s if row not in taken), None)
 
@@ -244,7 +246,7 @@ class Simulator(Lanes):
     def _start(self, lane: _Lane) -> None:
         """As much as the lane has room for: the next task, or a chunk where that one cannot start
         yet."""
-        while (row := lane.free_row) is not None:
+        while (lane.waiting or lane.stream) and (row := lane.free_row) is not None:
             found = take_next(
                 lane.waiting,
                 lambda task: lane.can_begin_task() and self._can_start(task),
