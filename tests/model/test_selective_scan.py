@@ -3,6 +3,7 @@ computes token by token, wherever sequences lie and however they are cut."""
 
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +19,10 @@ from moebatch.model.recurrence.selective_scan import ScanRule
 from moebatch.model.scratch import Scratch
 from moebatch.spec.model.cache_layout import StateDtype
 from moebatch.spec.model.recurrence import SelectiveScan
-from tests.gpu_kernels import DEVICE
+from tests.gpu_kernels import DEVICE, use_gpu_kernels
+from tests.model import oracle
+from tests.model.driver import Driver
+from tests.model.test_oracle import assert_same
 from tests.native import kernels
 
 CPU = torch.device("cpu")
@@ -175,3 +179,19 @@ def test_what_fades_by_less_than_a_step_of_float16_fades_all_the_same(taken: Run
     torch.testing.assert_close(state.double(), expected, rtol=0.01, atol=1e-5)
     left = (state.double() * expected).sum() / expected.square().sum()
     assert left == pytest.approx(1, abs=1e-3)
+
+
+def test_a_gpu_scans_slices_of_prompts_beside_tokens_of_answers(
+    monkeypatch: pytest.MonkeyPatch, tiny_checkpoint: Callable[..., Path]
+) -> None:
+    """In one launch for all sequences of a layer, and no operator of torch."""
+    monkeypatch.setenv(loader.SWITCH, "0")
+    monkeypatch.setattr(ScanRule, "_take_chunk", None)
+    monkeypatch.setattr(ScanRule, "_step", None)
+    launched = use_gpu_kernels(monkeypatch)
+    folder = tiny_checkpoint("jamba")
+    model = oracle.load(folder)
+    prompts = oracle.prompts(lengths=(1, 5, 12))
+    for seq in Driver(folder).generate(prompts, 3, slice_tokens=4, stagger=1):
+        assert_same(seq, *oracle.greedy(model, seq.prompt, 3))
+    assert launched["scan_steps"] > 0
