@@ -576,3 +576,30 @@ def test_a_simulation_says_after_each_layer_how_far_it_has_come() -> None:
     num_layers = ON_GPU.shape.num_layers
     assert list(found) == ["flexgen", "multi"]
     assert shares == [number / (4 * num_layers) for number in range(4 * num_layers)]
+
+
+def test_prompts_of_a_selective_scan_go_through_memory_as_often_as_torch_does() -> None:
+    """For each doubling of what a parallel scan sees, and in launches of chunks; kernels take all
+    tokens in one launch. States of other kinds are read and written once by a slice."""
+    machine, dtypes = gpu_machine(), Dtypes(stored=FORMATS["bfloat16"], compute="bfloat16")
+    seconds, launches = {}, {}
+    for name in ("jamba-1.5-mini", "granite-4.0-h-tiny"):
+        for fused in (True, False):
+            prices = Prices(
+                shape=load_model(name).shape,
+                dtypes=dtypes,
+                hardware=machine,
+                ladder=Ladder.of(machine),
+                has_gpu_kernels=fused,
+            )
+            processor = replace(prices.main, attention_flops=1e18)  # which does not bind
+            few, many = (PassLoad(prompt_tokens=tokens, prompt_slices=1) for tokens in (64, 512))
+            more = prices.recurrence_s(many, processor) - prices.recurrence_s(few, processor)
+            seconds[name, fused] = more * processor.attention_bandwidth
+            of_layers = [prices.launches.of_mixer(load) for load in (few, many)]
+            launches[name, fused] = of_layers[1] - of_layers[0]
+    numbers = 16 * 8192 * 28 / 32 * (512 - 64)
+    assert seconds["jamba-1.5-mini", False] == pytest.approx((44 * 4 + 36) * numbers)
+    assert seconds["jamba-1.5-mini", True] == seconds["granite-4.0-h-tiny", False] == 0
+    assert launches["jamba-1.5-mini", False] - launches["jamba-1.5-mini", True] > 28 * 20
+    assert launches["granite-4.0-h-tiny", False] > 0
