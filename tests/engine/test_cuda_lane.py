@@ -28,6 +28,7 @@ from moebatch.engine.lanes.streams import StreamClock
 from moebatch.engine.passes.broken import BrokenRows
 from moebatch.engine.sampling.sampler import Sampler
 from moebatch.engine.spec import EngineSpec
+from moebatch.model.batch import BatchPlanner
 from moebatch.model.decoder import Decoder
 from moebatch.schedule.lanes import GPU, LANES
 from moebatch.schedule.slots.expert_load import Chunk, ExpertKey, Load
@@ -437,9 +438,10 @@ def test_lanes_begin_when_all_that_was_loaded_is_there() -> None:
 
 ON_COMPUTE = {
     Decoder: (
-        *("embed", "micro_batch", "attend", "project", "add_attention", "route", "run_experts"),
-        *("combine", "add_dense", "logits"),
+        *("embed", "attend", "project", "add_attention", "route", "run_experts", "combine"),
+        *("add_dense", "logits"),
     ),
+    BatchPlanner: ("plan",),
     BrokenRows: ("look",),
     Sampler: ("sample",),
 }

@@ -82,12 +82,13 @@ def test_where_attention_has_no_weights_it_meets_latents_alone(
     folder = tiny_checkpoint(family)
     model = oracle.load(folder)
     driver = way(folder)
-    make = driver.decoder.micro_batch
+    planner = driver.decoder.planner
+    plan = planner.plan
 
     def elsewhere(spans: Sequence[Span]) -> MicroBatch:
-        return make(spans, attention_device=torch.device("cpu"))
+        return plan(spans, attention_device=torch.device("cpu"))
 
-    monkeypatch.setattr(driver.decoder, "micro_batch", elsewhere)
+    monkeypatch.setattr(planner, "plan", elsewhere)
     for seq in driver.generate(oracle.prompts(), 8, slice_tokens=7, micro_batch=3, stagger=2):
         assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
 

@@ -38,6 +38,8 @@ _WINDOW = 64
 _MOST_REMEMBERED = 4096
 _PRIOR_PASSES = 0.5
 """Weight of the plan, in passes."""
+_SLIGHT_SHARE = 0.05
+"""Of a pass: a lane that should be busy for less tells little of how slow it is."""
 _COMMON_PASSES = 2.0
 """Weight of the rate of all passes in that of a kind, in passes."""
 _FAR = 1.3
@@ -154,13 +156,13 @@ class TimeLeft:
     def _slowness(self, busy_s: Mapping[str, float]) -> dict[str, float]:
         """How much longer than priced lanes are busy. Which of them a pass waits for may be another
         one than was planned; at first they are taken to be as fast as the plan says, and longer so
-        those that should have next to nothing to do."""
-        prior_s = _PRIOR_PASSES * self._passes_s / max(1, self._num_passes)
-        return {
-            lane: (busy_s[lane] + prior_s) / (priced_s + prior_s)
-            for lane, priced_s in self._lanes_s.items()
-            if lane in busy_s
-        }
+        where they should have next to nothing to do."""
+        slowness, slight_s = {}, _SLIGHT_SHARE * self._passes_s
+        for lane, priced_s in self._lanes_s.items():
+            if lane in busy_s:
+                prior_s = (_PRIOR_PASSES * priced_s + slight_s) / self._num_passes
+                slowness[lane] = (busy_s[lane] + prior_s) / (priced_s + prior_s)
+        return slowness
 
     def _rates(self, slowness: Mapping[str, float]) -> dict[bool, float]:
         """How long passes with prompts, and those without, take: measured over priced."""
