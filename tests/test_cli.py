@@ -367,7 +367,7 @@ ENDINGS: dict[str, tuple[Callable[[Path, Path], Path], ExitCode, str]] = {
         "GPT2LMHeadModel",
     ),
     "budget too small": (
-        lambda tmp, model: write_job(tmp, model, PROMPTS, resources={"dram": "300MiB"}),
+        lambda tmp, model: write_job(tmp, model, PROMPTS, resources={"dram": "100MiB"}),
         ExitCode.DOES_NOT_FIT,
         "Smallest change that fits",
     ),
