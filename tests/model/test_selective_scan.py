@@ -26,7 +26,7 @@ from tests.model.test_oracle import assert_same
 from tests.native import kernels
 
 CPU = torch.device("cpu")
-WAYS = ["1", "0"] if kernels() else ["0"]
+KERNELS = [*(["1"] if kernels() else []), "triton"]
 SIZES = [(16, 64), (12, 300), (7, 33), (1, 1)]
 """Of keys, and how many channels there are."""
 Run = Callable[[SelectiveScan, Sequence[StateSpan], ScanInput, Tensor], Tensor]
@@ -98,7 +98,7 @@ def by_transformers(given: ScanInput, span: StateSpan, matrix_KV: Tensor) -> tup
     return torch.cat(outs), state_1VK[0].t()
 
 
-@pytest.fixture(params=[*WAYS, "triton"])
+@pytest.fixture(params=["0", *KERNELS])
 def taken(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Run:
     """By compiled kernels, by torch, or by Triton."""
     if request.param == "triton":
@@ -144,11 +144,11 @@ def test_states_in_float16_are_rounded_as_torch_rounds_them(
 
 
 @pytest.mark.parametrize("state_dtype", ["float32", "float16"])
+@pytest.mark.parametrize("taken", KERNELS, indirect=True)
 def test_kernels_keep_the_same_states_however_prompts_are_cut(
-    taken: Run, request: pytest.FixtureRequest, state_dtype: StateDtype
+    taken: Run, state_dtype: StateDtype
 ) -> None:
-    if request.node.callspec.params["taken"] == "0":
-        pytest.skip("torch rounds where prompts are cut, and sums up chunks")
+    """torch rounds where prompts are cut, and sums up chunks."""
     sizes, found = (12, 40), []
     given = given_of(*sizes, 50)
     for cuts in ((50,), (1, 49), (20, 7, 23)):

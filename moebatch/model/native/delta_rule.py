@@ -40,6 +40,17 @@ class StateSpans(NamedTuple):
     befores_B: Tensor
     """How many the sequence had before."""
 
+    @property
+    def as_fields(self) -> dict[str, int]:
+        """What the structures of rules name them by, as addresses."""
+        return {
+            "rows": self.rows_B.data_ptr(),
+            "firsts": self.firsts_B.data_ptr(),
+            "counts": self.counts_B.data_ptr(),
+            "befores": self.befores_B.data_ptr(),
+            "num_sequences": len(self.rows_B),
+        }
+
 
 class DeltaInput(NamedTuple):
     """What a layer's rule takes of tokens, all float32."""
@@ -106,17 +117,13 @@ def delta_work(
     assert corrects or not by_channel, "of rules that only add none has channels that fade apart"
     return DeltaWork(
         matrices=matrices_RHKV.data_ptr(),
-        rows=spans.rows_B.data_ptr(),
-        firsts=spans.firsts_B.data_ptr(),
-        counts=spans.counts_B.data_ptr(),
-        befores=spans.befores_B.data_ptr(),
+        **spans.as_fields,
         queries=given.q_TGK.data_ptr(),
         keys=given.k_TGK.data_ptr(),
         values=given.v_THV.data_ptr(),
         rates=given.rates_TH.data_ptr(),
         left=left_THF.data_ptr(),
         out=out_THV.data_ptr(),
-        num_sequences=len(spans.rows_B),
         num_key_heads=num_key_heads,
         num_value_heads=num_value_heads,
         key_dim=key_dim,

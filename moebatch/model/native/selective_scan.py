@@ -67,17 +67,13 @@ def scan_work(
     key_dim, channels = given.decays_KV.shape
     return ScanWork(
         matrices=matrices_R1KV.data_ptr(),
-        rows=spans.rows_B.data_ptr(),
-        firsts=spans.firsts_B.data_ptr(),
-        counts=spans.counts_B.data_ptr(),
-        befores=spans.befores_B.data_ptr(),
+        **spans.as_fields,
         queries=given.q_TK.data_ptr(),
         keys=given.k_TK.data_ptr(),
         values=given.v_TV.data_ptr(),
         lengths=given.lengths_TV.data_ptr(),
         decays=given.decays_KV.data_ptr(),
         out=out_TV.data_ptr(),
-        num_sequences=len(spans.rows_B),
         key_dim=key_dim,
         channels=channels,
         next_item=0,

@@ -167,17 +167,17 @@ def _load(workload: Workload, decoding: float, prompts: float) -> PassLoad:
         workload.mean_shared_tokens,
         workload.mean_new_tokens,
     )
+    begun = prompts / max(1.0, own)
     if workload.is_encoded:
         return PassLoad(
             decode_sequences=decoding,
             decode_positions=decoding * (own + new / 2),
             prompt_tokens=prompts,
             prompt_pairs=prompts * own,
-            prompt_slices=prompts / own,
+            prompt_slices=begun,
             logits_rows=decoding,
         )
     read_again = max(0.0, own / PROMPT_ROWS - 1) / 2
-    begun = prompts / max(1.0, own)
     cut = min(1.0, prompts)  # the last one in a pass goes on in the next
     return PassLoad(
         decode_sequences=decoding,
