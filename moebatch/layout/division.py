@@ -1,6 +1,7 @@
 """How a policy divides experts and layers of keys and values among levels: as whole ones, as they
 are when it runs, or in parts, as a solver of shares sees them."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -48,17 +49,13 @@ class Division:
         experts = whole_experts(shape, policy, ladder)
         homes = policy.kv_levels(shape.num_keeping_layers)
         first = shape.num_encoding_layers
+        of_groups = [Counter(homes[n - first] for n in group.layers) for group in groups]
         paged = comes_in_pages(policy, ladder)
         most = most_streamed(shape, experts[ladder.experts_at(policy)])
         below = ladder.experts_at(policy) == "vram" and experts["disk"] > 0
         return cls(
             experts=experts,
-            kv_layers={
-                level: tuple(
-                    sum(homes[n - first] == level for n in group.layers) for group in groups
-                )
-                for level in LEVELS
-            },
+            kv_layers={level: tuple(here[level] for here in of_groups) for level in LEVELS},
             kv_homes=frozenset(homes),
             num_slots=2 * most if paged else policy.num_slots,
             num_slots_below=policy.num_slots if below else 0,

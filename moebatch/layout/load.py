@@ -62,11 +62,11 @@ class PassLoad(NamedTuple):
 
     def times(self, factor: float) -> "PassLoad":
         """So many times as much of everything."""
-        return PassLoad(*(factor * figure for figure in self))
+        return PassLoad._make([factor * figure for figure in self])
 
     def divided(self, number: float) -> "PassLoad":
         """One of so many that are alike."""
-        return PassLoad(*(figure / number for figure in self))
+        return PassLoad._make([figure / number for figure in self])  # plans ask thousands of times
 
     @property
     def resumed(self) -> float:

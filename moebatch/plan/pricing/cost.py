@@ -66,7 +66,7 @@ class PassCost(PassTasks):
             return None
         if traits_of(policy).foresees != "likely" or not policy.num_slots:
             return None
-        predictor, shape = habits.predictor_of(policy), self._shape
+        predictor, shape = habits.predictor_of(policy), self.prices.shape
         sizes = staying(shape, policy, self.prices.ladder)
         times = LayerTimes(
             outside_s=self.outside_s / shape.num_layers,
@@ -85,7 +85,7 @@ class PassCost(PassTasks):
     def num_chosen(self) -> float:
         """Experts that some token chooses, where habits are not known if routing is even."""
         if self.loads is None or self.habits is None:
-            return chosen_experts(self._shape, self.load)
+            return chosen_experts(self.prices.shape, self.load)
         return float(sum(self.habits.chosen(self.load.tokens)))
 
     @property
@@ -97,7 +97,7 @@ class PassCost(PassTasks):
         Zero where slots belong to a GPU.
         """
         policy, prices = self.policy, self.prices
-        if prices.ladder.top == "vram" or not policy.weights.disk or not policy.num_slots:
+        if prices.top == "vram" or not policy.weights.disk or not policy.num_slots:
             return 0.0
         filled_s = policy.num_slots * self._fetch_s
         gap_s, longest_s = self.gaps_s
@@ -115,8 +115,8 @@ class PassCost(PassTasks):
         """Length of a pass that waits for experts which no predictor has foreseen."""
         if self.loads is None:
             return 0.0
-        layers = self._shape.num_layers
-        num_dense = layers - len(self._shape.moe_layers)
+        layers = self.prices.shape.num_layers
+        num_dense = layers - len(self.prices.shape.moe_layers)
         return self.loads.seconds + num_dense / layers * self.outside_s
 
     @property
@@ -126,7 +126,7 @@ class PassCost(PassTasks):
         policy = self.policy
         if not (takes_turns(policy) and policy.num_slots):
             return 0.0
-        there_s = len(self._shape.moe_layers) * self._price.up_s(policy.num_slots)
+        there_s = len(self.prices.shape.moe_layers) * self._price.up_s(policy.num_slots)
         attending_s = self.lanes.get("cpu", 0.0)
         coming_s = self.lanes.get("dram->vram", 0.0) - min(attending_s, there_s)
         return attending_s + max(self.lanes.get("gpu", 0.0), coming_s)

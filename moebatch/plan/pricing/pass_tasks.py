@@ -16,7 +16,6 @@ from moebatch.schedule.registry import traits_of
 from moebatch.schedule.steps.kv_route import Place
 from moebatch.schedule.task import Kind
 from moebatch.spec.machine.hardware import LEVELS, LevelName
-from moebatch.spec.model.shape import ModelShape
 from moebatch.spec.policy.policy import Policy
 
 Arithmetic = dict[Hashable, LaneSeconds]
@@ -51,7 +50,7 @@ class PassTasks:
 
     def computing(self) -> Iterator[LaneTime]:
         """Lane and seconds of each kind of task that does not depend on what lives where."""
-        yield from self._of_micro_batches(self._top, 1.0, self._computing, of_cache=False)
+        yield from self._of_micro_batches(self.prices.top, 1.0, self._computing, of_cache=False)
         yield self._lane(Kind.EXPERT), self.experts_s
         stacks = self.prices.dense.stacks
         num_combined = sum(one.num_moe for one in stacks if one.layers.start in self._layers)
@@ -90,7 +89,7 @@ class PassTasks:
     @property
     def expert_s(self) -> float:
         """One expert, on those tokens of the pass that choose it."""
-        return self.experts_s / max(1.0, chosen_experts(self._shape, self.load))
+        return self.experts_s / max(1.0, chosen_experts(self.prices.shape, self.load))
 
     @cached_property
     def experts_s(self) -> float:
@@ -104,7 +103,7 @@ class PassTasks:
         """Longest time in which a CPU gives no slot back, in every layer: from the last expert of
         one layer that arrives to the first of the next, both computed, with the rest of a layer and
         the experts that stay between them; and the same when the head comes between, too."""
-        shape, head_s = self._shape, self._price.head_s(self.load.logits_rows)
+        shape, head_s = self.prices.shape, self._price.head_s(self.load.logits_rows)
         outside_s = (self.outside_s - head_s) / shape.num_layers
         of_layer_s = self.experts_s / len(shape.moe_layers)
         each_s = of_layer_s / max(1.0, chosen_experts(shape, self.load) / len(shape.moe_layers))
@@ -133,28 +132,28 @@ class PassTasks:
         micro-batches have attended: two windows hold the caches of two micro-batches, so they move
         while others attend, and hardly at other times. None where it never waits so."""
         traits, policy = traits_of(self.policy), self.policy
-        attends_here = self._top == "dram" or policy.attention_on_gpu
+        attends_here = self.prices.top == "dram" or policy.attention_on_gpu
         if traits.is_paged or not traits.shares_weights or not attends_here:
             return None
         waits_s = 0.0
         for home in LEVELS:
             share = policy.kv_cache.on(home)
-            if not share or home == self._top:
+            if not share or home == self.prices.top:
                 continue
             for number, batch in self._sizes:
                 moving_s = max(self._cache_s(home, batch).values(), default=0.0)
                 attends_s = self._price.of_batch(Kind.ATTEND, batch, self._share) or 0.0
                 waits_s += share * number * max(0.0, moving_s - attends_s)
-        return self._shape.num_keeping_layers * waits_s
+        return self.prices.shape.num_keeping_layers * waits_s
 
     def _cache_s(self, home: LevelName, batch: PassLoad) -> dict[str, float]:
         """Seconds of devices that move keys and values of a micro-batch in a layer."""
         kinds = _launched(
-            self.policy.schedule, self._top, home, attends_on_cpu=False, of_cache=True
+            self.policy.schedule, self.prices.top, home, attends_on_cpu=False, of_cache=True
         )[batch.prompt_tokens > 0]
         seconds = dict[str, float]()
         for kind, count in kinds.items():
-            device = lane_of(kind, self._top).device
+            device = lane_of(kind, self.prices.top).device
             each_s = self._price.of_batch(kind, batch) or 0.0
             seconds[device] = seconds.get(device, 0.0) + count * each_s
         return seconds
@@ -166,9 +165,9 @@ class PassTasks:
 
     def _weights(self, num_loads: float | None) -> Iterator[LaneTime]:
         weights = self.policy.weights
-        below = 1 - weights.on(self._top)
+        below = 1 - weights.on(self.prices.top)
         loads = below * self._moved_experts() if num_loads is None else num_loads
-        if self._top == "dram":
+        if self.prices.top == "dram":
             yield self._lane(Kind.CHUNK), self._price.fetch_s(loads)
             return
         on_disk = loads * weights.disk / below if below else 0.0
@@ -187,16 +186,16 @@ class PassTasks:
         whole layers, chosen or not; some do so again for each micro-batch."""
         traits = traits_of(self.policy)
         if traits.foresees != "layer":
-            return chosen_experts(self._shape, self.load)
-        layers = len(self._shape.moe_layers)
+            return chosen_experts(self.prices.shape, self.load)
+        layers = len(self.prices.shape.moe_layers)
         if traits.shares_weights and not traits.is_paged:
-            layers = sum(count for count, tokens in routed(self._shape, self.load) if tokens)
-        return self._walks * self._shape.num_experts * layers
+            layers = sum(count for count, tokens in routed(self.prices.shape, self.load) if tokens)
+        return self._walks * self.prices.shape.num_experts * layers
 
     @property
     def _layers_up_s(self) -> float:
         """Weights outside experts of all layers that have them below, once."""
-        count, shape, price = self.policy.streamed_layers, self._shape, self._price
+        count, shape, price = self.policy.streamed_layers, self.prices.shape, self._price
         return self.prices.once(
             ("layers up", count), lambda: price.layers_up_s(shape.streamed(count))
         )
@@ -212,7 +211,7 @@ class PassTasks:
         for kind, count in kinds.items():
             seconds = self._price.of_batch(kind, batch)
             assert seconds is not None, f"{kind} is of a micro-batch"
-            yield self._lane(kind), self._shape.num_keeping_layers * count * seconds
+            yield self._lane(kind), self.prices.shape.num_keeping_layers * count * seconds
 
     # --- micro-batches --------------------------------------------------------------------------
 
@@ -227,9 +226,9 @@ class PassTasks:
         """Lane and seconds of some tasks of all micro-batches, which are launched as in layers
         whose keys and values live at `home`, in a share of the layers."""
         policy = self.policy
-        beside = self._top == "vram" and not policy.attention_on_gpu
+        beside = self.prices.top == "vram" and not policy.attention_on_gpu
         kinds = _launched(
-            policy.schedule, self._top, home, attends_on_cpu=beside, of_cache=of_cache
+            policy.schedule, self.prices.top, home, attends_on_cpu=beside, of_cache=of_cache
         )
         same = policy.micro_batch_size, policy.schedule, policy.batching, beside, self._share
         for number, batch in self._sizes:
@@ -247,7 +246,7 @@ class PassTasks:
         load, policy = self.load, self.policy
         decoding = PassLoad(load.decode_sequences, load.decode_positions)
         prompts = load.in_stack(encodes=True)
-        most = (decoding, policy.micro_batch_size), (prompts, prompt_rows(policy, self._top))
+        most = (decoding, policy.micro_batch_size), (prompts, prompt_rows(policy, self.prices.top))
         numbers = [(max(1.0, part.tokens / size), part) for part, size in most if part.tokens]
         return [(number, part.divided(number)) for number, part in numbers]
 
@@ -258,7 +257,7 @@ class PassTasks:
         return self.prices.once(key, lambda: self._of_all_layers_s(load))
 
     def _of_all_layers_s(self, load: PassLoad) -> float:
-        shape, seconds = self._shape, 0.0
+        shape, seconds = self.prices.shape, 0.0
         for layers, tokens in routed(shape, load):
             active = distinct_experts(shape, tokens)
             if active:
@@ -275,7 +274,7 @@ class PassTasks:
         launched while the GPU waits for the link anyway."""
         together = active
         if not traits_of(self.policy).is_paged:
-            groups = computes_together(self.policy.schedule, self._top)
+            groups = computes_together(self.policy.schedule, self.prices.top)
             together = min(active, self._most_together if groups else 1)
         whole = max(1, round(together))
         return active / whole * self._price.launching_s([rows] * whole)
@@ -283,36 +282,28 @@ class PassTasks:
     @cached_property
     def _layers(self) -> range:
         """Those that the pass goes through."""
-        return layers_of(self._shape, self.load)
+        return layers_of(self.prices.shape, self.load)
 
     @property
     def _share(self) -> float:
         """Of all layers."""
-        return len(self._layers) / self._shape.num_layers
+        return len(self._layers) / self.prices.shape.num_layers
 
     @property
     def _fresh(self) -> float:
         """Share of the experts that come from below, where that makes a difference to computing."""
-        return (1 - self.policy.weights.on(self._top)) * self.prices.is_cpu
+        return (1 - self.policy.weights.on(self.prices.top)) * self.prices.is_cpu
 
     def _lane(self, kind: Kind) -> str:
-        return lane_of(kind, self._top).name
+        return lane_of(kind, self.prices.top).name
 
     @cached_property
     def _price(self) -> TaskPrices:
         return TaskPrices(prices=self.prices, policy=self.policy)
 
     @property
-    def _shape(self) -> ModelShape:
-        return self.prices.shape
-
-    @property
     def _most_together(self) -> int:
         return self.prices.ladder.most_together(self.policy)
-
-    @property
-    def _top(self) -> Place:
-        return self.prices.ladder.top
 
 
 @cache

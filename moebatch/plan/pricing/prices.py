@@ -20,6 +20,7 @@ from moebatch.layout.scratch import (
 )
 from moebatch.plan.pricing.dense import DenseParams
 from moebatch.plan.pricing.launches import Launches
+from moebatch.schedule.steps.kv_route import Place
 from moebatch.spec.machine.hardware import Hardware, LinkName, Processor
 from moebatch.spec.model.attention import Attention
 from moebatch.spec.model.cache import CacheGroup
@@ -58,9 +59,14 @@ class Prices:
     more, which have bfloat16 of their own."""
 
     @cached_property
+    def top(self) -> Place:
+        """Where everything is computed that a policy puts nowhere else."""
+        return self.ladder.top
+
+    @cached_property
     def main(self) -> Processor:
         """What computes everything that a policy does not leave to the CPU."""
-        return self.hardware.levels[self.ladder.top].processor or self.cpu
+        return self.hardware.levels[self.top].processor or self.cpu
 
     @cached_property
     def launches(self) -> Launches:

@@ -17,10 +17,9 @@ from moebatch.plan.pricing.dense import Mixed
 from moebatch.plan.pricing.prices import Prices
 from moebatch.schedule.lanes import lane_of
 from moebatch.schedule.registry import traits_of
-from moebatch.schedule.steps.kv_route import FROM_ATTENTION, TO_ATTENTION, Place
+from moebatch.schedule.steps.kv_route import FROM_ATTENTION, TO_ATTENTION
 from moebatch.schedule.task import Kind
-from moebatch.spec.machine.hardware import LinkName, Processor
-from moebatch.spec.model.shape import ModelShape
+from moebatch.spec.machine.hardware import LinkName
 from moebatch.spec.policy.policy import Policy
 
 
@@ -47,16 +46,16 @@ class TaskPrices:
             return 0.0
         if kind not in _TRANSFERS:
             seconds /= share
-        launching_s = self._main.task_s + self._launches_s(self._launches.of_batch(kind, load))
+        launching_s = self._task_s(self.prices.launches.of_batch(kind, load))
         return max(seconds, launching_s) if kind in _TRANSFERS else seconds + launching_s
 
     # --- arithmetic -----------------------------------------------------------------------------
 
     def attend_s(self, load: PassLoad) -> float:
         """Attention, or recurrence, of a mean layer where everything else is computed."""
-        core_s = self.prices.decode_attention_s(load, self._main)
-        core_s += self.prices.prompt_attention_s(load, self._main)
-        core_s += self.prices.recurrence_s(load, self._main)
+        core_s = self.prices.decode_attention_s(load, self.prices.main)
+        core_s += self.prices.prompt_attention_s(load, self.prices.main)
+        core_s += self.prices.recurrence_s(load, self.prices.main)
         return self.project_s(load) + core_s + self.out_s(load)
 
     def project_s(self, load: PassLoad) -> float:
@@ -65,7 +64,7 @@ class TaskPrices:
 
     def post_out_s(self, load: PassLoad) -> float:
         """Output projection and residual where they are a part of `post`."""
-        return self.out_s(load) + self._launches_s(self._launches.of_batch(Kind.OUT, load))
+        return self.out_s(load) + self._launches_s(self.prices.launches.of_batch(Kind.OUT, load))
 
     def out_s(self, load: PassLoad) -> float:
         """Output projection and residual."""
@@ -90,15 +89,17 @@ class TaskPrices:
     def gate_s(self, load: PassLoad, layer: int) -> float:
         """Norm and router of a layer with experts; norm and MLP of another one that has any, and
         what several GPUs add up of either. As a part of `post` with what adds up there."""
-        load, params = in_layer(self._shape, load, layer), self.prices.dense.gates[layer]
-        beside_s = self._beside_mlp_s(load) if self._shape.has_mlp(layer) else 0.0
-        count = self._launches.of_gates[layer] + self._adding * self._shape.is_moe(layer)
+        shape, params = self.prices.shape, self.prices.dense.gates[layer]
+        load = in_layer(shape, load, layer)
+        beside_s = self._beside_mlp_s(load) if shape.has_mlp(layer) else 0.0
+        count = self.prices.launches.of_gates[layer] + self._adding * shape.is_moe(layer)
         return self._gemm_s(load, params) + beside_s + self._task_s(count)
 
     def shared_expert_s(self, load: PassLoad, layer: int) -> float:
         """What all tokens share of a layer's experts, which is computed where outputs are added up;
         its launches are those of that."""
-        return self._gemm_s(in_layer(self._shape, load, layer), self.prices.dense.shared[layer])
+        params = self.prices.dense.shared[layer]
+        return self._gemm_s(in_layer(self.prices.shape, load, layer), params)
 
     def gates_s(self, load: PassLoad, layers: range) -> float:
         """Gates and shared experts of those layers that a pass goes through."""
@@ -106,8 +107,8 @@ class TaskPrices:
         for stack in self.prices.dense.stacks:
             if stack.layers.start not in layers:
                 continue
-            part, number = in_layer(self._shape, load, stack.layers.start), len(stack.layers)
-            of_gates = self._launches.of_gates[stack.layers.start : stack.layers.stop]
+            part, number = in_layer(self.prices.shape, load, stack.layers.start), len(stack.layers)
+            of_gates = self.prices.launches.of_gates[stack.layers.start : stack.layers.stop]
             tasks_s = number * self._task_s((sum(of_gates) + adding * stack.num_moe) / number)
             beside_s = stack.num_mlps * self._beside_mlp_s(part)
             seconds += self._gemm_s(part, stack.params) + beside_s + tasks_s
@@ -115,7 +116,7 @@ class TaskPrices:
 
     def _beside_mlp_s(self, load: PassLoad) -> float:
         """Norm and residual of experts or an MLP, and what several GPUs add up."""
-        moved = norm_states(self._shape) / 2 * load.tokens
+        moved = norm_states(self.prices.shape) / 2 * load.tokens
         return self._moving_s(moved) + self.shared_s(load)
 
     def combine_s(self) -> float:
@@ -124,7 +125,7 @@ class TaskPrices:
         if self._is_paged:
             return 0.0
         traits = traits_of(self.policy)
-        return self._task_s(self._launches.of_combine(is_joined=traits.runs == "pass"))
+        return self._task_s(self.prices.launches.of_combine(is_joined=traits.runs == "pass"))
 
     def expert_s(self, rows: float, *, fresh: float, is_mean: bool = False) -> float:
         """Work of an expert over so many tokens, which with the chance `fresh` has just arrived;
@@ -135,41 +136,42 @@ class TaskPrices:
         """
         if rows <= 0:
             return 0.0
-        moving_s = self._moving_s(choice_states(self._shape) * rows)
+        moving_s = self._moving_s(choice_states(self.prices.shape) * rows)
         if not self.prices.is_cpu:
-            return self.prices.expert_s(self._main, rows) + moving_s
-        compute, instructions = self.prices.dtypes.compute, self._main.instruction_set
+            return self.prices.expert_s(self.prices.main, rows) + moving_s
+        compute, instructions = self.prices.dtypes.compute, self.prices.main.instruction_set
         if is_mean:
             padded = mean_product_rows(rows, compute, instructions)
         else:
             padded = product_rows(round(rows), compute, instructions)
-        return self.prices.cpu_expert_s(self._main, padded, fresh=fresh) + moving_s
+        return self.prices.cpu_expert_s(self.prices.main, padded, fresh=fresh) + moving_s
 
     def launching_s(self, rows: Sequence[float]) -> float:
         """What it takes to hand over experts that are computed together, over so many tokens each,
         and to launch them; pages have no tasks for them."""
         chosen = [each for each in rows if each]
-        handed_s = max(0, len(chosen) - 1) * self._main.another_expert_s
-        handed_s += 0.0 if self._is_paged else self._main.task_s
-        return self._launches_s(self._launches.of_experts(chosen)) + handed_s
+        handed_s = max(0, len(chosen) - 1) * self.prices.main.another_expert_s
+        handed_s += 0.0 if self._is_paged else self.prices.main.task_s
+        return self._launches_s(self.prices.launches.of_experts(chosen)) + handed_s
 
     def head_s(self, rows: float) -> float:
         """Logits after so many tokens, and what lies between the pass and the next. No task of its
         own: it ends the last layer of a pass."""
-        between_s = self._main.pass_s + rows * self._main.row_s
+        between_s = self.prices.main.pass_s + rows * self.prices.main.row_s
         if not rows:
             return between_s
-        count = self._launches.of_head(rows, self.prices.dtypes.compute_bytes)
-        return between_s + self.prices.head_s(self._main, rows) + self._launches_s(count)
+        count = self.prices.launches.of_head(rows, self.prices.dtypes.compute_bytes)
+        return between_s + self.prices.head_s(self.prices.main, rows) + self._launches_s(count)
 
     # --- weights --------------------------------------------------------------------------------
 
     def chunk_s(self, num_experts: float) -> float:
         """So many experts, or parts of such, on their way to where they are computed. A copy into
         pinned buffers runs beside the link, so the slower of the two counts."""
-        if self._top == "dram":
+        if self.prices.top == "dram":
             return self.fetch_s(num_experts)
-        handed_s = num_experts * launches.num_chunks(self.prices.expert_bytes) * self._main.task_s
+        num_chunks = num_experts * launches.num_chunks(self.prices.expert_bytes)
+        handed_s = num_chunks * self.prices.main.task_s
         copies = launches.of_transfer(self.prices.expert_bytes, self.prices.dtypes.num_runs)
         launched_s = self._launches_s(num_experts * copies)
         return max(self.up_s(num_experts), self.stage_s(num_experts), handed_s + launched_s)
@@ -185,7 +187,7 @@ class TaskPrices:
     def page_s(self, num_experts: float) -> float:
         """So many experts, or parts of such, on their way out of pinned buffers. What of them
         lives on disk under a GPU is read meanwhile."""
-        if self._top == "dram":
+        if self.prices.top == "dram":
             return self.fetch_s(num_experts)
         weights = self.policy.weights
         below = weights.dram + weights.disk
@@ -231,33 +233,34 @@ class TaskPrices:
         return prices.link_s(link, num_bytes, prices.num_pieces(sequences))
 
     def _hidden_bytes(self, load: PassLoad) -> float:
-        is_static = self.policy.batching == "static" and self._top == "vram"
+        is_static = self.policy.batching == "static" and self.prices.top == "vram"
         return self.prices.hidden_bytes(load.prompt_tokens) if is_static else 0.0
 
     def _gemm_s(self, load: PassLoad, params: int) -> float:
-        return self.prices.dense_gemm_s(self._main, load, params, self.policy.micro_batch_size)
+        prices, rows = self.prices, self.policy.micro_batch_size
+        return prices.dense_gemm_s(prices.main, load, params, rows)
 
     def _mixed_s(self, load: PassLoad, params: Mixed) -> float:
         """Products before attention or behind it, with what norm or residual move, in a mean
         layer."""
-        if self._shape.encoder is None:
-            moving_s = self._moving_s(norm_states(self._shape) / 4 * load.tokens)
+        if self.prices.shape.encoder is None:
+            moving_s = self._moving_s(norm_states(self.prices.shape) / 4 * load.tokens)
             return self._gemm_s(load, params.decoding) + moving_s
-        share = self._shape.num_encoding_layers / self._shape.num_layers
+        share = self.prices.shape.num_encoding_layers / self.prices.shape.num_layers
         prompts, others = load.in_stack(encodes=True), load.in_stack(encodes=False)
         moved = share * prompts.tokens + (1 - share) * others.tokens
         gemm_s = self._gemm_s(prompts, params.encoding) + self._gemm_s(others, params.decoding)
-        return gemm_s + self._moving_s(norm_states(self._shape) / 4 * moved)
+        return gemm_s + self._moving_s(norm_states(self.prices.shape) / 4 * moved)
 
     def _moving_s(self, hidden_states: float) -> float:
-        return self.prices.moving_s(self._main, hidden_states)
+        return self.prices.moving_s(self.prices.main, hidden_states)
 
     def _task_s(self, num_launches: float) -> float:
         """A task of the lane that computes, its work left out."""
-        return self._main.task_s + self._launches_s(num_launches)
+        return self.prices.main.task_s + self._launches_s(num_launches)
 
     def _launches_s(self, count: float) -> float:
-        return count * self._main.launch_s
+        return count * self.prices.main.launch_s
 
     @property
     def _is_paged(self) -> bool:
@@ -266,26 +269,10 @@ class TaskPrices:
     @property
     def _adding(self) -> float:
         """Launches of `post` that a layer else has a task of its own for."""
-        return self._is_paged * self._launches.of_combine(is_joined=False)
-
-    @property
-    def _launches(self) -> launches.Launches:
-        return self.prices.launches
-
-    @property
-    def _main(self) -> Processor:
-        return self.prices.main
+        return self._is_paged * self.prices.launches.of_combine(is_joined=False)
 
     def _link(self, kind: Kind) -> LinkName:
-        return cast(LinkName, lane_of(kind, self._top).at)
-
-    @property
-    def _top(self) -> Place:
-        return self.prices.ladder.top
-
-    @property
-    def _shape(self) -> ModelShape:
-        return self.prices.shape
+        return cast(LinkName, lane_of(kind, self.prices.top).at)
 
 
 KV_KINDS = frozenset({*TO_ATTENTION, *FROM_ATTENTION})

@@ -18,7 +18,7 @@ from moebatch.plan.replay.loads import rough_work
 from moebatch.plan.replay.phases import phases_of, sequences_held
 from moebatch.plan.search.candidates import FEWEST_SLOTS, widest_micro_batch
 from moebatch.plan.search.known import Known
-from moebatch.plan.search.refusal import too_small
+from moebatch.plan.search.refusal import fewest_pages, too_small
 from moebatch.plan.search.whole import most_residents, with_rest_below
 from moebatch.schedule.registry import traits_of
 from moebatch.spec.machine.hardware import LevelName
@@ -393,11 +393,10 @@ def _with_slots(problem: Problem, policy: Policy, num_slots: int) -> Policy:
 
 def _with_widest_cache(problem: Problem, policy: Policy) -> Policy | None:
     """As many pages as fit, and no more than the batch can use; None if too few fit."""
-    widest = _with_all_pages(problem, policy)
-    pages = _pages_with_room(problem, policy, widest.num_kv_pages)
-    widest = replace(policy, num_kv_pages=max(1, pages))
-    if not pages or too_small(problem, widest) is not None:
+    pages = _pages_with_room(problem, policy, _with_all_pages(problem, policy).num_kv_pages)
+    if not pages:
         return None
+    widest = replace(policy, num_kv_pages=pages)
     return widest if problem.workload.lengths else _without_idle_places(problem, widest)
 
 
@@ -408,9 +407,10 @@ def _with_all_pages(problem: Problem, policy: Policy) -> Policy:
 
 
 def _pages_with_room(problem: Problem, policy: Policy, most: int) -> int:
-    """Pages, up to so many, for which every level has room beside all else; 0 if for none. What
-    they take is all but linear in their number, so it is interpolated; the end that stays counts
-    for half each time, lest it stay for good (the Illinois method)."""
+    """Pages, up to so many, for which every level has room beside all else; 0 where those of the
+    longest sequence have none. The more there are, the less another one takes, since windows are
+    as large as a micro-batch needs at some time: what one takes at either end bounds how many fit
+    (Newton's method, from below)."""
 
     division = Division.of(problem.shape, problem.memory.groups, policy, problem.ladder)
     beside = {
@@ -419,27 +419,28 @@ def _pages_with_room(problem: Problem, policy: Policy, most: int) -> int:
         for level, footprint in problem.footprints(policy, division).items()
     }
 
-    def room_left(pages: int) -> list[float]:
+    def room_left(pages: int) -> list[int]:
         paged = replace(policy, num_kv_pages=pages)
         caches = problem.memory.cache_footprints(paged, division)
         return [room - caches[level].total_bytes for level, room in beside.items()]
 
-    fitting, overfull = 1, most
-    left, lacking = room_left(fitting), room_left(overfull)
+    fewest, lacking = fewest_pages(problem), room_left(most)
     if min(lacking) >= 0:
         return most
-    if min(left) < 0:
+    if fewest >= most:
         return 0
-    while overfull - fitting > 1:
-        rooms = zip(left, lacking, strict=True)
-        share = min(room / (room - lack) for room, lack in rooms if lack < 0)
-        tried = fitting + min(max(int(share * (overfull - fitting)), 1), overfull - fitting - 1)
-        found = room_left(tried)
-        if min(found) < 0:
-            overfull, lacking, left = tried, found, [room / 2 for room in left]
-        else:
-            fitting, left, lacking = tried, found, [room / 2 for room in lacking]
-    return fitting
+    growth = zip(lacking, room_left(most - 1), strict=True)
+    fewer = (
+        ceil(-lack / (less - lack)) if less > lack else most for lack, less in growth if lack < 0
+    )
+    pages = max(fewest, most - max(fewer))
+    while min(left := room_left(pages)) >= 0:
+        growth = zip(left, room_left(pages + 1), strict=True)
+        further = min(room // (room - less) for room, less in growth if less < room)
+        if not further:
+            return pages
+        pages += further
+    return 0
 
 
 def _without_idle_places(problem: Problem, policy: Policy) -> Policy:

@@ -33,9 +33,14 @@ def refusal(problem: Problem) -> DoesNotFit:
     return DoesNotFit("\n".join(lines))
 
 
+def fewest_pages(problem: Problem) -> int:
+    """Those of the longest sequence: with fewer it can never run."""
+    return pages_of(problem.workload.max_cached_tokens)
+
+
 def too_small(problem: Problem, policy: Policy) -> str | None:
     """Why this very policy has too little cache for the longest sequence; None if it has enough."""
-    needed = pages_of(problem.workload.max_cached_tokens)
+    needed = fewest_pages(problem)
     if policy.num_kv_pages >= needed:
         return None
     return f"the longest sequence needs {needed} KV pages, the policy has {policy.num_kv_pages}"
