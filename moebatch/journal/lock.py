@@ -95,16 +95,15 @@ class RunLock:
                 raise self._held_meanwhile()
             path.unlink(missing_ok=True)
             follows = True
-        try:
-            if follows:
-                # Another one that follows may take it for what was left, and be late to remove it.
-                time.sleep(_HEARTBEAT_S)
-                if not _is_found(path, created):
-                    raise self._held_meanwhile()
-        finally:
-            os.close(created)
-        self._held.callback(path.unlink, missing_ok=True)
-        self._held.enter_context(periodically(partial(_touch, path), _HEARTBEAT_S, thread="lock"))
+        self._held.callback(os.close, created)
+        if follows:
+            # Another one that follows may take it for what was left, and be late to remove it.
+            time.sleep(_HEARTBEAT_S)
+            if not _is_found(path, created):
+                raise self._held_meanwhile()
+        self._held.callback(_remove_own, path, created)
+        beats = periodically(partial(_touch, created), _HEARTBEAT_S, thread="lock")
+        self._held.enter_context(beats)
 
     def _held_meanwhile(self) -> LockHeld:
         return LockHeld(self._held_by(_holder_in(self._path), is_known_alive=False))
@@ -151,9 +150,15 @@ def _is_found(path: Path, descriptor: int) -> bool:
     return (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino)
 
 
-def _touch(path: Path) -> None:
+def _remove_own(path: Path, descriptor: int) -> None:
+    """Unless one that took its holder for gone, while that was suspended, has it by now."""
+    if _is_found(path, descriptor):
+        path.unlink()
+
+
+def _touch(descriptor: int) -> None:
     with contextlib.suppress(OSError):
-        os.utime(path)
+        os.utime(descriptor)
 
 
 def _holder() -> dict[str, Any]:

@@ -250,3 +250,15 @@ def test_a_lock_that_was_removed_before_it_was_got_is_taken_anew(
     ):
         pass
     assert {*Path("/proc/self/fd").iterdir()} == before
+
+
+def test_without_locks_a_holder_that_was_taken_for_gone_leaves_what_the_next_one_holds(
+    tmp_path: Path, stand_in: Path
+) -> None:
+    """As one that was suspended for longer than its heart may be silent."""
+    with RunLock(tmp_path / "lock", subject="x"):
+        beat(stand_in, ago_s=1000)
+        follower = RunLock(tmp_path / "lock", subject="x")
+    assert stand_in.exists()
+    follower.release()
+    assert not stand_in.exists()
