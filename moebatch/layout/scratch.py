@@ -228,8 +228,7 @@ def attention_core_elements(shape: ModelShape, limits: Limits) -> int:
 
 
 def _core_elements(attention: Attention, limits: Limits) -> int:
-    query_width = attention.num_heads * attention.cached_key_dim
-    turned = limits.micro_batch_tokens * query_width if attention.sink_window else 0
+    turned = limits.micro_batch_tokens * attention.meeting_width if attention.sink_window else 0
     gathered = (aligned(limits.kv_rows * part.width) for part in attention.cache.parts)
     return sum(gathered) + aligned(turned)
 

@@ -14,7 +14,9 @@ from math import inf
 from typing import Literal
 
 from moebatch.layout.footprint import Dtypes
+from moebatch.layout.load import PassLoad
 from moebatch.layout.routing import distinct_experts
+from moebatch.plan.pricing.prices import Prices
 from moebatch.spec.machine.hardware import Dtype, Hardware, LevelName, LinkName
 from moebatch.spec.model.shape import ModelShape
 
@@ -144,25 +146,16 @@ def rooflines(hardware: Hardware, dtype: Dtype) -> tuple[Roofline, ...]:
     return tuple(found)
 
 
-def attention_operation(
-    shape: ModelShape, batch: float, context: float, dtype_bytes: int
-) -> Operation:
-    """Attention of one layer in a decode step: one query of each of `batch` sequences against
-    `context` positions, keys and values on level j.
+def attention_operation(prices: Prices, batch: float, context: float) -> Operation:
+    """Attention of a mean layer in a decode step: one query of each of `batch` sequences against
+    what it sees of `context` positions, keys and values on level j.
 
     Counts both matrix products and no softmax, so that for 16-bit numbers I is nearly the number
     of queries per head of keys, whatever the batch.
     """
-    cache_bytes = batch * context * shape.attention.cache.token_bytes(dtype_bytes)
-    attention = shape.attention
-    ends = attention.num_heads * (attention.cached_key_dim + attention.cached_value_dim)
-    num_bytes = cache_bytes + dtype_bytes * batch * ends
-    return Operation(
-        name="attention",
-        flops=batch * context * shape.attention.decode_flops_per_pair,
-        bytes_i=num_bytes,
-        bytes_j=num_bytes,
-    )
+    flops, cache_bytes = prices.decode_attention(PassLoad.decoding(batch, context))
+    num_bytes = cache_bytes + prices.query_bytes(batch) + prices.attended_bytes(batch)
+    return Operation(name="attention", flops=flops, bytes_i=num_bytes, bytes_j=num_bytes)
 
 
 def ffn_operation(

@@ -78,7 +78,6 @@ def _roofs(
 
 def _operations(problem: Problem, policy: Policy) -> tuple[PlacedOperation, PlacedOperation]:
     """Attention of a micro-batch, and the experts of a whole batch."""
-    dtype_bytes, workload = problem.dtypes.compute_bytes, problem.workload
     # Experts take the whole batch at once unless the schedule goes micro-batch by micro-batch.
     whole = traits_of(policy).runs == "pass" or not policy.ffn_on_gpu
     ffn = ffn_operation(
@@ -88,7 +87,7 @@ def _operations(problem: Problem, policy: Policy) -> tuple[PlacedOperation, Plac
         micro_batch=policy.batch_size if whole else policy.micro_batch_size,
     )
     attention = attention_operation(
-        problem.shape, policy.micro_batch_size, workload.decode_context, dtype_bytes
+        problem.prices, policy.micro_batch_size, problem.workload.decode_context
     )
     return (
         PlacedOperation(

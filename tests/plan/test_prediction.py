@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,6 +20,7 @@ from moebatch.plan.problem import Problem
 from moebatch.plan.replay.loads import alike, job_loads, rough_loads, thinned
 from moebatch.plan.replay.passes import job_passes
 from moebatch.plan.replay.phases import phases_of
+from moebatch.plan.roofline import Operation
 from moebatch.plan.roofs import policy_roofs
 from moebatch.plan.search.candidates import candidates
 from moebatch.plan.search.planner import best_policy
@@ -403,6 +405,27 @@ def test_turning_points_are_those_of_the_machine() -> None:
     assert gpu.p1 == pytest.approx(processor.gemm_for("bfloat16").peak / (12 * GB))
     assert gpu.p2 > gpu.p1
     assert {placed.operation.name for placed in gpu.operations} == {"attention", "expert FFN"}
+
+
+def test_attention_on_rooflines_is_that_of_all_layers_by_what_they_see() -> None:
+    layers, context = SMALL.num_layers, WORKLOAD.decode_context
+
+    def attention(**changes: Any) -> Operation:
+        asked = problem(gpu_machine(), shape=replace(SMALL, **changes))
+        (gpu, *_) = policy_roofs(asked, policy())
+        return gpu.operations[0].operation
+
+    whole = attention()
+    narrow = attention(sliding_windows=(64,) * layers)
+    half = attention(sliding_windows=(64, None) * (layers // 2))
+    assert narrow.flops == pytest.approx(whole.flops * 64 / context)
+    assert half.flops == pytest.approx((narrow.flops + whole.flops) / 2)
+    assert half.bytes_j == pytest.approx((narrow.bytes_j + whole.bytes_j) / 2)
+
+    shared = replace(SMALL.attention, num_kv_heads=1)
+    other = attention(attention=shared)
+    mixed = attention(layer_attentions=(SMALL.attention, shared) * (layers // 2))
+    assert mixed.bytes_i == pytest.approx((whole.bytes_i + other.bytes_i) / 2)
 
 
 def test_what_is_all_on_a_gpu_is_not_bound_by_the_link_to_it() -> None:

@@ -23,7 +23,7 @@ from moebatch.plan.roofline import (
     tokens_reaching,
 )
 from moebatch.spec.machine.hardware import Hardware, Level, Link, Processor, RateCurve
-from tests.plan.problems import GIVING_BACK, SHAPE
+from tests.plan.problems import GIVING_BACK, SHAPE, problem
 from tests.shapes import stored_bytes
 
 GIB = 2**30
@@ -80,11 +80,11 @@ def test_experts_of_128_tokens_on_the_l4_as_plotted():
 
 
 def test_attention_counts_both_products():
-    long = attention_operation(SHAPE, 1, 1_000_000, 2)
+    long = attention_operation(problem().prices, 1, 1_000_000)
 
     assert long.intensity_i == pytest.approx(4.0, abs=0.01)
-    assert attention_operation(SHAPE, 300, 512, 2).intensity_j == pytest.approx(
-        attention_operation(SHAPE, 1, 512, 2).intensity_j
+    assert attention_operation(problem().prices, 300, 512).intensity_j == pytest.approx(
+        attention_operation(problem().prices, 1, 512).intensity_j
     )
     assert not pays_to_move(L4_AS_PLOTTED, long)
 

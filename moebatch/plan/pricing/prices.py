@@ -210,6 +210,13 @@ class Prices:
 
     def decode_attention_s(self, load: PassLoad, processor: Processor) -> float:
         """Seconds of the attention of decoding sequences in a mean layer, projections left out."""
+        flops, num_bytes = self.decode_attention(load)
+        fixed_s = load.decode_sequences * processor.sequence_s
+        read_s = num_bytes / processor.attention_rate(self.shape.attention.cache_dtype)
+        return fixed_s + max(read_s, flops / processor.attention_flops)
+
+    def decode_attention(self, load: PassLoad) -> tuple[float, float]:
+        """FLOP of it, and bytes of the cache that it reads."""
         num_bytes = flops = 0.0
         for kind in self._attending:
             positions = self._in_window(load.decode_positions, load.decode_sequences, kind.window)
@@ -218,9 +225,7 @@ class Prices:
             num_bytes += positions * kind.token_bytes
             flops += positions * kind.attention.decode_flops_per_pair
             flops += kind.share * load.decode_positions * kind.attention.choosing_flops_per_pair
-        fixed_s = load.decode_sequences * processor.sequence_s
-        read_s = num_bytes / processor.attention_rate(self.shape.attention.cache_dtype)
-        return fixed_s + max(read_s, flops / processor.attention_flops)
+        return flops, num_bytes
 
     def prompt_attention_s(self, load: PassLoad, processor: Processor) -> float:
         """Seconds of the attention among tokens of prompts in a mean layer."""
@@ -375,13 +380,20 @@ class Prices:
 
     def attended_bytes(self, tokens: float) -> float:
         """Results of attention of so many tokens in a mean layer."""
-        width = sum(kind.share * kind.attention.result_width for kind in self._attending)
-        return tokens * width * self.dtypes.compute_bytes
+        return tokens * self._mean_width(lambda attention: attention.result_width)
+
+    def query_bytes(self, tokens: float) -> float:
+        """Queries of so many tokens in a mean layer, as they meet what is cached."""
+        return tokens * self._mean_width(lambda attention: attention.meeting_width)
 
     def projected_bytes(self, tokens: float) -> float:
-        """Queries, keys and values of so many tokens in a mean layer, before they are cached."""
-        width = sum(kind.share * kind.attention.sent_width for kind in self._attending)
-        return tokens * width * self.dtypes.compute_bytes
+        """The same, and keys and values before they are cached."""
+        return tokens * self._mean_width(lambda attention: attention.sent_width)
+
+    def _mean_width(self, width_of: Callable[[Attention], int]) -> float:
+        """Bytes of so many numbers of a token, in a mean layer."""
+        width = sum(kind.share * width_of(kind.attention) for kind in self._attending)
+        return width * self.dtypes.compute_bytes
 
     def hidden_bytes(self, tokens: float) -> float:
         """Hidden states of so many tokens."""

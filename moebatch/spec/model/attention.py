@@ -200,10 +200,15 @@ class Attention(ABC):
         return 0
 
     @property
+    def meeting_width(self) -> int:
+        """Numbers of the queries of a token, as they meet what is cached."""
+        return self.num_heads * self.cached_key_dim
+
+    @property
     def sent_width(self) -> int:
         """Numbers of a token that attention takes where it has no weights: queries, and what the
         cache is to hold."""
-        return self.num_heads * self.cached_key_dim + self.cached_parts.width
+        return self.meeting_width + self.cached_parts.width
 
     @property
     def result_width(self) -> int:
