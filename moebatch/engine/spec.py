@@ -118,5 +118,5 @@ def shares_beginnings(files: ModelFiles, max_tokens: int) -> bool:
         return False
     if not all(group.is_whole for group in files.shape.cache_groups(max_tokens)):
         return False
-    ropes = Rope.all_of(files.shape, files.config, torch.device("cpu"))
-    return not any(rope.depends_on_length for rope in ropes.values())
+    ropes = Rope.by_layer(files.shape, files.config, torch.device("cpu"))
+    return not any(rope.depends_on_length for rope in {*ropes})

@@ -195,7 +195,7 @@ def _require_positions(files: ModelFiles) -> None:
     """Raises CheckpointError for a way to count positions that no run can compute, which only a run
     and its plan look at otherwise."""
     if not files.shape.encoder:
-        Rope.all_of(files.shape, files.config, torch.device("cpu"))
+        Rope.by_layer(files.shape, files.config, torch.device("cpu"))
 
 
 def _check_weights(

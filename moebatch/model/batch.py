@@ -20,24 +20,12 @@ from moebatch.model.attention.stack_plan import StackPlan
 from moebatch.model.gpu.loader import single_attention
 from moebatch.model.recurrence.plan import RecurrentPlan, StateSpan
 from moebatch.model.rope import Angles, Rope
-from moebatch.spec.model.attention import Attention
-from moebatch.spec.model.compressed_attention import CompressedAttention
 from moebatch.spec.model.shape import ModelShape
 
 _WIDE = 48
 """Query heads that share a head of keys, from which on the kernel of slices is the faster one for
 single tokens as well (Zen 5, one core, latents of 576: 69 and 37 GFLOP/s with 16 heads in bfloat16,
 77 and 94 with 128)."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SinkTurns:
-    """Queries that meet sinks are rotated as if they were at the last position that a token sees;
-    scores depend on distances only."""
-
-    cos_TR: Tensor
-    sin_TR: Tensor
-    """Angles, [T, R], from where they are: zero where nothing is left out between."""
 
 
 class Chooser(NamedTuple):
@@ -97,14 +85,14 @@ class MicroBatch:
 
     start: int
     stop: int
-    angles: Mapping[Attention, Angles] = field(default_factory=dict)
-    """Rotary angles, [T, R], in layers that attend so."""
-    entry_angles: Mapping[Attention, Angles] = field(default_factory=dict)
-    """The same of an entry whose last token is there, in layers that make such."""
+    angles: Sequence[Angles] = ()
+    """By layer, rotary ones, [T, R]."""
     by_window: Mapping[int | None, WindowPlan] = field(default_factory=dict)
     """By the sliding window of layers; None is that of layers without one."""
-    turns: SinkTurns | None = None
-    """Where tokens meet sinks that are farther away than they see."""
+    turns: Angles | None = None
+    """Where tokens meet sinks that are farther away than they see: queries that do are rotated from
+    where they are as if they were at the last position that a token sees; scores depend on
+    distances only."""
     recurrent: RecurrentPlan | None = None
     """Where the model has recurrent layers."""
     stacks: StackPlan | None = None
@@ -140,7 +128,7 @@ class BatchPlanner:
         """
         self._shape = shape
         self._dtype, self._device, self._gather_rows = dtype, device, gather_rows
-        self._ropes = {} if shape.encoder else Rope.all_of(shape, config, device)
+        self._ropes = [] if shape.encoder else Rope.by_layer(shape, config, device)
 
     def plan(
         self,
@@ -167,15 +155,12 @@ class BatchPlanner:
             for window in set(self._shape.sliding_windows)
         }
         positions_T, lengths_T = _positions(spans)
+        angles = {r: r.angles(positions_T, lengths_T, self._dtype) for r in {*self._ropes}}
         meets_sinks = any(plan.meets_sinks for plan in by_window.values())
         return MicroBatch(
             start=start,
             stop=stop,
-            angles={
-                attention: rope.angles(positions_T, lengths_T, self._dtype)
-                for attention, rope in self._ropes.items()
-            },
-            entry_angles=self._entry_angles(positions_T, lengths_T),
+            angles=[angles[rope] for rope in self._ropes],
             by_window=by_window,
             turns=self._turns(positions_T, lengths_T, planner.device) if meets_sinks else None,
             recurrent=self._recurrent(spans, planner.device) if self._shape.recurrence else None,
@@ -224,15 +209,6 @@ class BatchPlanner:
             planner=planner,
         )
 
-    def _entry_angles(self, positions_T: Tensor, lengths_T: Tensor) -> dict[Attention, Angles]:
-        """An entry is rotated as its first token."""
-        found: dict[Attention, Angles] = {}
-        for attention, rope in self._ropes.items():
-            if isinstance(attention, CompressedAttention) and attention.entries is not None:
-                first_T = (positions_T + 1 - attention.entries.num_tokens).clamp(min=0)
-                found[attention] = rope.angles(first_T, lengths_T, self._dtype)
-        return found
-
     def _by_sight(self, spans: Sequence[Span], window: int | None) -> dict[Sight, list[Span]]:
         """Those of a layer that has the window: where sinks are kept, those that still see all of
         their sequences, and others."""
@@ -248,13 +224,12 @@ class BatchPlanner:
             found.setdefault(sight, []).append(span)
         return found
 
-    def _turns(self, positions_T: Tensor, lengths_T: Tensor, device: torch.device) -> SinkTurns:
+    def _turns(self, positions_T: Tensor, lengths_T: Tensor, device: torch.device) -> Angles:
         attention = self._shape.attention
         assert attention.sink_window is not None, "there are sinks"
         to_T = positions_T.clamp(max=attention.sink_window.num_seen - 1)
-        rope = next(iter(self._ropes.values()))
-        cos_TR, sin_TR, _ = rope.turns(positions_T, to_T, lengths_T, self._dtype)
-        return SinkTurns(cos_TR=cos_TR.to(device), sin_TR=sin_TR.to(device))
+        turns = self._ropes[0].turns(positions_T, to_T, lengths_T, self._dtype)
+        return Angles(turns.cos_TR.to(device), turns.sin_TR.to(device))
 
     def _recurrent(self, spans: Sequence[Span], device: torch.device) -> RecurrentPlan:
         recurrence = self._shape.recurrence

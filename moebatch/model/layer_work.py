@@ -11,6 +11,7 @@ from moebatch.model.attention.by_torch import Parts
 from moebatch.model.batch import MicroBatch
 from moebatch.model.products import Weights
 from moebatch.model.recurrence.plan import RecurrentPlan
+from moebatch.model.rope import Angles
 from moebatch.model.scratch import Frame
 
 
@@ -32,6 +33,11 @@ class LayerWork:
     def num_tokens(self) -> int:
         """Tokens of the micro-batch."""
         return self.micro_batch.num_tokens
+
+    @property
+    def angles(self) -> Angles:
+        """By how much its queries and keys are rotated."""
+        return self.micro_batch.angles[self.layer]
 
     @property
     def recurrent(self) -> RecurrentPlan:

@@ -14,6 +14,7 @@ from moebatch.errors import CheckpointError
 from moebatch.quoting import named_reason
 from moebatch.spec.families.registry import FAMILIES
 from moebatch.spec.model.attention import Attention
+from moebatch.spec.model.compressed_attention import CompressedAttention
 from moebatch.spec.model.shape import ModelShape
 
 _KEYS = (
@@ -36,12 +37,9 @@ class Angles(NamedTuple):
     sin_TR: Tensor
     query_scales_T11: Tensor | None = None
     """By what their queries are multiplied, float32, where attention has a `Temperature`."""
-
-    def of(self, tokens: slice) -> "Angles":
-        """Views of some tokens'."""
-        scales_T11 = self.query_scales_T11
-        scales_T11 = None if scales_T11 is None else scales_T11[tokens]
-        return Angles(self.cos_TR[tokens], self.sin_TR[tokens], scales_T11)
+    entries: "Angles | None" = None
+    """Those of entries whose last tokens are there, which are rotated as their first ones, where
+    layers make such."""
 
 
 class Rope:
@@ -57,6 +55,7 @@ class Rope:
         """Raises CheckpointError where the raw config asks for what transformers cannot do."""
         self.device = device
         self._temperature = attention.temperature
+        self._entries = attention.entries if isinstance(attention, CompressedAttention) else None
         try:
             self._parameters = _RopeParameters(attention, shape, config)
             frequencies = self._frequencies(1)
@@ -72,11 +71,12 @@ class Rope:
             )
 
     @classmethod
-    def all_of(
+    def by_layer(
         cls, shape: ModelShape, config: Mapping[str, Any], device: torch.device
-    ) -> "dict[Attention, Rope]":
-        """That of each way in which layers attend."""
-        return {each: cls(each, shape, config, device) for each in shape.attentions}
+    ) -> "list[Rope]":
+        """That of each layer; those that attend alike have one."""
+        ropes = {each: cls(each, shape, config, device) for each in shape.attentions}
+        return [ropes[shape.attention_of(layer)] for layer in range(shape.num_layers)]
 
     @property
     def depends_on_length(self) -> bool:
@@ -90,6 +90,13 @@ class Rope:
         Lengths matter only for scalings that depend on them (dynamic, longrope). Positions and
         lengths are best on the CPU; the angles are on the device that the rope was made for.
         """
+        angles = self._at(positions_T, lengths_T, dtype)
+        if self._entries is None:
+            return angles
+        first_T = (positions_T + 1 - self._entries.num_tokens).clamp(min=0)
+        return angles._replace(entries=self._at(first_T, lengths_T, dtype))
+
+    def _at(self, positions_T: Tensor, lengths_T: Tensor, dtype: torch.dtype) -> Angles:
         frequencies_TR = self._frequencies_of(lengths_T)
         angles = self._angles(positions_T, frequencies_TR)
         scale = self._parameters.scales(lengths_T, self.device)

@@ -69,9 +69,9 @@ def test_attention_is_planned_on_the_cpu_and_computed_where_the_decoder_is(
 def test_attention_on_the_cpu_beside_a_decoder_elsewhere(decoder: Decoder) -> None:
     micro = decoder.planner.plan(spans(), attention_device=CPU)
     assert devices_of(micro) == {CPU}
-    assert {
-        angle.device for angles in micro.angles.values() for angle in angles if angle is not None
-    } == {AWAY}
+    assert {angle.device for angles in micro.angles for angle in angles if angle is not None} == {
+        AWAY
+    }
     x_TD = hidden(decoder, micro)
     qkv = decoder.project(0, x_TD, micro)
     below = Qkv(torch.zeros(qkv.q_THC.shape), tuple(torch.zeros(p.shape) for p in qkv.parts))

@@ -36,7 +36,7 @@ def model_of(**entries: Any) -> tuple[ModelShape, dict[str, Any]]:
 
 
 def rope_of(**entries: Any) -> Rope:
-    (rope,) = Rope.all_of(*model_of(**entries), CPU).values()
+    rope, *_ = Rope.by_layer(*model_of(**entries), CPU)
     return rope
 
 
@@ -242,7 +242,7 @@ def test_rope_lengths_count_the_whole_prompt() -> None:
         Span(start=4, num_tokens=1, context=1, rows_S=np.arange(2), rope_length=40),
     ]
     batch = planner(None, max_position_embeddings=16, rope_parameters=dynamic).plan(spans)
-    (angles,) = batch.angles.values()
+    angles, *_ = batch.angles
     assert torch.equal(angles.cos_TR[1], angles.cos_TR[4])
     assert not torch.equal(angles.cos_TR[1], angles.cos_TR[3])
 

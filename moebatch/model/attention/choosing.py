@@ -44,28 +44,26 @@ class IndexerBlock:
         self.most = indexer.most
         self._indexer, self._products, self._rotate = indexer, products, rotate
 
-    def choose(
-        self, work: LayerWork, compressed_NR: Tensor, angles: Angles, core: AttentionCore
-    ) -> None:
+    def choose(self, work: LayerWork, compressed_NR: Tensor, core: AttentionCore) -> None:
         """Writes keys of new tokens into the layer's cache, behind its first part, and positions
         that tokens have chosen into the choices of the core; tokens that attend to all have
         none."""
         plan = core.plan_of(work.layer, work.micro_batch)
         kv = core.layer_kv(work.layer, work.parts[1:], first=1)
-        kv.write(plan.new_rows_T, (self._keys(work, angles),))
+        kv.write(plan.new_rows_T, (self._keys(work),))
         if not plan.choosing:
             return
-        queries = self.queries(work, compressed_NR, angles)
+        queries = self.queries(work, compressed_NR)
         choices_TK = core.choices(work.micro_batch)
         for chooser in plan.choosing:
             self._choose(work.frame.branch(), chooser, queries, kv, choices_TK)
 
-    def queries(self, work: LayerWork, compressed_NR: Tensor, angles: Angles) -> IndexQueries:
+    def queries(self, work: LayerWork, compressed_NR: Tensor) -> IndexQueries:
         """Those of all tokens, in room of the frame."""
         frame, weights, tokens = work.frame, work.weights, slice(work.num_tokens)
         q_NX = self._products.of_role(frame, compressed_NR, weights, "index_q")
         q_THC = q_NX[tokens].view(work.num_tokens, self._indexer.num_heads, -1)
-        self._rotate(q_THC, angles)
+        self._rotate(q_THC, work.angles)
         shares_NH = self._products.of_role(frame, work.normed_ND, weights, "index_weights")
         return IndexQueries(q_THC, shares_NH[tokens])
 
@@ -76,7 +74,7 @@ class IndexerBlock:
         scores_QS = self._scores(frame, queries, keys_SC).masked_fill_(is_hidden_QS, -torch.inf)
         return scores_QS.topk(self.most, sorted=False).indices
 
-    def _keys(self, work: LayerWork, angles: Angles) -> Tensor:
+    def _keys(self, work: LayerWork) -> Tensor:
         """Of new tokens, [T, 1, C]."""
         frame, weights = work.frame, work.weights
         keys_NC = self._products.of_role(frame, work.normed_ND, weights, "index_k")
@@ -84,7 +82,7 @@ class IndexerBlock:
         norm, bias = weights["index_k_norm"], weights["index_k_norm_bias"]
         room = frame.branch().take_float(*keys_TC.shape)
         layer_norm(keys_TC, norm, bias, self._indexer.eps, room, keys_TC)
-        self._rotate(keys_TC[:, None], angles)
+        self._rotate(keys_TC[:, None], work.angles)
         return keys_TC[:, None]
 
     def _choose(

@@ -86,8 +86,7 @@ class CompressedAttentionBlock:
 
     def attend(self, work: LayerWork) -> Tensor:
         """All of it. Parts are keys of the window, and behind them those of the layer's state."""
-        micro_batch, tokens = work.micro_batch, slice(work.num_tokens)
-        angles = micro_batch.angles[self._attention]
+        micro_batch, tokens, angles = work.micro_batch, slice(work.num_tokens), work.angles
         compressed_NR = self._projected(work, work.normed_ND, "q_a")
         self._norm(work, compressed_NR[tokens], work.weights["q_a_norm"])
         q_NX = self._projected(work, compressed_NR, "q_b")
@@ -102,7 +101,7 @@ class CompressedAttentionBlock:
         kv.write(plan.new_rows_T, (key_T1C,))
         kinds = self._kinds(work)
         indexer = self._indexer
-        choosing = indexer.queries(work, compressed_NR, angles) if indexer else None
+        choosing = indexer.queries(work, compressed_NR) if indexer else None
         out_NHC = work.frame.take(*q_NHC.shape)
         for span in plan.spans:
             own = span.tokens_from(micro_batch.start)
@@ -154,9 +153,11 @@ class CompressedAttentionBlock:
             values, scores = all_TX.view(-1, size, 2 * width).tensor_split(2, dim=-1)
             made_BC = self._made(values, scores + weights[f"{name}_bias"], first - begin // size)
             self._norm(work, made_BC, weights[f"{name}_norm"])
-            last = slice((first + 1) * size - 1 - num_before, None, size)
-            angles = work.micro_batch.entry_angles[self._attention].of(own)
-            self._rotate(made_BC[:, None], angles.of(last))
+            last = slice(own.start + (first + 1) * size - 1 - num_before, own.stop, size)
+            angles = work.angles.entries
+            assert angles is not None, "the layer makes some"
+            of_last = Angles(angles.cos_TR[last], angles.sin_TR[last])
+            self._rotate(made_BC[:, None], of_last)
             entries_BC[first:stop] = made_BC
         some = min(entries.num_kept, span.num_tokens)
         places = torch.arange(end - some, end, device=kept_JX.device) % entries.num_kept

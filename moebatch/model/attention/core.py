@@ -14,7 +14,7 @@ from torch import Tensor
 from moebatch.layout.scratch import Limits, attention_core_elements
 from moebatch.model.attention.by_torch import LayerKv, Parts, Qkv, attend, attend_prompt
 from moebatch.model.attention.plan import AttentionPlan, ExpandedSlices
-from moebatch.model.batch import MicroBatch, SinkTurns, WindowPlan
+from moebatch.model.batch import MicroBatch, WindowPlan
 from moebatch.model.gpu.loader import single_attention
 from moebatch.model.native import loader
 from moebatch.model.native.attention_work import (
@@ -26,7 +26,7 @@ from moebatch.model.native.attention_work import (
 )
 from moebatch.model.native.helpers import Helpers, torch_parallel
 from moebatch.model.native.scoring import Scoring, SinkQueries
-from moebatch.model.rope import rotate
+from moebatch.model.rope import Angles, rotate
 from moebatch.model.scratch import Frame, Scratch
 from moebatch.spec.model.shape import ModelShape
 
@@ -208,7 +208,7 @@ class AttentionCore:
             raise MemoryError("no memory for the scratch of attention")
 
 
-def _turned(frame: Frame, q_THC: Tensor, turns: SinkTurns, rotated_from: int) -> Tensor:
+def _turned(frame: Frame, q_THC: Tensor, turns: Angles, rotated_from: int) -> Tensor:
     turned_THC = frame.take(*q_THC.shape).copy_(q_THC)
     rotate(turned_THC[..., rotated_from:], turns.cos_TR, turns.sin_TR)
     return turned_THC

@@ -37,13 +37,13 @@ class GroupedAttentionBlock:
     def project(self, work: LayerWork) -> Qkv:
         """Rotated queries and keys, and values; rows beyond the micro-batch hold garbage."""
         qkv, num_tokens = self._unrotated(work), work.num_tokens
-        cos_TR, sin_TR, query_scales_T11 = work.micro_batch.angles[self._attention]
+        angles = work.angles
         for y_NHC in (qkv.q_THC, qkv.parts[0]) if self._attention.rotary_dim else ():
-            self._elementwise.rotate(y_NHC[:num_tokens], cos_TR, sin_TR)
+            self._elementwise.rotate(y_NHC[:num_tokens], angles.cos_TR, angles.sin_TR)
         if self._attention.norms_rotated:
             self._norm(work, qkv)
-        if query_scales_T11 is not None:
-            qkv.q_THC[:num_tokens].mul_(query_scales_T11)
+        if angles.query_scales_T11 is not None:
+            qkv.q_THC[:num_tokens].mul_(angles.query_scales_T11)
         return qkv
 
     def output(self, work: LayerWork, out_NHV: Tensor) -> Tensor:

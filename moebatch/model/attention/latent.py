@@ -63,7 +63,7 @@ class LatentAttentionBlock:
         core, micro_batch, layer = self._core, work.micro_batch, work.layer
         if self._indexer is not None:
             assert compressed is not None, "an indexer takes compressed queries"
-            self._indexer.choose(work, compressed, micro_batch.angles[self._attention], core)
+            self._indexer.choose(work, compressed, core)
         parts = work.parts[:1]
         some = self._in_few_counts(core.plan_of(layer, micro_batch).as_cached, len(q_NHC))
         qkv = Qkv(self._absorbed(work, q_NHC, some), (latents,))
@@ -98,11 +98,11 @@ class LatentAttentionBlock:
             latents_TL.mul_(attention.latent_scale)
         q_NHC, latents = q.view(len(q), -1, attention.head_dim), cached[:, None]
         rotating = (q_NHC[..., attention.nope_head_dim :], latents[..., attention.kv_rank :])
-        cos_TR, sin_TR, query_scales_T11 = work.micro_batch.angles[attention]
+        angles = work.angles
         for y in rotating if attention.rotary_dim else ():
-            self._elementwise.rotate(y[:num_tokens], cos_TR, sin_TR)
-        if query_scales_T11 is not None:
-            q_NHC[:num_tokens].mul_(query_scales_T11)
+            self._elementwise.rotate(y[:num_tokens], angles.cos_TR, angles.sin_TR)
+        if angles.query_scales_T11 is not None:
+            q_NHC[:num_tokens].mul_(angles.query_scales_T11)
         return q_NHC, latents, compressed
 
     def _norm(self, work: LayerWork, x_TX: Tensor, role: str) -> None:

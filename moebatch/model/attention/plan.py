@@ -33,7 +33,7 @@ class Sight(NamedTuple):
     window: int | None = None
     """Last ones, itself included; None is all."""
     num_sinks: int = 0
-    """First ones, which are met by queries that are turned (see `SinkTurns`)."""
+    """First ones, which are met by queries that are turned (see `MicroBatch.turns`)."""
 
     def num_hidden(self, position: int) -> int:
         """Positions behind the sinks that a token sees no more."""
