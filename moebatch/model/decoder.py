@@ -21,7 +21,6 @@ from moebatch.model.attention.stacked import StackedAttention
 from moebatch.model.batch import BatchPlanner, MicroBatch
 from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.elementwise import Elementwise
-from moebatch.model.families.family import AttentionBlock
 from moebatch.model.families.registry import FAMILIES
 from moebatch.model.layer_work import LayerWork
 from moebatch.model.products import Products, Weights
@@ -81,7 +80,8 @@ class Decoder:
         self._core = AttentionCore(
             shape, limits, dtype=self.dtype, device=self.device, sink_scores=weights.sink_scores
         )
-        self._attention = self._attention_blocks()
+        means = products, elementwise, self._core
+        self._attention = shape.by_layer(lambda each: self._family.attention(shape, each, *means))
         self._recurrence, self._stacked = self._recurrent_block(), self._stacked_attention()
         self._choices = Choices(
             shape,
@@ -95,12 +95,6 @@ class Decoder:
         self._routed = RoutedExperts(
             shape, experts, self._family.expert, products, elementwise, self.scratch, limits
         )
-
-    def _attention_blocks(self) -> list[AttentionBlock]:
-        """By layer; those that attend alike have one."""
-        shape, means = self.shape, (self._products, self._elementwise, self._core)
-        blocks = {each: self._family.attention(shape, each, *means) for each in shape.attentions}
-        return [blocks[shape.attention_of(layer)] for layer in range(shape.num_layers)]
 
     def _recurrent_block(self) -> RecurrentBlock | None:
         shape, recurrence = self.shape, self.shape.recurrence

@@ -75,8 +75,7 @@ class Rope:
         cls, shape: ModelShape, config: Mapping[str, Any], device: torch.device
     ) -> "list[Rope]":
         """That of each layer; those that attend alike have one."""
-        ropes = {each: cls(each, shape, config, device) for each in shape.attentions}
-        return [ropes[shape.attention_of(layer)] for layer in range(shape.num_layers)]
+        return shape.by_layer(lambda attention: cls(attention, shape, config, device))
 
     @property
     def depends_on_length(self) -> bool:

@@ -6,6 +6,7 @@ Shape letters: N rows of the largest micro-batch, H query heads, V size of a hea
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from math import prod
 
@@ -62,11 +63,11 @@ class CpuAttention:
         self._ring = []
         for _ in range(NUM_BUFFERS):
             rooms = on_device((room,)), torch.empty(room, dtype=dtype, pin_memory=pinned)
-            self._ring.append({each: _buffers(rooms, each, num_rows) for each in shape.attentions})
+            self._ring.append(shape.by_layer(partial(_buffers, rooms, num_rows)))
 
     def buffers(self, number: int, layer: int) -> ExchangeBuffers:
         """Those of the micro-batch of that number in a layer."""
-        return self._ring[number % NUM_BUFFERS][self._attentions[layer]]
+        return self._ring[number % NUM_BUFFERS][layer]
 
     def load_bytes(self, layer: int) -> int:
         """Of a token, that come up."""
@@ -77,7 +78,7 @@ class CpuAttention:
         return self._attentions[layer].sent_width * self._itemsize
 
 
-def _buffers(rooms: tuple[Tensor, Tensor], attention: Attention, num_rows: int) -> ExchangeBuffers:
+def _buffers(rooms: tuple[Tensor, Tensor], num_rows: int, attention: Attention) -> ExchangeBuffers:
     """Views of flat rooms on either side, as layers that attend so need them."""
     heads = attention.num_heads
     parts = [(part.num_heads, part.head_dim) for part in attention.cached_parts.parts]

@@ -63,6 +63,7 @@ class AttentionCore:
         }
         self._num_rows = limits.kv_rows
         self._attentions = [shape.attention_of(layer) for layer in range(shape.num_layers)]
+        self._layouts = shape.by_layer(lambda attention: attention.cached_parts)
         self._windows = shape.sliding_windows
         self._on_gpu = single_attention(shape, device)
         self._helpers = Helpers(torch_parallel())
@@ -93,12 +94,11 @@ class AttentionCore:
         """What a layer caches, `parts`, of which `first` is the number of the first one; what is
         read of it is in a frame of the core, a new one if none is given."""
         attention, frame = self._attentions[layer], frame or self._scratch.frame()
-        described = attention.cache.parts[first : first + len(parts)]
+        described = self._layouts[layer].parts[first : first + len(parts)]
+        sizes = ((self._num_rows, part.num_heads, part.head_dim) for part in described)
         return LayerKv(
             parts=parts,
-            rooms=tuple(
-                frame.take(self._num_rows, part.num_heads, part.head_dim) for part in described
-            ),
+            rooms=tuple(frame.take(*size) for size in sizes),
             value_dim=attention.cached_value_dim,
             cached_in=attention.cache_dtype,
         )

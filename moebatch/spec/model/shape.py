@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 from moebatch.errors import ConfigError, Fault
 from moebatch.formats.weight_format import WeightFormat
@@ -22,6 +22,7 @@ from moebatch.spec.workload import Workload
 
 _NORMS_OF_MIXERS = ("input_norm", "attention_out_norm")
 """Of the norms of a layer those before its experts or MLP."""
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,6 +200,11 @@ class ModelShape(Layers):
     def attention_of(self, layer: int) -> Attention:
         """How a layer attends."""
         return self.layer_attentions[layer] if self.layer_attentions else self.attention
+
+    def by_layer(self, make: Callable[[Attention], Made]) -> list[Made]:
+        """What is made for the attention of each layer, once for those that attend alike."""
+        made = {each: make(each) for each in self.attentions}
+        return [made[self.attention_of(layer)] for layer in range(self.num_layers)]
 
     def state_of(self, layer: int) -> CacheLayout | None:
         """What a layer keeps of a sequence beside what it caches of tokens."""
