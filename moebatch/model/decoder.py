@@ -23,6 +23,7 @@ from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.elementwise import Elementwise
 from moebatch.model.families.registry import FAMILIES
 from moebatch.model.layer_work import LayerWork
+from moebatch.model.operators import Operators
 from moebatch.model.products import Products, Weights
 from moebatch.model.recurrence.block import RecurrentBlock
 from moebatch.model.residuals import Residuals
@@ -68,19 +69,20 @@ class Decoder:
         self.planner = BatchPlanner(
             shape, config, dtype=self.dtype, device=self.device, gather_rows=limits.gather_rows
         )
-        self._elementwise = elementwise = Elementwise(shape.activation, self.device)
-        self._products = products = Products(
+        products = Products(
             self.device,
             self.dtype,
             stored=experts.taken_as,
             largest_matrix=converted_elements(shape),
         )
+        self._operators = Operators(products, Elementwise(shape.activation, self.device))
+        self._products, self._elementwise = self._operators
         self.scratch = Scratch(step_elements(shape, limits), device=self.device, dtype=self.dtype)
-        self._residuals = Residuals(shape, weights, products, elementwise, pass_tokens=pass_tokens)
+        self._residuals = Residuals(shape, weights, self._operators, pass_tokens=pass_tokens)
         self._core = AttentionCore(
             shape, limits, dtype=self.dtype, device=self.device, sink_scores=weights.sink_scores
         )
-        means = products, elementwise, self._core
+        means = self._operators, self._core
         self._attention = shape.by_layer(lambda each: self._family.attention(shape, each, *means))
         self._recurrence, self._stacked = self._recurrent_block(), self._stacked_attention()
         self._choices = Choices(
@@ -93,19 +95,19 @@ class Decoder:
             activation_level=activation_level,
         )
         self._routed = RoutedExperts(
-            shape, experts, self._family.expert, products, elementwise, self.scratch, limits
+            shape, experts, self._family.expert, self._operators, self.scratch, limits
         )
 
     def _recurrent_block(self) -> RecurrentBlock | None:
         shape, recurrence = self.shape, self.shape.recurrence
         if recurrence is None:
             return None
-        return self._family.recurrence(shape, recurrence, self._products, self._elementwise)
+        return self._family.recurrence(shape, recurrence, self._operators)
 
     def _stacked_attention(self) -> StackedAttention | None:
         if self.shape.encoder is None:
             return None
-        means = self._products, self._elementwise, self._core, self.scratch
+        means = self._operators, self._core, self.scratch
         return StackedAttention(self.shape, self._weights.globals, *means)
 
     @property
@@ -286,8 +288,8 @@ class Decoder:
     def _mlp(
         self, frame: Frame, layer: int, x_ND: Tensor, num_rows: int, matrices: Mapping[str, Matrix]
     ) -> Tensor:
-        elementwise = self._elementwise.clamping(self.shape.mlp_clamp(layer))
-        return self._family.expert(frame, x_ND, num_rows, matrices, self._products, elementwise)
+        operators = self._operators.clamping(self.shape.mlp_clamp(layer))
+        return self._family.expert(frame, x_ND, num_rows, matrices, operators)
 
     def add_dense(self, layer: int, x_TD: Tensor, rows: slice | None = None) -> None:
         """Adds the MLP of a layer without experts, if it has one, to rows, in place; to all if

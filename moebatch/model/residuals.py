@@ -11,9 +11,9 @@ from torch import Tensor
 
 from moebatch.model import layers
 from moebatch.model.dense_weights import DenseWeights
-from moebatch.model.elementwise import Elementwise
 from moebatch.model.layer_work import LayerWork
-from moebatch.model.products import Products, Weights
+from moebatch.model.operators import Operators
+from moebatch.model.products import Weights
 from moebatch.model.scratch import Frame
 from moebatch.model.streams import StreamMixer
 from moebatch.spec.model.blocks import Residual
@@ -34,17 +34,11 @@ class Residuals:
     """Hidden states are changed in place. What is added late is kept by row meanwhile."""
 
     def __init__(
-        self,
-        shape: ModelShape,
-        weights: DenseWeights,
-        products: Products,
-        elementwise: Elementwise,
-        *,
-        pass_tokens: int,
+        self, shape: ModelShape, weights: DenseWeights, operators: Operators, *, pass_tokens: int
     ) -> None:
         """For passes of at most so many tokens."""
         self._shape, self._layers = shape, weights.layers
-        self._products, self._elementwise = products, elementwise
+        self._products, self._elementwise = operators
         self._streams = StreamMixer(shape) if shape.streams else None
         self._last = _Part(shape.norm_of_mlps, "mlp_out_norm", shape.mlp_residual)
         room, size = weights.globals["embedding"].new_empty, (pass_tokens, shape.hidden_size)

@@ -13,12 +13,11 @@ from torch import Tensor
 from moebatch.errors import CheckpointError
 from moebatch.formats.weight_format import BadParts, Matrix
 from moebatch.layout.scratch import Limits
-from moebatch.model.elementwise import Elementwise
 from moebatch.model.experts import expert_kernels
 from moebatch.model.families.family import Expert
 from moebatch.model.families.usual import mlp
 from moebatch.model.grouped import GroupedExpert
-from moebatch.model.products import Products
+from moebatch.model.operators import Operators
 from moebatch.model.routing.router import Routing
 from moebatch.model.routing.tokens import ExpertTokens
 from moebatch.model.scratch import Scratch, chunks
@@ -35,19 +34,18 @@ class RoutedExperts:
         shape: ModelShape,
         stored: StoredExperts,
         formula: Expert,
-        products: Products,
-        elementwise: Elementwise,
+        operators: Operators,
         scratch: Scratch,
         limits: Limits,
     ) -> None:
         """`stored` says how experts lie on disk, `formula` what one computes."""
         self._shape, self._stored, self._formula = shape, stored, formula
-        self._products, self._elementwise, self._scratch = products, elementwise, scratch
+        self._operators, self._scratch = operators, scratch
         self._most_rows = limits.expert_rows
-        self._kernels = expert_kernels(shape, products) if formula is mlp else None
+        self._kernels = expert_kernels(shape, operators.products) if formula is mlp else None
         choices = limits.pass_tokens, shape.experts_per_token
         self._ones_TK = (
-            torch.ones(choices, device=products.device) if shape.router.weighs_inputs else None
+            torch.ones(choices, device=operators.device) if shape.router.weighs_inputs else None
         )
         """Weights of what experts make, where those of tokens are for what they see."""
 
@@ -99,17 +97,16 @@ class RoutedExperts:
         self, layer: int, routing: Routing, tokens: ExpertTokens, matrices: Mapping[str, Matrix]
     ) -> None:
         """One expert, step by step."""
-        products = self._products
-        elementwise = self._elementwise.clamping(self._shape.expert_clamp(layer))
+        operators = self._operators.clamping(self._shape.expert_clamp(layer))
         for chunk in chunks(self._most_rows, slice(0, len(tokens.rows_M))):
             rows_M, choices_M = tokens.rows_M[chunk], tokens.choices_M[chunk]
             frame, num_rows = self._scratch.frame(), len(rows_M)
-            x_ND = frame.take(products.rows(num_rows), self._shape.expert_size)
+            x_ND = frame.take(operators.products.rows(num_rows), self._shape.expert_size)
             torch.index_select(routing.inputs_TI, 0, rows_M, out=x_ND[:num_rows])
             weights_TK = routing.weights_TK
             if self._ones_TK is not None:
                 x_ND[:num_rows].mul_(weights_TK[rows_M, choices_M][:, None])
                 weights_TK = self._ones_TK
-            y_MD = self._formula(frame, x_ND, num_rows, matrices, products, elementwise)
+            y_MD = self._formula(frame, x_ND, num_rows, matrices, operators)
             part = ExpertTokens(rows_M, choices_M)
-            elementwise.place(y_MD, part, routing.outputs_TKD, weights_TK)
+            operators.elementwise.place(y_MD, part, routing.outputs_TKD, weights_TK)

@@ -20,6 +20,7 @@ from moebatch.model.attention.span import Span
 from moebatch.model.batch import BatchPlanner
 from moebatch.model.elementwise import Elementwise
 from moebatch.model.layer_work import LayerWork
+from moebatch.model.operators import Operators
 from moebatch.model.products import Products
 from moebatch.model.scratch import Scratch
 from moebatch.spec.model.shape import ModelShape
@@ -51,8 +52,8 @@ def milliseconds(
     options: dict[str, Any] = {"dtype": DTYPE, "device": CPU}
     planner = BatchPlanner(shape, config, gather_rows=limits.gather_rows, **options)
     core = AttentionCore(shape, limits, **options)
-    products, elementwise = Products(CPU, DTYPE), Elementwise(shape.activation, CPU)
-    block = LatentAttentionBlock(shape, shape.attention, products, elementwise, core)
+    operators = Operators(Products(CPU, DTYPE), Elementwise(shape.activation, CPU))
+    block = LatentAttentionBlock(shape, shape.attention, operators, core)
     scratch = Scratch(step_elements(shape, limits), **options)
     sizes = shape.attention.tensors(shape.hidden_size)
     weights = {role: (0.02 * torch.randn(size)).to(DTYPE) for role, size in sizes.items()}

@@ -23,6 +23,7 @@ from moebatch.model.grouped import GroupedExpert
 from moebatch.model.native.instruction_set import InstructionSet
 from moebatch.model.native.kernels import Kernels
 from moebatch.model.native.rows import NativeRows
+from moebatch.model.operators import Operators
 from moebatch.model.products import Products
 from moebatch.model.routing.router import Routing
 from moebatch.model.routing.tokens import group_by_expert
@@ -82,14 +83,14 @@ def step_by_step(
 ) -> Tensor:
     """What experts make one after the other, by the functions of shared experts."""
     dtype, out_TKD = routing.normed_TD.dtype, torch.zeros_like(routing.outputs_TKD)
-    products = Products(CPU, dtype, kernels=kernels)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(elementwises, "_kernels_on", lambda device: NativeRows(kernels))
         elementwise = Elementwise(ACTIVATIONS[middle], CPU, clamped)
+    operators = Operators(Products(CPU, dtype, kernels=kernels), elementwise)
     for number, tokens in routing.tokens.items():
         frame, x_MD = Frame(torch.empty(ROOM, dtype=dtype)), routing.normed_TD[tokens.rows_M]
-        y_MD = mlp(frame, x_MD, len(x_MD), experts[number], products, elementwise)
-        elementwise.place(y_MD, tokens, out_TKD, routing.weights_TK)
+        y_MD = mlp(frame, x_MD, len(x_MD), experts[number], operators)
+        operators.elementwise.place(y_MD, tokens, out_TKD, routing.weights_TK)
     return out_TKD
 
 

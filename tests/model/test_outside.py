@@ -23,12 +23,12 @@ from moebatch.formats.plain import FLOAT32
 from moebatch.formats.registry import FORMATS
 from moebatch.formats.weight_format import Matrix, StoredPart, WeightFormat
 from moebatch.model.attention.grouped import GroupedAttentionBlock
-from moebatch.model.elementwise import Elementwise
 from moebatch.model.families import registry
 from moebatch.model.families.family import Family
 from moebatch.model.families.registry import FAMILIES
 from moebatch.model.native import loader
-from moebatch.model.products import Products, Weights
+from moebatch.model.operators import Operators
+from moebatch.model.products import Weights
 from moebatch.model.scratch import Frame
 from moebatch.registry import Registry
 from moebatch.spec.families.family import FamilySpec, grouped_attention
@@ -60,18 +60,14 @@ class RowScaled(WeightFormat):
 
 
 def squared_relu(
-    frame: Frame,
-    x_ND: Tensor,
-    num_rows: int,
-    matrices: Mapping[str, Matrix],
-    products: Products,
-    elementwise: Elementwise,
+    frame: Frame, x_ND: Tensor, num_rows: int, matrices: Mapping[str, Matrix], operators: Operators
 ) -> Tensor:
     """``down(relu(up(x))^2)``, without a gate."""
     up_NF = frame.take(len(x_ND), matrices["up"].shape[0])
-    products.linear(x_ND, matrices["up"], None, up_NF)
+    operators.products.linear(x_ND, matrices["up"], None, up_NF)
     up_NF[:num_rows].relu_().square_()
-    return products.linear(up_NF, matrices["down"], None, frame.take(*x_ND.shape))[:num_rows]
+    y_ND = frame.take(*x_ND.shape)
+    return operators.products.linear(up_NF, matrices["down"], None, y_ND)[:num_rows]
 
 
 def sigmoid_router(

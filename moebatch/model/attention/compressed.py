@@ -18,9 +18,8 @@ from moebatch.model.attention.choosing import IndexerBlock, IndexQueries
 from moebatch.model.attention.core import AttentionCore
 from moebatch.model.attention.plan import Sight
 from moebatch.model.attention.span import Span
-from moebatch.model.elementwise import Elementwise
 from moebatch.model.layer_work import LayerWork
-from moebatch.model.products import Products
+from moebatch.model.operators import Operators
 from moebatch.model.rope import Angles, rotate_neighbours
 from moebatch.model.scratch import Frame, chunks
 from moebatch.spec.model.attention import Attention
@@ -54,21 +53,17 @@ class CompressedAttentionBlock:
     """All of it, sequence by sequence."""
 
     def __init__(
-        self,
-        shape: ModelShape,
-        attention: Attention,
-        products: Products,
-        elementwise: Elementwise,
-        core: AttentionCore,
+        self, shape: ModelShape, attention: Attention, operators: Operators, core: AttentionCore
     ) -> None:
         assert isinstance(attention, CompressedAttention), "the family's own attention"
         self._attention, self._eps = attention, shape.rms_eps
         self._windows = shape.sliding_windows
-        self._products, self._elementwise, self._core = products, elementwise, core
+        self._products, self._elementwise = operators
+        self._core = core
         self._indexer = None
         if attention.indexer is not None:
-            self._indexer = IndexerBlock(attention.indexer, products, self._rotate)
-        self._ones_C = torch.ones(attention.head_dim, device=products.device)
+            self._indexer = IndexerBlock(attention.indexer, self._products, self._rotate)
+        self._ones_C = torch.ones(attention.head_dim, device=operators.device)
 
     def project(self, work: LayerWork) -> Qkv:
         """Is not asked for: entries are made where weights are."""

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from moebatch.model.attention.by_torch import Qkv
 from moebatch.model.attention.core import AttentionCore
-from moebatch.model.elementwise import Elementwise
 from moebatch.model.layer_work import LayerWork
+from moebatch.model.operators import Operators
 from moebatch.model.products import Products
 from moebatch.spec.model.attention import Attention
 from moebatch.spec.model.grouped_attention import GroupedAttention
@@ -20,19 +20,15 @@ class GroupedAttentionBlock:
     """With or without biases, norms of queries and keys, and a limit of what is projected."""
 
     def __init__(
-        self,
-        shape: ModelShape,
-        attention: Attention,
-        products: Products,
-        elementwise: Elementwise,
-        core: AttentionCore,
+        self, shape: ModelShape, attention: Attention, operators: Operators, core: AttentionCore
     ) -> None:
         assert isinstance(attention, GroupedAttention), "the family's own attention"
         self._attention, self._eps = attention, shape.rms_eps
-        self._products, self._elementwise, self._core = products, elementwise, core
+        self._products, self._elementwise = operators
+        self._core = core
         plain = {"q", "k"} if attention.qk_norm == "unscaled" else set[str]()
         self._unscaled = plain | ({"v"} if attention.norms_values else set())
-        self._ones_C = torch.ones(attention.head_dim, device=products.device)
+        self._ones_C = torch.ones(attention.head_dim, device=operators.device)
 
     def project(self, work: LayerWork) -> Qkv:
         """Rotated queries and keys, and values; rows beyond the micro-batch hold garbage."""

@@ -16,9 +16,9 @@ from moebatch.model.attention.by_torch import Parts, Qkv
 from moebatch.model.attention.choosing import IndexerBlock
 from moebatch.model.attention.core import AttentionCore
 from moebatch.model.attention.grouped import put_out
-from moebatch.model.elementwise import Elementwise
 from moebatch.model.layer_work import LayerWork
-from moebatch.model.products import Products, Weights
+from moebatch.model.operators import Operators
+from moebatch.model.products import Weights
 from moebatch.model.rope import Angles
 from moebatch.model.scratch import Frame
 from moebatch.spec.model.attention import Attention
@@ -30,19 +30,15 @@ class LatentAttentionBlock:
     """With compressed queries or without."""
 
     def __init__(
-        self,
-        shape: ModelShape,
-        attention: Attention,
-        products: Products,
-        elementwise: Elementwise,
-        core: AttentionCore,
+        self, shape: ModelShape, attention: Attention, operators: Operators, core: AttentionCore
     ) -> None:
         assert isinstance(attention, LatentAttention), "the family's own attention"
         self._attention = attention
-        self._products, self._elementwise, self._core = products, elementwise, core
+        self._products, self._elementwise = operators
+        self._core = core
         self._indexer = None
         if attention.own_indexer is not None:
-            self._indexer = IndexerBlock(attention.own_indexer, products, self._rotate_last)
+            self._indexer = IndexerBlock(attention.own_indexer, self._products, self._rotate_last)
 
     def project(self, work: LayerWork) -> Qkv:
         """Queries as they meet latents, and latents with the rotated keys behind them."""

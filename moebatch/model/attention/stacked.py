@@ -15,8 +15,8 @@ from moebatch.model.attention.by_torch import LayerKv, Parts
 from moebatch.model.attention.core import AttentionCore
 from moebatch.model.attention.gathering import Gathered
 from moebatch.model.attention.stack_plan import AnswerSlice, StackPlan
-from moebatch.model.elementwise import Elementwise
-from moebatch.model.products import Products, Weights
+from moebatch.model.operators import Operators
+from moebatch.model.products import Weights
 from moebatch.model.scratch import Frame, Scratch
 from moebatch.spec.model.grouped_attention import BIASED_PAIRS, RelativeAttention
 from moebatch.spec.model.shape import ModelShape
@@ -31,8 +31,7 @@ class StackedAttention:
         self,
         shape: ModelShape,
         of_all: Weights,
-        products: Products,
-        elementwise: Elementwise,
+        operators: Operators,
         core: AttentionCore,
         scratch: Scratch,
     ) -> None:
@@ -40,7 +39,7 @@ class StackedAttention:
         assert isinstance(shape.attention, RelativeAttention), "that of encoders"
         self._shape, self._attention = shape, shape.attention
         self._encoder_norm_D = of_all["encoder_norm"]
-        self._products, self._elementwise = products, elementwise
+        self._products, self._elementwise = operators
         self._core, self._scratch = core, scratch
         self._prompt_bias_HX = _by_distance(shape.attention, of_all["encoder_bias"], ahead=True)
         self._answer_bias_HX = _by_distance(shape.attention, of_all["decoder_bias"], ahead=False)

@@ -14,9 +14,9 @@ from torch import Tensor
 from moebatch.formats.weight_format import Matrix
 from moebatch.model.attention.by_torch import Qkv
 from moebatch.model.attention.core import AttentionCore
-from moebatch.model.elementwise import Elementwise
 from moebatch.model.layer_work import LayerWork
-from moebatch.model.products import Products, Weights
+from moebatch.model.operators import Operators
+from moebatch.model.products import Weights
 from moebatch.model.recurrence.block import RecurrentBlock
 from moebatch.model.recurrence.gated_delta import ChannelDeltaBlock, GatedDeltaBlock
 from moebatch.model.recurrence.lightning import LightningBlock
@@ -52,16 +52,14 @@ class AttentionBlock(Protocol):
         """All of it, where its own core and the cache are on the device of the weights."""
 
 
-MakeAttention = Callable[
-    [ModelShape, Attention, Products, Elementwise, AttentionCore], AttentionBlock
-]
+MakeAttention = Callable[[ModelShape, Attention, Operators, AttentionCore], AttentionBlock]
 """Of one of the ways in which layers of the shape attend."""
-MakeRecurrence = Callable[[ModelShape, Recurrence, Products, Elementwise], RecurrentBlock]
+MakeRecurrence = Callable[[ModelShape, Recurrence, Operators], RecurrentBlock]
 """Of what recurrent layers of the shape do."""
 Router = Callable[[Tensor, ModelShape, Weights, torch.dtype], tuple[Tensor, Tensor]]
 """Of the logits [T, E] of a gate, the layer's weights and the dtype of the computation: weights
 [T, K], in descending order for each token, and experts [T, K], int64."""
-Expert = Callable[[Frame, Tensor, int, Mapping[str, Matrix], Products, Elementwise], Tensor]
+Expert = Callable[[Frame, Tensor, int, Mapping[str, Matrix], Operators], Tensor]
 """Of a frame, inputs [N, D], the number M of rows that count and the matrices by role: [M, D]."""
 
 
@@ -90,10 +88,10 @@ def described_router(
 
 
 def described_recurrence(
-    shape: ModelShape, recurrence: Recurrence, products: Products, elementwise: Elementwise
+    shape: ModelShape, recurrence: Recurrence, operators: Operators
 ) -> RecurrentBlock:
     """As the kind of recurrence asks for."""
-    return _RECURRENT_BLOCKS[type(recurrence)](shape, recurrence, products, elementwise)
+    return _RECURRENT_BLOCKS[type(recurrence)](shape, recurrence, operators)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,9 +12,8 @@ from moebatch.model.attention.compressed import CompressedAttentionBlock
 from moebatch.model.attention.core import AttentionCore
 from moebatch.model.attention.grouped import GroupedAttentionBlock
 from moebatch.model.attention.latent import LatentAttentionBlock
-from moebatch.model.elementwise import Elementwise
 from moebatch.model.families.family import AttentionBlock, Family, MakeAttention
-from moebatch.model.products import Products
+from moebatch.model.operators import Operators
 from moebatch.model.scratch import Frame
 from moebatch.spec.model.attention import Attention
 from moebatch.spec.model.compressed_attention import CompressedAttention
@@ -23,12 +22,7 @@ from moebatch.spec.model.shape import ModelShape
 
 
 def mlp(
-    frame: Frame,
-    x_ND: Tensor,
-    num_rows: int,
-    matrices: Mapping[str, Matrix],
-    products: Products,
-    elementwise: Elementwise,
+    frame: Frame, x_ND: Tensor, num_rows: int, matrices: Mapping[str, Matrix], operators: Operators
 ) -> Tensor:
     """``down(activation(gate(x)) * up(x))`` [M, D] of the first M = `num_rows` rows, or
     ``down(activation(up(x)))`` where there is no gate; with biases where the matrices have such."""
@@ -36,14 +30,14 @@ def mlp(
     def product(x: Tensor, role: str) -> Tensor:
         out = frame.take(x.shape[0], matrices[role].shape[0])
         bias_O = computed_bias(frame, bias_of(matrices, role))
-        return products.linear(x, matrices[role], bias_O, out)
+        return operators.products.linear(x, matrices[role], bias_O, out)
 
     if "gate" in matrices:
         inner_NF, up_NF = product(x_ND, "gate"), product(x_ND, "up")
-        elementwise.gate(inner_NF[:num_rows], up_NF[:num_rows])
+        operators.elementwise.gate(inner_NF[:num_rows], up_NF[:num_rows])
     else:
         inner_NF = product(x_ND, "up")
-        elementwise.activate(inner_NF[:num_rows])
+        operators.elementwise.activate(inner_NF[:num_rows])
     return product(inner_NF, "down")[:num_rows]
 
 
@@ -60,11 +54,7 @@ def computed_bias(frame: Frame, bias_O: Tensor | None) -> Tensor | None:
 
 
 def attention_block(
-    shape: ModelShape,
-    attention: Attention,
-    products: Products,
-    elementwise: Elementwise,
-    core: AttentionCore,
+    shape: ModelShape, attention: Attention, operators: Operators, core: AttentionCore
 ) -> AttentionBlock:
     """As the kind of attention asks for."""
     make: MakeAttention = GroupedAttentionBlock
@@ -72,7 +62,7 @@ def attention_block(
         make = LatentAttentionBlock
     elif isinstance(attention, CompressedAttention):
         make = CompressedAttentionBlock
-    return make(shape, attention, products, elementwise, core)
+    return make(shape, attention, operators, core)
 
 
 USUAL = Family(attention=attention_block, expert=mlp)

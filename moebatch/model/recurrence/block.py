@@ -11,12 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moebatch.model.elementwise import Elementwise
 from moebatch.model.layer_work import LayerWork
 from moebatch.model.native import loader
 from moebatch.model.native.delta_rule import DeltaInput, conv_work
 from moebatch.model.native.helpers import Helpers, torch_parallel
-from moebatch.model.products import Products
+from moebatch.model.operators import Operators
 from moebatch.model.recurrence.delta_rule import DeltaRule
 from moebatch.spec.model.recurrence import CHUNK_TOKENS, MatrixRecurrence, Recurrence
 from moebatch.spec.model.shape import ModelShape
@@ -82,17 +81,11 @@ class RecurrentBlock(ABC):
     activates = True
     """silu follows the convolution."""
 
-    def __init__(
-        self,
-        shape: ModelShape,
-        recurrence: Recurrence,
-        products: Products,
-        elementwise: Elementwise,
-    ) -> None:
+    def __init__(self, shape: ModelShape, recurrence: Recurrence, operators: Operators) -> None:
         self._recurrence = recurrence
         self._eps = shape.rms_eps
-        self._products, self._elementwise = products, elementwise
-        self._convolution = Convolution(products.device, activates=self.activates)
+        self._products, self._elementwise = operators
+        self._convolution = Convolution(operators.device, activates=self.activates)
 
     def run(self, work: LayerWork) -> Tensor:
         """What it adds to the hidden states, [N, D]; rows beyond the micro-batch hold garbage.
@@ -117,14 +110,10 @@ class MatrixBlock(RecurrentBlock):
     """What kinds share whose states hold matrices."""
 
     def __init__(
-        self,
-        shape: ModelShape,
-        recurrence: MatrixRecurrence,
-        products: Products,
-        elementwise: Elementwise,
+        self, shape: ModelShape, recurrence: MatrixRecurrence, operators: Operators
     ) -> None:
-        super().__init__(shape, recurrence, products, elementwise)
-        self._matrix, self._rule = recurrence, DeltaRule(recurrence, products.device)
+        super().__init__(shape, recurrence, operators)
+        self._matrix, self._rule = recurrence, DeltaRule(recurrence, operators.device)
 
     def _put_out(self, work: LayerWork, given: DeltaInput) -> Tensor:
         """[T, H, V] float32, which matrices put out as they change."""

@@ -10,10 +10,9 @@ are projected.
 import torch
 from torch import Tensor
 
-from moebatch.model.elementwise import Elementwise
 from moebatch.model.layer_work import LayerWork
 from moebatch.model.native.delta_rule import DeltaInput
-from moebatch.model.products import Products
+from moebatch.model.operators import Operators
 from moebatch.model.recurrence.block import MatrixBlock
 from moebatch.model.scratch import Frame
 from moebatch.spec.model.recurrence import ChannelDelta, MatrixRecurrence
@@ -27,14 +26,10 @@ class GatedDeltaBlock(MatrixBlock):
     """Matrices whose keys and queries are unit vectors (Yang et al. 2024)."""
 
     def __init__(
-        self,
-        shape: ModelShape,
-        recurrence: MatrixRecurrence,
-        products: Products,
-        elementwise: Elementwise,
+        self, shape: ModelShape, recurrence: MatrixRecurrence, operators: Operators
     ) -> None:
-        super().__init__(shape, recurrence, products, elementwise)
-        self._zero = torch.zeros((), device=products.device)
+        super().__init__(shape, recurrence, operators)
+        self._zero = torch.zeros((), device=operators.device)
 
     def _mix(self, work: LayerWork, projected_NP: Tensor, out_TX: Tensor) -> None:
         delta, heads = self._matrix, self._matrix.num_value_heads

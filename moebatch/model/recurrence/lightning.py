@@ -8,10 +8,9 @@ K size of a key, V size of a value, L layers, X several of these side by side.
 import torch
 from torch import Tensor
 
-from moebatch.model.elementwise import Elementwise
 from moebatch.model.layer_work import LayerWork
 from moebatch.model.native.delta_rule import DeltaInput
-from moebatch.model.products import Products
+from moebatch.model.operators import Operators
 from moebatch.model.recurrence.block import MatrixBlock
 from moebatch.spec.model.recurrence import LightningAttention
 from moebatch.spec.model.shape import ModelShape
@@ -24,15 +23,11 @@ class LightningBlock(MatrixBlock):
     """Matrices that fade alike with every token (Qin et al. 2024)."""
 
     def __init__(
-        self,
-        shape: ModelShape,
-        recurrence: LightningAttention,
-        products: Products,
-        elementwise: Elementwise,
+        self, shape: ModelShape, recurrence: LightningAttention, operators: Operators
     ) -> None:
-        super().__init__(shape, recurrence, products, elementwise)
+        super().__init__(shape, recurrence, operators)
         fading = [recurrence.fading(layer) for layer in range(recurrence.num_layers)]
-        self._fading_LH = torch.tensor(fading, dtype=torch.float32, device=products.device)
+        self._fading_LH = torch.tensor(fading, dtype=torch.float32, device=operators.device)
 
     def _mix(self, work: LayerWork, projected_NP: Tensor, out_TX: Tensor) -> None:
         widths = [self._matrix.conv_channels, self._matrix.value_width]

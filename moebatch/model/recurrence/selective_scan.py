@@ -9,13 +9,12 @@ size of a key, V channels of values, R rows of the state.
 import torch
 from torch import Tensor
 
-from moebatch.model.elementwise import Elementwise
 from moebatch.model.gpu.scan_steps import ScanSteps
 from moebatch.model.layer_work import LayerWork
 from moebatch.model.layers import silu_in_place
 from moebatch.model.native.delta_rule import StateSpans
 from moebatch.model.native.selective_scan import ScanInput, scan_work
-from moebatch.model.products import Products
+from moebatch.model.operators import Operators
 from moebatch.model.recurrence.block import RecurrentBlock
 from moebatch.model.recurrence.matrix_rule import MatrixRule
 from moebatch.model.scratch import Frame
@@ -29,16 +28,10 @@ _LEAST_SHARED_NUMBERS = 2**15
 class SelectiveScanBlock(RecurrentBlock):
     """Matrices whose numbers fade apart (Gu & Dao 2023; AI21 2024)."""
 
-    def __init__(
-        self,
-        shape: ModelShape,
-        recurrence: SelectiveScan,
-        products: Products,
-        elementwise: Elementwise,
-    ) -> None:
-        super().__init__(shape, recurrence, products, elementwise)
-        self._scan, self._rule = recurrence, ScanRule(recurrence, products.device)
-        self._zero = torch.zeros((), device=products.device)
+    def __init__(self, shape: ModelShape, recurrence: SelectiveScan, operators: Operators) -> None:
+        super().__init__(shape, recurrence, operators)
+        self._scan, self._rule = recurrence, ScanRule(recurrence, operators.device)
+        self._zero = torch.zeros((), device=operators.device)
 
     def _mix(self, work: LayerWork, projected_NP: Tensor, out_TX: Tensor) -> None:
         scan, weights, num_tokens = self._scan, work.weights, work.num_tokens
