@@ -17,7 +17,7 @@ from torch import Tensor
 from moebatch.model.attention.plan import AttentionPlan, Sight, SightPlanner
 from moebatch.model.attention.span import Span, new_rows, placed
 from moebatch.model.attention.stack_plan import StackPlan
-from moebatch.model.gpu.loader import single_attention
+from moebatch.model.gpu.loader import attends_single
 from moebatch.model.recurrence.plan import RecurrentPlan, StateSpan
 from moebatch.model.rope import Angles, Rope
 from moebatch.spec.model.shape import ModelShape
@@ -175,7 +175,7 @@ class BatchPlanner:
             dtype=self._dtype,
             device=device,
             gather_rows=self._gather_rows,
-            takes_tokens=single_attention(self._shape, device) is not None,
+            takes_tokens=attends_single(self._shape, device),
             is_wide=self._shape.attention.num_shared >= _WIDE,
             # Elsewhere there are no weights to make more of what is cached.
             expands=self._shape.attention.expands if attention_device is None else None,

@@ -52,15 +52,9 @@ class RowKernels(Protocol):
 class Elementwise:
     """Owns the threads of compiled kernels, so one thread may use it at a time."""
 
-    def __init__(
-        self,
-        activation: str,
-        device: torch.device,
-        clamped: ClampedGate | None = None,
-    ) -> None:
-        """`clamped` says what gates do otherwise. Raises CheckpointError for activations that are
-        not known."""
-        self._clamped = clamped
+    def __init__(self, activation: str, device: torch.device) -> None:
+        """Raises CheckpointError for activations that are not known."""
+        self._clamped: ClampedGate | None = None
         self._activation = layers.activation_of(activation)
         self._kernels = _kernels_on(device)
 

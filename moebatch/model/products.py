@@ -26,7 +26,7 @@ from moebatch.layout.scratch import (
 from moebatch.model.layers import linear
 from moebatch.model.native import loader
 from moebatch.model.native.codes import decode_work, is_compiled
-from moebatch.model.native.helpers import Helpers, torch_parallel
+from moebatch.model.native.helpers import Helpers, threads_for, torch_parallel
 from moebatch.model.native.kernels import Kernels, Work
 from moebatch.model.native.products import ProductWork, lies_whole, multipliable, product_work
 from moebatch.model.scratch import Frame
@@ -82,13 +82,9 @@ class Products:
 
     def rows(self, num_rows: int) -> int:
         """Rows of a product that needs so many."""
-        if self.device.type != "cpu":
+        if self.device.type != "cpu" or self._is_forced:
             return num_rows
-        return (
-            num_rows
-            if self._is_forced
-            else product_rows(num_rows, self._name, self.instruction_set)
-        )
+        return product_rows(num_rows, self._name, self.instruction_set)
 
     def bucketed(self, frame: Frame, x: Tensor, num_rows: int | None = None) -> Tensor:
         """So many rows of x, all if None, and some that hold garbage where a product needs more."""
@@ -246,4 +242,4 @@ class Products:
 
 def num_threads_for(num_products: int) -> int:
     """Threads that share so many multiplications."""
-    return torch.get_num_threads() if num_products >= _LEAST_SHARED_PRODUCTS else 1
+    return threads_for(num_products, _LEAST_SHARED_PRODUCTS)

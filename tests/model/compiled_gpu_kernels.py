@@ -20,13 +20,13 @@ from triton.compiler import ASTSource
 from moebatch.formats.coded import CodedMatrix
 from moebatch.layout.fused import Middle
 from moebatch.model.gpu import kernels
-from moebatch.model.gpu.attention import SingleAttention
+from moebatch.model.gpu.attention import attend_single
 from moebatch.model.gpu.check import CODES, ROUTERS, Codes, coded
-from moebatch.model.gpu.delta_steps import DeltaSteps
+from moebatch.model.gpu.delta_steps import take_delta_steps
 from moebatch.model.gpu.experts import GroupedExperts
 from moebatch.model.gpu.gates import GpuGates
 from moebatch.model.gpu.rows import GpuRows
-from moebatch.model.gpu.scan_steps import ScanSteps
+from moebatch.model.gpu.scan_steps import take_scan_steps
 from moebatch.model.grouped import GroupedExpert
 from moebatch.model.native.attention_work import Cached, SingleQueries
 from moebatch.model.native.delta_rule import DeltaInput, StateSpans
@@ -84,7 +84,7 @@ def launches(dtype: torch.dtype) -> list[Launch]:
         seen = SingleQueries(rows[:1], torch.tensor([0, 90]), torch.arange(90))
         for scores in (None, torch.empty(16)):
             scoring = Scoring(1.0, None, scores)
-            SingleAttention().attend(seen, heads, Cached(*cache), heads, scoring)
+            attend_single(seen, heads, Cached(*cache), heads, scoring)
         kept_in = torch.float16 if dtype == torch.float16 else torch.float32
         _take_steps(kept_in)
         _scan(kept_in)
@@ -105,9 +105,9 @@ def _take_steps(kept_in: torch.dtype) -> None:
     matrices = torch.empty(2, 32, 128, 128, dtype=kept_in)
     given, out = DeltaInput(q, q, v, rates, rates[..., None]), torch.empty_like(v)
     for corrects in (True, False):
-        DeltaSteps().take(spans, given, matrices, out, corrects=corrects)
+        take_delta_steps(spans, given, matrices, out, corrects=corrects)
     by_channel = DeltaInput(v, v, v, rates, torch.empty_like(v))
-    DeltaSteps().take(spans, by_channel, matrices, out, corrects=True)
+    take_delta_steps(spans, by_channel, matrices, out, corrects=True)
 
 
 def _scan(kept_in: torch.dtype) -> None:
@@ -115,7 +115,7 @@ def _scan(kept_in: torch.dtype) -> None:
     spans, (keys, channels) = StateSpans(*torch.zeros(4, 2, dtype=torch.int64)), (16, 8192)
     k, v = torch.empty(9, keys), torch.empty(9, channels)
     given = ScanInput(k, k, v, v, torch.empty(keys, channels))
-    ScanSteps().take(spans, given, torch.empty(2, 1, keys, channels, dtype=kept_in), v)
+    take_scan_steps(spans, given, torch.empty(2, 1, keys, channels, dtype=kept_in), v)
 
 
 def _run_experts(

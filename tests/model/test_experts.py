@@ -85,7 +85,7 @@ def step_by_step(
     dtype, out_TKD = routing.normed_TD.dtype, torch.zeros_like(routing.outputs_TKD)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(elementwises, "_kernels_on", lambda device: NativeRows(kernels))
-        elementwise = Elementwise(ACTIVATIONS[middle], CPU, clamped)
+        elementwise = Elementwise(ACTIVATIONS[middle], CPU).clamping(clamped)
     operators = Operators(Products(CPU, dtype, kernels=kernels), elementwise)
     for number, tokens in routing.tokens.items():
         frame, x_MD = Frame(torch.empty(ROOM, dtype=dtype)), routing.normed_TD[tokens.rows_M]

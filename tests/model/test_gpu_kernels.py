@@ -23,10 +23,10 @@ from moebatch.layout.fused import Middle
 from moebatch.model.elementwise import Elementwise
 from moebatch.model.gpu import check, rows
 from moebatch.model.gpu import loader as gpu_loader
-from moebatch.model.gpu.attention import SingleAttention
+from moebatch.model.gpu.attention import attend_single
 from moebatch.model.gpu.check import Codes
 from moebatch.model.gpu.coding import Coding
-from moebatch.model.gpu.delta_steps import DeltaSteps
+from moebatch.model.gpu.delta_steps import take_delta_steps
 from moebatch.model.gpu.experts import GroupedExperts
 from moebatch.model.gpu.gates import GpuGates
 from moebatch.model.gpu.rows import GpuRows
@@ -424,7 +424,7 @@ def test_tokens_attend_to_rows_anywhere_in_the_cache(
     seen = SingleQueries(tokens, starts, torch.cat(rows_seen))
     out = q_THC.new_full((num_tokens, num_heads, value_dim), 7)
     scoring = Scoring(head_dim**-0.5, None, scores_H)
-    SingleAttention().attend(seen, q_THC, Cached(*cache), out, scoring)
+    attend_single(seen, q_THC, Cached(*cache), out, scoring)
     want = torch.full_like(out, 7)
     for token, rows_S in zip(tokens.tolist(), rows_seen, strict=True):
         keys, values = (x[rows_S].repeat_interleave(num_shared, 1).float() for x in cache)
@@ -464,7 +464,7 @@ def test_steps_of_a_recurrence(
     table = torch.tensor([rows, tokens, [1] * T, befores], device=DEVICE)
     ours, theirs = (noise(6, kept_in, T + 2, H, K, V) for _ in "ot")
     out, want = (torch.full((T, H, V), 7.0, device=DEVICE) for _ in "ot")
-    DeltaSteps().take(StateSpans(*table), given, ours, out, corrects=recurrence.corrects)
+    take_delta_steps(StateSpans(*table), given, ours, out, corrects=recurrence.corrects)
     singles = (
         StateRun(slice(row, row + 1), table[1, i : i + 1], table[3, i : i + 1])
         for i, row in enumerate(rows)
@@ -622,7 +622,7 @@ class TestWhereThereAreNone:
         self.with_gpu(monkeypatch, has_bfloat16=True)
         monkeypatch.setattr(check, "differences", failing)
         assert gpu_loader.prepare() == "Triton: ImportError: no module named triton"
-        assert gpu_loader.single_attention(mixtral(), torch.device("cuda")) is None
+        assert not gpu_loader.attends_single(mixtral(), torch.device("cuda"))
 
     def test_results_that_differ(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.with_gpu(monkeypatch, has_bfloat16=True)
@@ -644,16 +644,16 @@ def mixtral() -> ModelShape:
 # --- helpers --------------------------------------------------------------------------------------
 
 
-def by_torch(**options: Any) -> Elementwise:
+def by_torch(clamped: ClampedGate | None = None) -> Elementwise:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(loader.SWITCH, "0")
-        return Elementwise("silu", torch.device("cpu"), **options)
+        return Elementwise("silu", torch.device("cpu")).clamping(clamped)
 
 
-def in_triton(**options: Any) -> Elementwise:
+def in_triton(clamped: ClampedGate | None = None) -> Elementwise:
     with pytest.MonkeyPatch.context() as patch:
         use_gpu_kernels(patch)
-        return Elementwise("silu", DEVICE, **options)
+        return Elementwise("silu", DEVICE).clamping(clamped)
 
 
 def unwritten_choices(num_tokens: int, num_chosen: int) -> tuple[Tensor, Tensor]:
@@ -662,8 +662,10 @@ def unwritten_choices(num_tokens: int, num_chosen: int) -> tuple[Tensor, Tensor]
     return weights_TK, torch.full_like(weights_TK, check.UNWRITTEN, dtype=torch.int64)
 
 
-def assert_alike(compute: Callable[[Elementwise], Tensor], **options: Any) -> None:
-    assert_close(compute(in_triton(**options)), compute(by_torch(**options)))
+def assert_alike(
+    compute: Callable[[Elementwise], Tensor], clamped: ClampedGate | None = None
+) -> None:
+    assert_close(compute(in_triton(clamped)), compute(by_torch(clamped)))
 
 
 def assert_close(got: Tensor, want: Tensor) -> None:

@@ -1,7 +1,6 @@
 """Compiled elementwise kernels: equal to torch, bit for bit where nothing is summed differently."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -291,16 +290,16 @@ def test_other_activations_are_left_to_torch() -> None:
 # --- helpers --------------------------------------------------------------------------------------
 
 
-def native(**options: Any) -> Elementwise:
-    elementwise = Elementwise("silu", CPU, **options)
+def native(clamped: ClampedGate | None = None) -> Elementwise:
+    elementwise = Elementwise("silu", CPU).clamping(clamped)
     assert elementwise._kernels is not None
     return elementwise
 
 
-def by_torch(**options: Any) -> Elementwise:
+def by_torch(clamped: ClampedGate | None = None) -> Elementwise:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(loader.SWITCH, "0")
-        elementwise = Elementwise("silu", CPU, **options)
+        elementwise = Elementwise("silu", CPU).clamping(clamped)
     assert elementwise._kernels is None
     return elementwise
 
@@ -316,11 +315,11 @@ def assert_alike(
     *,
     exact: bool = True,
     added: float = 1.0,
-    **options: Any,
+    clamped: ClampedGate | None = None,
 ) -> None:
     """`exact` means bit by bit in bfloat16, but some units in the last place in float32: of what is
     `added` without signs at most, where sums may be small."""
-    got, want = compute(native(**options)), compute(by_torch(**options))
+    got, want = compute(native(clamped)), compute(by_torch(clamped))
     if exact and got.dtype != torch.float32:
         assert_equal(got, want)
     else:

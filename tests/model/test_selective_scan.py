@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers.models.mamba.modeling_mamba import mamba_selective_state_update
 
-from moebatch.model.gpu.scan_steps import ScanSteps
+from moebatch.model.gpu.scan_steps import take_scan_steps
 from moebatch.model.native import loader
 from moebatch.model.native.delta_rule import StateSpans
 from moebatch.model.native.selective_scan import ScanInput
@@ -83,7 +83,7 @@ def run_in_triton(
     moved, there = ScanInput(*(each.to(DEVICE) for each in given)), matrices.to(DEVICE)
     out = torch.full_like(moved.v_TV, 7)
     columns = torch.tensor(table, dtype=torch.int64, device=DEVICE).t().contiguous()
-    ScanSteps().take(StateSpans(*columns), moved, there, out)
+    take_scan_steps(StateSpans(*columns), moved, there, out)
     matrices.copy_(there)
     return out.cpu()
 

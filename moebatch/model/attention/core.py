@@ -15,7 +15,8 @@ from moebatch.layout.scratch import Limits, attention_core_elements
 from moebatch.model.attention.by_torch import LayerKv, Parts, Qkv, attend, attend_prompt
 from moebatch.model.attention.plan import AttentionPlan, ExpandedSlices
 from moebatch.model.batch import MicroBatch, WindowPlan
-from moebatch.model.gpu.loader import single_attention
+from moebatch.model.gpu.attention import attend_single
+from moebatch.model.gpu.loader import attends_single
 from moebatch.model.native import loader
 from moebatch.model.native.attention_work import (
     Cached,
@@ -24,7 +25,7 @@ from moebatch.model.native.attention_work import (
     has_whole_rows,
     work_of,
 )
-from moebatch.model.native.helpers import Helpers, torch_parallel
+from moebatch.model.native.helpers import Helpers, threads_for, torch_parallel
 from moebatch.model.native.scoring import Scoring, SinkQueries
 from moebatch.model.rope import Angles, rotate
 from moebatch.model.scratch import Frame, Scratch
@@ -65,7 +66,7 @@ class AttentionCore:
         self._attentions = [shape.attention_of(layer) for layer in range(shape.num_layers)]
         self._layouts = shape.by_layer(lambda attention: attention.cached_parts)
         self._windows = shape.sliding_windows
-        self._on_gpu = single_attention(shape, device)
+        self._on_gpu = attends_single(shape, device)
         self._helpers = Helpers(torch_parallel())
         self._scratch = Scratch(attention_core_elements(shape, limits), device=device, dtype=dtype)
         most, together = shape.attention.most_chosen or 0, limits.micro_batch_tokens
@@ -187,19 +188,17 @@ class AttentionCore:
         if seen is None:
             return
         q_THC = q_THC if has_whole_rows(q_THC) else q_THC.contiguous()
-        if self._on_gpu is not None and isinstance(seen, SingleQueries):
-            self._on_gpu.attend(seen, q_THC, cached, out_THV, scoring)
+        if self._on_gpu and isinstance(seen, SingleQueries):
+            attend_single(seen, q_THC, cached, out_THV, scoring)
             return
         kernels = loader.kernels()
         assert kernels is not None, "a plan for a kernel is made where there is one"
         if isinstance(seen, SingleQueries):
-            num_bytes = len(seen.rows_N) * cached.row_bytes
-            kernel = kernels.attend[cached.number]
-            is_shared = num_bytes >= _LEAST_SHARED_BYTES
+            kernel, num_bytes = kernels.attend[cached.number], len(seen.rows_N) * cached.row_bytes
+            num_threads = threads_for(num_bytes, _LEAST_SHARED_BYTES)
         else:
-            num_pairs = seen.num_pairs * q_THC.shape[1]
-            kernel, is_shared = kernels.attend_slices, num_pairs >= _LEAST_SHARED_PAIRS
-        num_threads = torch.get_num_threads() if is_shared else 1
+            kernel, num_pairs = kernels.attend_slices, seen.num_pairs * q_THC.shape[1]
+            num_threads = threads_for(num_pairs, _LEAST_SHARED_PAIRS)
         work = work_of(
             seen, q_THC, cached, out_THV, scoring, num_threads=num_threads, window=window
         )

@@ -16,12 +16,12 @@ from moebatch.formats.coded import BITS, CodedMatrix, Numbers
 from moebatch.formats.decoding import decode
 from moebatch.layout.fused import Middle
 from moebatch.model import layers
-from moebatch.model.gpu.attention import SingleAttention
-from moebatch.model.gpu.delta_steps import DeltaSteps
+from moebatch.model.gpu.attention import attend_single
+from moebatch.model.gpu.delta_steps import take_delta_steps
 from moebatch.model.gpu.experts import GroupedExperts
 from moebatch.model.gpu.gates import GpuGates, Grouped
 from moebatch.model.gpu.rows import GpuRows
-from moebatch.model.gpu.scan_steps import ScanSteps
+from moebatch.model.gpu.scan_steps import take_scan_steps
 from moebatch.model.grouped import GroupedExpert
 from moebatch.model.native.attention_work import Cached, SingleQueries
 from moebatch.model.native.delta_rule import DeltaInput, StateSpans
@@ -221,7 +221,7 @@ def _delta_steps(
     changes_TH1V = (given.v_THV[:, :, None] - found_TH1V) * given.rates_TH[..., None, None]
     x_THKV += k_TH1K.mT * changes_TH1V
     ours = _unwritten(given.v_THV)
-    DeltaSteps().take(spans, given, matrices_RHKV, ours, corrects=corrects)
+    take_delta_steps(spans, given, matrices_RHKV, ours, corrects=corrects)
     theirs = q_TH1K @ x_THKV
     kept = matrices_RHKV[spans.rows_B].float()
     return torch.cat([ours.flatten(), kept.flatten()]), torch.cat(
@@ -246,7 +246,7 @@ def _scanned(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         of_one += given.k_TK[token][:, None] * (given.v_TV[token] * length_V)
         theirs[token] = given.q_TK[token] @ of_one
     ours = _unwritten(given.v_TV)
-    ScanSteps().take(spans, given, matrices_R1KV, ours)
+    take_scan_steps(spans, given, matrices_R1KV, ours)
     kept = matrices_R1KV[spans.rows_B].float()
     return torch.cat([ours.flatten(), kept.flatten()]), torch.cat(
         [theirs.flatten(), x_BKV.flatten()]
@@ -266,7 +266,7 @@ def _attention(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor
     seen = SingleQueries(torch.arange(2, device=device), starts_B, rows_N)
     ours, theirs = (_unwritten(q_THC, *q_THC.shape[:2], value_dim) for _ in "ot")
     scale = _HEAD**-0.5
-    SingleAttention().attend(seen, q_THC, Cached(keys_RGC, values_RGV), ours, Scoring(scale))
+    attend_single(seen, q_THC, Cached(keys_RGC, values_RGV), ours, Scoring(scale))
     for token, (start, stop) in enumerate(pairwise(starts)):
         rows_S = rows_N[start:stop]
         keys_HSC, values_HSV = (

@@ -6,7 +6,6 @@ import os
 import torch
 
 from moebatch.layout.fused import attends_in_place, chooses_at_once, middle_of, steps_at_once
-from moebatch.model.gpu.attention import SingleAttention
 from moebatch.model.gpu.experts import GroupedExperts
 from moebatch.model.gpu.gates import GpuGates
 from moebatch.model.gpu.rows import GpuRows
@@ -31,9 +30,10 @@ def grouped_experts(shape: ModelShape, device: torch.device) -> GroupedExperts |
     return GroupedExperts(middle)
 
 
-def single_attention(shape: ModelShape, device: torch.device) -> SingleAttention | None:
-    """That of tokens which decode, in place; None where torch gathers what they see."""
-    return SingleAttention() if attends_in_place(shape) and _are_for(device) else None
+def attends_single(shape: ModelShape, device: torch.device) -> bool:
+    """Whether a kernel attends for tokens which decode, in place; else torch gathers what they see,
+    or a CPU does."""
+    return attends_in_place(shape) and _are_for(device)
 
 
 def takes_steps(recurrence: Recurrence, device: torch.device) -> bool:

@@ -56,6 +56,12 @@ class Helpers:
         return self._pool
 
 
+def threads_for(size: int, least_shared: int) -> int:
+    """Threads for a work of that size: one alone has done what is smaller than `least_shared`
+    before another one would be awake."""
+    return torch.get_num_threads() if size >= least_shared else 1
+
+
 @functools.cache
 def torch_parallel() -> Parallel | None:
     """How GCC starts a parallel region, from the OpenMP library that torch has loaded; None where

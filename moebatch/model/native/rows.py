@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moebatch.model.native.helpers import Helpers, torch_parallel
+from moebatch.model.native.helpers import Helpers, threads_for, torch_parallel
 from moebatch.model.native.kernels import DTYPES, Kernel, Kernels
 from moebatch.model.routing.tokens import ExpertTokens
 from moebatch.spec.model.blocks import ClampedGate
@@ -110,11 +110,10 @@ class NativeRows:
         if not suits(gate_MF, up_MF):
             return False
         num_rows, width = gate_MF.shape
+        work = row_work(gate_MF, up_MF, num_rows=num_rows, width=width)
         if clamped is None:
-            work = row_work(gate_MF, up_MF, num_rows=num_rows, width=width)
             return self._run(self._kernels.gate, work, gate_MF)
-        clamping = clamping_of(clamped)
-        work = row_work(gate_MF, up_MF, num_rows=num_rows, width=width, clamping=clamping)
+        work.clamping = clamping_of(clamped)
         return self._run(self._kernels.gate_clamped, work, gate_MF)
 
     def place(
@@ -204,6 +203,6 @@ class NativeRows:
 
     def _run(self, kernel: Kernel, work: RowWork, written: Tensor) -> bool:
         if written.numel():
-            shared = written.nbytes >= _LEAST_SHARED_BYTES
-            self._helpers.run(kernel, work, torch.get_num_threads() if shared else 1)
+            num_threads = threads_for(written.nbytes, _LEAST_SHARED_BYTES)
+            self._helpers.run(kernel, work, num_threads)
         return True

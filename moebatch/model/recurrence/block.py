@@ -14,7 +14,7 @@ from torch import Tensor
 from moebatch.model.layer_work import LayerWork
 from moebatch.model.native import loader
 from moebatch.model.native.delta_rule import DeltaInput, conv_work
-from moebatch.model.native.helpers import Helpers, torch_parallel
+from moebatch.model.native.helpers import Helpers, threads_for, torch_parallel
 from moebatch.model.operators import Operators
 from moebatch.model.recurrence.delta_rule import DeltaRule
 from moebatch.spec.model.recurrence import CHUNK_TOKENS, MatrixRecurrence, Recurrence
@@ -48,7 +48,7 @@ class Convolution:
             convolving = conv_work(
                 plan.compiled, x_TM, taps_WM, bias_M, seen_RLM, out_TM, activates=self._activates
             )
-            num_threads = torch.get_num_threads() if out_TM.nbytes >= _LEAST_SHARED_BYTES else 1
+            num_threads = threads_for(out_TM.nbytes, _LEAST_SHARED_BYTES)
             self._helpers.run(self._kernels.convolve, convolving, num_threads)
             return out_TM
         num_kept = seen_RLM.shape[1]

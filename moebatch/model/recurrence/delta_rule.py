@@ -9,14 +9,13 @@ fades.
 import torch
 from torch import Tensor
 
-from moebatch.model.gpu.delta_steps import DeltaSteps
+from moebatch.model.gpu.delta_steps import take_delta_steps
 from moebatch.model.native.delta_rule import DeltaInput, StateSpans, delta_work
+from moebatch.model.native.kernels import Kernel, Kernels, Work
 from moebatch.model.recurrence.matrix_rule import MatrixRule
 from moebatch.model.scratch import Frame
 from moebatch.spec.model.recurrence import MatrixRecurrence
 
-_LEAST_SHARED_NUMBERS = 2**17
-"""Numbers of matrices that one thread has changed before another one would be awake."""
 _NOTHING_LEFT = -128.0
 """A logarithm of less than any float32: no more is summed up, so that sums stay finite."""
 
@@ -24,86 +23,75 @@ _NOTHING_LEFT = -128.0
 class DeltaRule(MatrixRule[DeltaInput]):
     """Computes it. Owns the threads of the kernel, so one thread may use it at a time."""
 
+    least_shared = 2**17
+
     def __init__(self, recurrence: MatrixRecurrence, device: torch.device) -> None:
         super().__init__(recurrence, device)
         self._corrects = recurrence.corrects
 
+    @staticmethod
+    def _compiled(kernels: Kernels) -> Kernel:
+        return kernels.delta_rule
+
+    def _work(
+        self, frame: Frame, spans: StateSpans, given: DeltaInput, matrices: Tensor, out: Tensor
+    ) -> Work:
+        left_THF = frame.take_float(*given.fading_THF.shape)
+        torch.exp(given.fading_THF, out=left_THF)
+        return delta_work(spans, given, left_THF, matrices, out, corrects=self._corrects)
+
     def _take_on_gpu(
         self, spans: StateSpans, given: DeltaInput, matrices: Tensor, out: Tensor
     ) -> None:
-        DeltaSteps().take(spans, given, matrices, out, corrects=self._corrects)
+        take_delta_steps(spans, given, matrices, out, corrects=self._corrects)
 
     def _step(self, frame: Frame, given: DeltaInput, matrices_BHKV: Tensor) -> Tensor:
-        return _step(given, matrices_BHKV, corrects=self._corrects)
+        """One token of each sequence, by torch: [B, H, V]."""
+        num_heads = matrices_BHKV.shape[1]
+        q_XK, k_XK = (_of_value_heads(x, num_heads).flatten(0, 1) for x in given[:2])
+        v_XV, rates_X1, fading_XF = (
+            x.reshape(len(q_XK), -1) for x in (given.v_THV, given.rates_TH, given.fading_THF)
+        )
+        matrices_XKV = matrices_BHKV.flatten(0, 1)
+        matrices_XKV *= fading_XF.exp()[..., None]
+        if self._corrects:
+            v_XV = v_XV - torch.bmm(k_XK[:, None], matrices_XKV)[:, 0]
+        update_XV = v_XV * rates_X1
+        matrices_XKV.baddbmm_(k_XK[..., None], update_XV[:, None])
+        return torch.bmm(q_XK[:, None], matrices_XKV).view(given.v_THV.shape)
 
-    def _take_chunk(self, frame: Frame, given: DeltaInput, matrix_HKV: Tensor, out: Tensor) -> None:
-        _take_chunk(frame, given, matrix_HKV, out, corrects=self._corrects)
-
-    def _take_steps(
-        self,
-        frame: Frame,
-        spans: StateSpans,
-        given: DeltaInput,
-        matrices: Tensor,
-        out: Tensor,
+    def _take_chunk(
+        self, frame: Frame, given: DeltaInput, matrix_HKV: Tensor, out_NHV: Tensor
     ) -> None:
-        assert self._kernels is not None, "a plan for a kernel is made where there is one"
-        is_shared = len(given.v_THV) * matrices[0].numel() >= _LEAST_SHARED_NUMBERS
-        left_THF = frame.take_float(*given.fading_THF.shape)
-        torch.exp(given.fading_THF, out=left_THF)
-        work = delta_work(spans, given, left_THF, matrices, out, corrects=self._corrects)
-        num_threads = torch.get_num_threads() if is_shared else 1
-        self._helpers.run(self._kernels.delta_rule, work, num_threads)
+        """A chunk of one sequence (Yang et al. 2024, section 3.3; Dao & Gu 2024, section 6)."""
+        num_tokens, num_heads, value_dim = given.v_THV.shape
+        key_dim, rows = given.k_TGK.shape[2], (num_heads, num_tokens)
+        q_HNK, k_HNK = (
+            frame.take_float(*rows, key_dim).copy_(_of_value_heads(x, num_heads).transpose(0, 1))
+            for x in given[:2]
+        )
+        fading_HNF = given.fading_THF.transpose(0, 1).clamp(min=_NOTHING_LEFT).cumsum(1)
+        among_HNNF = _among(frame, fading_HNF, k_HNK)
+        met_HNN, since_HNF = frame.take_float(*rows, num_tokens), fading_HNF.exp()
 
+        rates_HN1, v_HNV = given.rates_TH.t()[..., None], given.v_THV.transpose(0, 1)
+        if self._corrects:
+            _met(k_HNK, k_HNK, among_HNNF, met_HNN).mul_(rates_HN1)
+            changes_HNX = frame.take_float(*rows, value_dim + key_dim)
+            torch.cat([v_HNV, k_HNK * since_HNF], 2, out=changes_HNX)
+            changes_HNX *= rates_HN1
+            update_HNV = _solved(met_HNN, changes_HNX, matrix_HKV)
+        else:
+            update_HNV = v_HNV * rates_HN1
 
-def _step(given: DeltaInput, matrices_BHKV: Tensor, *, corrects: bool) -> Tensor:
-    """One token of each sequence, by torch: [B, H, V]."""
-    num_heads = matrices_BHKV.shape[1]
-    q_XK, k_XK = (_of_value_heads(x, num_heads).flatten(0, 1) for x in given[:2])
-    v_XV, rates_X1, fading_XF = (
-        x.reshape(len(q_XK), -1) for x in (given.v_THV, given.rates_TH, given.fading_THF)
-    )
-    matrices_XKV = matrices_BHKV.flatten(0, 1)
-    matrices_XKV *= fading_XF.exp()[..., None]
-    if corrects:
-        v_XV = v_XV - torch.bmm(k_XK[:, None], matrices_XKV)[:, 0]
-    update_XV = v_XV * rates_X1
-    matrices_XKV.baddbmm_(k_XK[..., None], update_XV[:, None])
-    return torch.bmm(q_XK[:, None], matrices_XKV).view(given.v_THV.shape)
+        _met(q_HNK, k_HNK, among_HNNF, met_HNN)
+        out_HNV = torch.bmm(met_HNN, update_HNV)
+        out_HNV.baddbmm_(q_HNK.mul_(since_HNF), matrix_HKV)
+        out_NHV.copy_(out_HNV.transpose(0, 1))
 
-
-def _take_chunk(
-    frame: Frame, given: DeltaInput, matrix_HKV: Tensor, out_NHV: Tensor, *, corrects: bool
-) -> None:
-    """A chunk of one sequence (Yang et al. 2024, section 3.3; Dao & Gu 2024, section 6)."""
-    num_tokens, num_heads, value_dim = given.v_THV.shape
-    key_dim, rows = given.k_TGK.shape[2], (num_heads, num_tokens)
-    q_HNK, k_HNK = (
-        frame.take_float(*rows, key_dim).copy_(_of_value_heads(x, num_heads).transpose(0, 1))
-        for x in given[:2]
-    )
-    fading_HNF = given.fading_THF.transpose(0, 1).clamp(min=_NOTHING_LEFT).cumsum(1)
-    among_HNNF = _among(frame, fading_HNF, k_HNK)
-    met_HNN, since_HNF = frame.take_float(*rows, num_tokens), fading_HNF.exp()
-
-    rates_HN1, v_HNV = given.rates_TH.t()[..., None], given.v_THV.transpose(0, 1)
-    if corrects:
-        _met(k_HNK, k_HNK, among_HNNF, met_HNN).mul_(rates_HN1)
-        changes_HNX = frame.take_float(*rows, value_dim + key_dim)
-        torch.cat([v_HNV, k_HNK * since_HNF], 2, out=changes_HNX)
-        changes_HNX *= rates_HN1
-        update_HNV = _solved(met_HNN, changes_HNX, matrix_HKV)
-    else:
-        update_HNV = v_HNV * rates_HN1
-
-    _met(q_HNK, k_HNK, among_HNNF, met_HNN)
-    out_HNV = torch.bmm(met_HNN, update_HNV)
-    out_HNV.baddbmm_(q_HNK.mul_(since_HNF), matrix_HKV)
-    out_NHV.copy_(out_HNV.transpose(0, 1))
-
-    k_HNK *= (fading_HNF[:, -1:] - fading_HNF).exp_()
-    matrix_HKV *= since_HNF[:, -1, :, None]
-    matrix_HKV.baddbmm_(k_HNK.mT, update_HNV)
+        k_HNK *= (fading_HNF[:, -1:] - fading_HNF).exp_()
+        matrix_HKV *= since_HNF[:, -1, :, None]
+        matrix_HKV.baddbmm_(k_HNK.mT, update_HNV)
 
 
 def _among(frame: Frame, fading_HNF: Tensor, k_HNK: Tensor) -> Tensor:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from moebatch.model.native import loader
 from moebatch.model.native.delta_rule import NOISE_STEPS, StateSpans
-from moebatch.model.native.helpers import Helpers, torch_parallel
+from moebatch.model.native.helpers import Helpers, threads_for, torch_parallel
+from moebatch.model.native.kernels import Kernel, Kernels, Work
 from moebatch.model.recurrence.plan import RecurrentPlan, StateRun
 from moebatch.model.scratch import Frame
 from moebatch.spec.model.recurrence import MatrixRecurrence
@@ -37,6 +38,9 @@ Given = TypeVar("Given", bound=RuleInput)
 class MatrixRule(ABC, Generic[Given]):
     """Owns the threads of its kernel, so one thread may use it at a time."""
 
+    least_shared: int
+    """Numbers of matrices that one thread has changed before another one would be awake."""
+
     def __init__(self, recurrence: MatrixRecurrence, device: torch.device) -> None:
         self._kernels = loader.kernels() if device.type == "cpu" else None
         self._helpers = Helpers(torch_parallel())
@@ -55,7 +59,10 @@ class MatrixRule(ABC, Generic[Given]):
         prompts are cut; torch behind every chunk.
         """
         if plan.compiled is not None:
-            self._take_steps(frame, plan.compiled, given, matrices, out)
+            assert self._kernels is not None, "a plan for a kernel is made where there is one"
+            work = self._work(frame, plan.compiled, given, matrices, out)
+            num_threads = threads_for(len(out) * matrices[0].numel(), self.least_shared)
+            self._helpers.run(self._compiled(self._kernels), work, num_threads)
         elif plan.on_gpu is not None:
             self._take_on_gpu(plan.on_gpu, given, matrices, out)
         else:
@@ -69,11 +76,16 @@ class MatrixRule(ABC, Generic[Given]):
                 with self._in_float32(own, row, num_before) as matrix_HKV:
                     self._take_chunk(own, given.of_tokens(tokens), matrix_HKV, out[tokens])
 
+    @staticmethod
     @abstractmethod
-    def _take_steps(
+    def _compiled(kernels: Kernels) -> Kernel:
+        """What takes all tokens on a CPU."""
+
+    @abstractmethod
+    def _work(
         self, frame: Frame, spans: StateSpans, given: Given, matrices: Tensor, out: Tensor
-    ) -> None:
-        """All tokens, by a compiled kernel."""
+    ) -> Work:
+        """What that is given."""
 
     @abstractmethod
     def _take_on_gpu(self, spans: StateSpans, given: Given, matrices: Tensor, out: Tensor) -> None:

@@ -9,10 +9,11 @@ size of a key, V channels of values, R rows of the state.
 import torch
 from torch import Tensor
 
-from moebatch.model.gpu.scan_steps import ScanSteps
+from moebatch.model.gpu.scan_steps import take_scan_steps
 from moebatch.model.layer_work import LayerWork
 from moebatch.model.layers import silu_in_place
 from moebatch.model.native.delta_rule import StateSpans
+from moebatch.model.native.kernels import Kernel, Kernels, Work
 from moebatch.model.native.selective_scan import ScanInput, scan_work
 from moebatch.model.operators import Operators
 from moebatch.model.recurrence.block import RecurrentBlock
@@ -20,9 +21,6 @@ from moebatch.model.recurrence.matrix_rule import MatrixRule
 from moebatch.model.scratch import Frame
 from moebatch.spec.model.recurrence import SelectiveScan
 from moebatch.spec.model.shape import ModelShape
-
-_LEAST_SHARED_NUMBERS = 2**15
-"""Numbers of matrices that one thread has changed before another one would be awake."""
 
 
 class SelectiveScanBlock(RecurrentBlock):
@@ -76,19 +74,21 @@ class SelectiveScanBlock(RecurrentBlock):
 class ScanRule(MatrixRule[ScanInput]):
     """Computes it. Owns the threads of the kernel, so one thread may use it at a time."""
 
+    least_shared = 2**15
+
     def _take_on_gpu(
         self, spans: StateSpans, given: ScanInput, matrices: Tensor, out: Tensor
     ) -> None:
-        ScanSteps().take(spans, given, matrices, out)
+        take_scan_steps(spans, given, matrices, out)
 
-    def _take_steps(
+    @staticmethod
+    def _compiled(kernels: Kernels) -> Kernel:
+        return kernels.selective_scan
+
+    def _work(
         self, frame: Frame, spans: StateSpans, given: ScanInput, matrices: Tensor, out: Tensor
-    ) -> None:
-        assert self._kernels is not None, "a plan for a kernel is made where there is one"
-        is_shared = len(given.v_TV) * matrices[0].numel() >= _LEAST_SHARED_NUMBERS
-        work = scan_work(spans, given, matrices, out)
-        num_threads = torch.get_num_threads() if is_shared else 1
-        self._helpers.run(self._kernels.selective_scan, work, num_threads)
+    ) -> Work:
+        return scan_work(spans, given, matrices, out)
 
     def _step(self, frame: Frame, given: ScanInput, matrices_B1KV: Tensor) -> Tensor:
         matrices_BKV = matrices_B1KV[:, 0]
