@@ -90,9 +90,10 @@ def launches(dtype: torch.dtype) -> list[Launch]:
         _scan(kept_in)
         logits = x.new_empty(_TOKENS, _EXPERTS)
         choices = weights, torch.empty(_TOKENS, 2, dtype=torch.int64)
+        by_expert = torch.empty(_EXPERTS)
+        by_role = {"router_correction": by_expert, "router_expert_weights": by_expert}
         for router in ROUTERS:
-            by_expert = torch.empty(_EXPERTS) if router.weighs_experts else None
-            GpuGates().choose(logits, router, *choices, dtype, torch.empty(_EXPERTS), by_expert)
+            GpuGates().choose(logits, router, choices, by_role, dtype)
         GpuGates().group(choices[1], slice(1, _TOKENS), _EXPERTS, counts={})
     return found
 

@@ -47,7 +47,7 @@ def test_weights_that_do_not_sum_to_one_keep_their_sum() -> None:
 @given(st.integers(0, 10**6), st.floats(1e-4, 0.3))
 def test_a_choice_is_left_out_from_its_least_threshold_on(seed: int, sensitivity: float) -> None:
     logits = torch.randn(20, EXPERTS, generator=torch.Generator().manual_seed(seed))
-    weights_RK, experts_RK = choose_experts(logits, Router(), 3, None, torch.float32)
+    weights_RK, experts_RK = choose_experts(logits, Router(), 3, {}, torch.float32)
     least_RK = gating(0.0, sensitivity).least_thresholds(0, weights_RK)
     for factor, expected in ((0.99, False), (1.01, True)):
         for row in range(len(logits)):
@@ -76,7 +76,7 @@ def test_layers_of_which_the_loss_hardly_depends_use_one_expert() -> None:
 @given(st.integers(0, 10**6), st.integers(1, 4))
 def test_a_threshold_of_zero_changes_nothing(seed: int, num_chosen: int) -> None:
     logits = torch.randn(20, EXPERTS, generator=torch.Generator().manual_seed(seed))
-    weights_RK, experts_RK = choose_experts(logits, SUMMING, num_chosen, None, torch.float32)
+    weights_RK, experts_RK = choose_experts(logits, SUMMING, num_chosen, {}, torch.float32)
     same_weights, same_experts = weights_RK.clone(), experts_RK.clone()
     gating(0.0, sensitivity=1e-9).drop(0, same_weights, same_experts, EXPERTS)
     assert torch.equal(weights_RK, same_weights) and torch.equal(experts_RK, same_experts)
@@ -85,7 +85,7 @@ def test_a_threshold_of_zero_changes_nothing(seed: int, num_chosen: int) -> None
 @given(st.integers(0, 10**6), st.integers(1, 4), st.floats(0, 0.5))
 def test_what_is_left_is_grouped_by_expert(seed: int, num_chosen: int, threshold: float) -> None:
     logits = torch.randn(20, EXPERTS, generator=torch.Generator().manual_seed(seed))
-    weights_RK, experts_RK = choose_experts(logits, SUMMING, num_chosen, None, torch.float32)
+    weights_RK, experts_RK = choose_experts(logits, SUMMING, num_chosen, {}, torch.float32)
     gating(threshold).drop(0, weights_RK, experts_RK, EXPERTS)
     assert torch.allclose(weights_RK.sum(1), torch.ones(20))
     assert (experts_RK[:, 0] < EXPERTS).all(), "the first one always stays"

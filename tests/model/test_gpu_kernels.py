@@ -297,13 +297,13 @@ def test_choices(
     places_TE = noise(seed, torch.float32, *size).argsort(dim=-1)
     logits_TE = (places_TE + noise(seed + 1, torch.float32, *size).sigmoid() / 2) / num_experts
     logits_TE = logits_TE.mul_(8).sub_(4)
-    correction_E = noise(seed + 2, torch.float32, num_experts)
-    by_expert_E = noise(seed + 3, torch.float32, num_experts) if router.weighs_experts else None
-    weights_TK, experts_TK = unwritten_choices(num_tokens, num_chosen)
-    GpuGates().choose(logits_TE, router, weights_TK, experts_TK, dtype, correction_E, by_expert_E)
-    want_TK, want_experts_TK = choose_experts(
-        logits_TE, router, num_chosen, correction_E, dtype, by_expert_E
-    )
+    weights = {
+        "router_correction": noise(seed + 2, torch.float32, num_experts),
+        "router_expert_weights": noise(seed + 3, torch.float32, num_experts),
+    }
+    weights_TK, experts_TK = into = unwritten_choices(num_tokens, num_chosen)
+    GpuGates().choose(logits_TE, router, into, weights, dtype)
+    want_TK, want_experts_TK = choose_experts(logits_TE, router, num_chosen, weights, dtype)
     assert_close(weights_TK.to(want_TK.dtype), want_TK)
     assert torch.equal(experts_TK, want_experts_TK)
 
@@ -315,13 +315,13 @@ def test_of_equal_numbers_the_first_is_chosen_and_what_is_none_is_the_largest() 
     logits_TE[1, 4] = torch.nan
     logits_TE[2] = -torch.inf
     for router in check.ROUTERS:
-        weights_TK, experts_TK = unwritten_choices(3, 4)
-        correction_E = torch.zeros(6, device=DEVICE)
+        weights_TK, experts_TK = into = unwritten_choices(3, 4)
+        weights = {
+            "router_correction": torch.zeros(6, device=DEVICE),
+            "router_expert_weights": torch.ones(6, device=DEVICE),
+        }
         ungrouped = replace(router, groups=None)
-        by_expert_E = torch.ones(6, device=DEVICE) if router.weighs_experts else None
-        GpuGates().choose(
-            logits_TE, ungrouped, weights_TK, experts_TK, torch.float32, correction_E, by_expert_E
-        )
+        GpuGates().choose(logits_TE, ungrouped, into, weights, torch.float32)
         assert {*experts_TK[0].tolist()} == {0, 1, 2, 3}
         assert weights_TK[1].isnan().any()
         for chosen in experts_TK.tolist():

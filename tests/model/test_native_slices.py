@@ -95,6 +95,7 @@ class Case:
             starts_B=torch.tensor([0, *map(len, seen)]).cumsum(0),
             rows_N=torch.cat(seen),
             num_pairs=0,
+            window=self.window,
         )
         q_THC = self.q_THC if q_THC is None else q_THC
         out_THV = room_for(self.q_THC, self.cache) if out_THV is None else out_THV
@@ -106,7 +107,6 @@ class Case:
             out_THV,
             Scoring(self.head_dim**-0.5, sink_scores_H=sink_scores_H),
             num_threads=num_threads,
-            window=self.window,
         )
         if rows_per_item is not None:
             work.rows_per_item = rows_per_item

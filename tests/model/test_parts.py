@@ -94,17 +94,16 @@ def test_tokens_are_sorted_once_and_not_before_an_expert_runs() -> None:
 
 def test_choose_experts_rounds_last() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0, -1.0]], dtype=torch.bfloat16)
-    weights, experts = choose_experts(logits, Router(), 2, None, torch.float32)
+    weights, experts = choose_experts(logits, Router(), 2, {}, torch.float32)
     assert experts.tolist() == [[1, 2]]
     probs = logits.float().softmax(-1)
     torch.testing.assert_close(weights, probs[:, [1, 2]])
     router = Router(norm_order=1.0)
-    weights, _ = choose_experts(logits, router, 2, None, torch.bfloat16)
+    weights, _ = choose_experts(logits, router, 2, {}, torch.bfloat16)
     assert weights.dtype == torch.bfloat16
     assert weights.sum().item() == pytest.approx(1, abs=0.01)
-    exact, _ = choose_experts(
-        logits, replace(router, has_exact_weights=True), 2, None, torch.bfloat16
-    )
+    exact_router = replace(router, has_exact_weights=True)
+    exact, _ = choose_experts(logits, exact_router, 2, {}, torch.bfloat16)
     assert exact.dtype == torch.float32
 
 

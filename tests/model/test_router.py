@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from moebatch.errors import CheckpointError
 from moebatch.model.gpu.gates import GpuGates
+from moebatch.model.products import Weights
 from moebatch.model.routing.gates import Gate
 from moebatch.model.routing.router import choose_experts, preferences
 from moebatch.spec.families.family import corrected_router
@@ -214,14 +215,14 @@ def test_all_groups_kept_are_none() -> None:
 
 
 def chosen_in_triton(
-    logits_TE: Tensor, router: Router, num_chosen: int, correction_E: Tensor | None, dtype: Any
+    logits_TE: Tensor, router: Router, num_chosen: int, weights: Weights, dtype: Any
 ) -> tuple[Tensor, Tensor]:
     """By the kernel of a GPU."""
     logits_TE = logits_TE.detach().to(DEVICE)
     weights_TK = torch.empty(len(logits_TE), num_chosen, device=DEVICE)
     experts_TK = torch.empty_like(weights_TK, dtype=torch.int64)
-    correction_E = None if correction_E is None else correction_E.detach().to(DEVICE)
-    GpuGates().choose(logits_TE, router, weights_TK, experts_TK, dtype, correction_E)
+    weights = {role: weight.detach().to(DEVICE) for role, weight in weights.items()}
+    GpuGates().choose(logits_TE, router, (weights_TK, experts_TK), weights, dtype)
     return weights_TK, experts_TK
 
 
@@ -240,10 +241,11 @@ def assert_chooses(
 ) -> None:
     """As transformers does, in descending order; and what gates foresee is chosen."""
     K = experts_TK.shape[1]
-    ours_TK, chosen_TK = choose_experts(logits_TE, router, K, correction_E, dtype)
+    by_role = {} if correction_E is None else {"router_correction": correction_E}
+    ours_TK, chosen_TK = choose_experts(logits_TE, router, K, by_role, dtype)
     assert ours_TK.dtype == weights_TK.dtype
     dense_TE = torch.zeros(len(logits_TE), E).scatter_(1, experts_TK, weights_TK.float())
-    in_triton = chosen_in_triton(logits_TE[:_INTERPRETED], router, K, correction_E, dtype)
+    in_triton = chosen_in_triton(logits_TE[:_INTERPRETED], router, K, by_role, dtype)
     tolerance = torch.finfo(dtype).eps if ours_TK.dtype == dtype else 1e-6
     for weights, experts in ((ours_TK, chosen_TK), in_triton):
         assert (weights.diff(dim=-1) <= 0).all()

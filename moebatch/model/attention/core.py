@@ -127,7 +127,7 @@ class AttentionCore:
             scoring = self._scoring(layer, qkv.q_THC, micro_batch, plan.sight.num_sinks, frame)
             attend(qkv, plan, kv, out_THV, scoring)
             for seen in (plan.singles, plan.slices):
-                self._attend_seen(seen, qkv.q_THC, kv.cached, out_THV, scoring, plan.sight.window)
+                self._attend_seen(seen, qkv.q_THC, kv.cached, out_THV, scoring)
 
     def attend_expanded(
         self,
@@ -163,7 +163,7 @@ class AttentionCore:
             q, out = q_THC[prompt.tokens], out_THV[prompt.tokens]
             seen = made.keys_RGC[prompt.rows], made.values_RGV[prompt.rows]
             attend_prompt(q, seen, prompt, plan, out, scoring)
-        self._attend_seen(batch.slices, q_THC, made, out_THV, scoring, plan.sight.window)
+        self._attend_seen(batch.slices, q_THC, made, out_THV, scoring)
 
     def _scoring(
         self, layer: int, q_THC: Tensor, micro_batch: MicroBatch, num_sinks: int, frame: Frame
@@ -182,7 +182,6 @@ class AttentionCore:
         cached: Cached,
         out_THV: Tensor,
         scoring: Scoring,
-        window: int | None,
     ) -> None:
         """Where the plan leaves tokens, or slices of them, to a kernel."""
         if seen is None:
@@ -199,9 +198,7 @@ class AttentionCore:
         else:
             kernel, num_pairs = kernels.attend_slices, seen.num_pairs * q_THC.shape[1]
             num_threads = threads_for(num_pairs, _LEAST_SHARED_PAIRS)
-        work = work_of(
-            seen, q_THC, cached, out_THV, scoring, num_threads=num_threads, window=window
-        )
+        work = work_of(seen, q_THC, cached, out_THV, scoring, num_threads=num_threads)
         self._helpers.run(kernel, work, num_threads)
         if work.has_failed:
             raise MemoryError("no memory for the scratch of attention")

@@ -267,7 +267,8 @@ class SightPlanner:
         spans = _longest_first(spans)
         counts_B, seen = torch.tensor([span.num_tokens for span in spans]), self._laid_out(spans)
         num_pairs = int(counts_B @ seen["starts_B"].diff())
-        return QuerySlices(counts_B=counts_B, num_pairs=num_pairs, **seen)
+        window = self.sight.window
+        return QuerySlices(counts_B=counts_B, num_pairs=num_pairs, window=window, **seen)
 
     def _laid_out(self, spans: Sequence[Span]) -> dict[str, Tensor]:
         """Where their tokens begin, and the rows that they see, one after the other."""

@@ -77,14 +77,7 @@ def described_router(
     logits_TE: Tensor, shape: ModelShape, weights: Weights, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """As the shape's `Router` says."""
-    return choose_experts(
-        logits_TE,
-        shape.router,
-        shape.experts_per_token,
-        weights.get("router_correction"),
-        dtype,
-        weights.get("router_expert_weights"),
-    )
+    return choose_experts(logits_TE, shape.router, shape.experts_per_token, weights, dtype)
 
 
 def described_recurrence(

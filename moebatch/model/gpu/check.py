@@ -292,13 +292,13 @@ def _choices(
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Of logits in float32, which are not alike."""
     logits_TE = torch.randn(_TOKENS, _GATED).to(device)
-    correction_E, by_expert_E = (torch.rand(_GATED).to(device) for _ in "cw")
-    given_E = by_expert_E if router.weighs_experts else None
+    roles = "router_correction", "router_expert_weights"
+    weights = {role: torch.rand(_GATED).to(device) for role in roles}
     weights_TK = _unwritten(logits_TE, _TOKENS, _CHOICES)
     experts_TK = _unwritten(torch.empty_like(weights_TK, dtype=torch.int64))
     room = weights_TK, experts_TK
-    GpuGates().choose(logits_TE, router, *room, dtype, correction_E, given_E)
-    theirs = choose_experts(logits_TE, router, _CHOICES, correction_E, dtype, given_E)
+    GpuGates().choose(logits_TE, router, room, weights, dtype)
+    theirs = choose_experts(logits_TE, router, _CHOICES, weights, dtype)
     return room, theirs
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from moebatch.model.gpu.rows import block_of, launch
+from moebatch.model.products import Weights
 from moebatch.model.routing.tokens import ExpertTokens, TokensByExpert, read_back
 from moebatch.spec.model.blocks import Router
 
@@ -97,13 +98,12 @@ class GpuGates:
         self,
         logits_RE: Tensor,
         router: Router,
-        weights_RK: Tensor,
-        experts_RK: Tensor,
+        into: tuple[Tensor, Tensor],
+        weights: Weights,
         dtype: torch.dtype,
-        correction_E: Tensor | None = None,
-        expert_weights_E: Tensor | None = None,
     ) -> None:
-        """Fills weights, float32, and experts, as `choose_experts` does."""
+        """Fills weights, float32, and experts, [R, K], as `choose_experts` does."""
+        weights_RK, experts_RK = into
         (num_rows, num_experts), num_choices = logits_RE.shape, weights_RK.shape[1]
         assert weights_RK.dtype == torch.float32 and experts_RK.dtype == torch.int64
         given = logits_RE, weights_RK, experts_RK
@@ -117,8 +117,8 @@ class GpuGates:
             weights_RK,
             experts_RK,
             logits_RE,
-            logits_RE if correction_E is None else correction_E,
-            logits_RE if expert_weights_E is None else expert_weights_E,
+            weights.get("router_correction", logits_RE),
+            weights.get("router_expert_weights", logits_RE),
             formula=formula,
             G=block_of(formula.num_groups),
             S=block_of(formula.group_size),

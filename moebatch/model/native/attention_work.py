@@ -50,6 +50,8 @@ class QuerySlices(NamedTuple):
     themselves. Slices follow one another."""
     num_pairs: int
     """Pairs of a token and a position of its slice."""
+    window: int | None = None
+    """Last positions that a token sees, itself included; None is all of its slice's."""
 
 
 class Cached(NamedTuple):
@@ -122,14 +124,12 @@ def work_of(
     scoring: Scoring,
     *,
     num_threads: int,
-    window: int | None = None,
 ) -> AttentionWork:
     """What is to be computed, by `Kernels.attend` of single queries, by `attend_slices` of slices.
     Only pointers: the tensors must live until it has been.
 
-    Sinks are the first rows of what a query or a slice sees. `window` is that of slices; single
-    queries are given what they see. Tokens, and cache rows, may lie any distance apart, with their
-    heads side by side.
+    Sinks are the first rows of what a query or a slice sees. Tokens, and cache rows, may lie any
+    distance apart, with their heads side by side.
     """
     num_sinks, sinks_THC = scoring.sinks or (0, q_THC)
     keys_RGC, values_RGV, _ = cached
@@ -137,7 +137,9 @@ def work_of(
     assert all(has_whole_rows(tensor) and tensor.device.type == "cpu" for tensor in tensors)
     assert q_THC.dtype == out_THV.dtype and keys_RGC.dtype == values_RGV.dtype
     (num_tokens, num_heads, head_dim), num_kv_heads = q_THC.shape, keys_RGC.shape[1]
-    counts_B = seen.counts_B if isinstance(seen, QuerySlices) else None
+    counts_B, window = None, None
+    if isinstance(seen, QuerySlices):
+        counts_B, window = seen.counts_B, seen.window
     value_dim = out_THV.shape[2]
     assert not cached.is_shared or num_kv_heads == 1 or value_dim == head_dim
     has_few = len(seen.tokens_B) < _QUERIES_PER_THREAD * num_threads

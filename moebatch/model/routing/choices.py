@@ -112,26 +112,19 @@ class Choices:
         self, layer: int, rows: slice, input_ND: Tensor, room_NE: Tensor, into: _Chosen
     ) -> None:
         """What the gate of a layer chooses for the first rows."""
-        weights = self._layers[layer]
+        weights, router = self._layers[layer], self._shape.router
         bias_E = weights.get("router_bias")
         logits_NE = self._products.linear(input_ND, weights["router"], bias_E, room_NE)
         logits_RE = logits_NE[: len(into[0])]
         if "router_table" in weights:
             known_RK = weights["router_table"][self._tokens_T[rows]].long()
-            number = self._shape.experts_per_token
-            found = choose_experts(
-                logits_RE, self._shape.router, number, None, self._dtype, known_TK=known_RK
-            )
-            _copy(found, into)
+            given = router, self._shape.experts_per_token, weights, self._dtype
+            _copy(choose_experts(logits_RE, *given, known_RK), into)
         elif self._chooser is None:
             _copy(self._router(logits_RE, self._shape, weights, self._dtype), into)
         else:
-            correction_E = weights.get("router_correction")
-            by_expert_E = weights.get("router_expert_weights")
-            self._chooser.choose(
-                logits_RE, self._shape.router, *into, self._dtype, correction_E, by_expert_E
-            )
-        if self._shape.router.num_identities:
+            self._chooser.choose(logits_RE, router, into, weights, self._dtype)
+        if router.num_identities:
             into[1].clamp_(max=self._shape.num_experts)
 
     def routing(self, layer: int, rows: slice, num_tokens: int) -> Routing:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moebatch.arrays import Ints
+from moebatch.model.products import Weights
 from moebatch.model.routing.tokens import TokensByExpert, group_rows
 from moebatch.spec.model.blocks import Router
 
@@ -99,15 +100,15 @@ def choose_experts(
     logits_TE: Tensor,
     router: Router,
     num_chosen: int,
-    correction_E: Tensor | None,
+    weights: Weights,
     dtype: torch.dtype,
-    expert_weights_E: Tensor | None = None,
     known_TK: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Weights [T, K], in descending order for each token, and experts [T, K] of each token.
 
-    They are computed in float32; `dtype` is what weights are rounded to, unless they are exact.
-    `expert_weights_E` are what the router `weighs_experts` by.
+    They are computed in float32; `dtype` is what weights are rounded to, unless they are exact. By
+    the `weights` of the layer choices are corrected, and experts weighed, where the router says so.
+    Experts that are known are only weighed.
     """
     if known_TK is not None:
         weights_TK, experts_TK = _by_weight(
@@ -116,6 +117,7 @@ def choose_experts(
     elif router.scores == "sparsemixer":
         weights_TK, experts_TK = _one_after_the_other(logits_TE.float(), router.near, num_chosen)
     else:
+        correction_E = weights.get("router_correction")
         weights_TK, experts_TK = _best(logits_TE, router, num_chosen, correction_E)
     if router.norm_order is not None:
         norm_T1 = torch.linalg.vector_norm(weights_TK, router.norm_order, dim=-1, keepdim=True)
@@ -126,8 +128,9 @@ def choose_experts(
         weights_TK = weights_TK / norm_T1
     if router.scale != 1.0:
         weights_TK = weights_TK * router.scale
-    if expert_weights_E is not None:
-        weights_TK, experts_TK = _by_weight(weights_TK * expert_weights_E[experts_TK], experts_TK)
+    if router.weighs_experts:
+        by_expert_E = weights["router_expert_weights"]
+        weights_TK, experts_TK = _by_weight(weights_TK * by_expert_E[experts_TK], experts_TK)
     return weights_TK if router.has_exact_weights else weights_TK.to(dtype), experts_TK
 
 
