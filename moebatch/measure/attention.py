@@ -134,7 +134,7 @@ def nothing_to_attend(micro_batch: MicroBatch) -> MicroBatch:
     """The same tokens, none of which sees anything."""
     by_window = {}
     for window, of_window in micro_batch.by_window.items():
-        empty = AttentionPlan(sight=Sight(window), decodes=(), prompts=(), band_QS=None)
+        empty = AttentionPlan(sight=Sight(window))
         by_window[window] = replace(of_window, plans=(empty,))
     return replace(micro_batch, by_window=by_window)
 

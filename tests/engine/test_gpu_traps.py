@@ -42,7 +42,7 @@ def test_masks_of_prompts_are_aligned(
     k_SGC, v_SGC = torch.randn(2, context + num_tokens, 2, 16, dtype=dtype)
     out_THC = torch.empty_like(q_THC)
     piece = PromptSlice(offset=0, num_tokens=num_tokens, context=context, first_key=0, rows=None)
-    plan = AttentionPlan(sight=Sight(), decodes=(), prompts=(piece,), band_QS=band_QS)
+    plan = AttentionPlan(sight=Sight(), prompts=(piece,), band_QS=band_QS)
     attention.attend_prompt(q_THC, (k_SGC, v_SGC), piece, plan, out_THC, Scoring(0.25))
     (mask_TS,) = masks
     wanted = band_QS[-num_tokens:, -(context + num_tokens) :]
@@ -77,7 +77,7 @@ def test_prompts_see_what_they_should_whatever_their_length(
         piece = PromptSlice(
             offset=0, num_tokens=num_tokens, context=context, first_key=0, rows=slice(0)
         )
-        plan = AttentionPlan(sight=Sight(), decodes=(), prompts=(piece,), band_QS=band_QS)
+        plan = AttentionPlan(sight=Sight(), prompts=(piece,), band_QS=band_QS)
         q, k, v = (x.to(device, dtype) for x in (q_THC, k_SGC, v_SGC))
         out_THC = torch.empty_like(q)
         attention.attend_prompt(q, (k, v), piece, plan, out_THC, Scoring(0.25))

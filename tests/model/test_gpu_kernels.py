@@ -470,7 +470,7 @@ def test_steps_of_a_recurrence(
         for i, row in enumerate(rows)
     )
     begun = torch.tensor([], dtype=torch.int64)
-    plan = RecurrentPlan(num_tokens=T, begun_B=begun, compiled=None, runs=tuple(singles))
+    plan = RecurrentPlan(begun_B=begun, runs=tuple(singles))
     frame = Frame(torch.empty(2**18, device=DEVICE))
     DeltaRule(recurrence, DEVICE).run(frame, plan, given, theirs, want)
     torch.testing.assert_close(out, want, rtol=1e-4, atol=1e-4)

@@ -93,9 +93,9 @@ class AttentionPlan:
     """What tokens of a micro-batch see that see as far."""
 
     sight: Sight
-    decodes: tuple[DecodeGroup, ...]
-    prompts: tuple[PromptSlice, ...]
-    band_QS: Tensor | None
+    decodes: tuple[DecodeGroup, ...] = ()
+    prompts: tuple[PromptSlice, ...] = ()
+    band_QS: Tensor | None = None
     """Additive mask of a block of prompt queries, right-aligned: its last row and its last column
     are the newest position of the block. None where no slice needs one."""
     singles: SingleQueries | None = None
@@ -171,36 +171,22 @@ class SightPlanner:
         places = [torch.arange(each.start, each.stop, device=self.device) for each in tokens]
         tokens_B, (num_tokens, num_seen) = torch.cat(places), rows_BS.shape
         starts_B = torch.arange(num_tokens + 1, device=self.device) * num_seen
-        singles, slices, decodes = None, None, list[DecodeGroup]()
+        rows_N = rows_BS.flatten()
         if self._most_single:
-            singles = SingleQueries(tokens_B, starts_B, rows_BS.flatten())
-        elif self._takes_slices:
-            slices = QuerySlices(
-                tokens_B=tokens_B,
-                counts_B=torch.ones_like(tokens_B),
-                starts_B=starts_B,
-                rows_N=rows_BS.flatten(),
-                num_pairs=rows_BS.numel(),
-            )
-        else:
-            back_S = torch.arange(num_seen - 1, -1, -1, device=self.device)
-            at_once = max(1, self.gather_rows // num_seen)
-            for first in range(0, num_tokens, at_once):
-                some_BS = rows_BS[first : first + at_once]
-                seen = Gathered(
-                    tokens_B=tokens_B[first : first + at_once],
-                    rows_BS=some_BS,
-                    back_BS=back_S.expand(some_BS.shape),
-                )
-                decodes.append(DecodeGroup(seen=seen, mask_B11S=seen.mask_B11S(self.dtype)))
-        return AttentionPlan(
-            sight=self.sight,
-            decodes=tuple(decodes),
-            prompts=(),
-            band_QS=None,
-            singles=singles,
-            slices=slices,
-        )
+            singles = SingleQueries(tokens_B, starts_B, rows_N)
+            return AttentionPlan(sight=self.sight, singles=singles)
+        if self._takes_slices:
+            counts_B, num_pairs = torch.ones_like(tokens_B), len(rows_N)
+            slices = QuerySlices(tokens_B, counts_B, starts_B, rows_N, num_pairs)
+            return AttentionPlan(sight=self.sight, slices=slices)
+        back_S = torch.arange(num_seen - 1, -1, -1, device=self.device)
+        at_once, decodes = max(1, self.gather_rows // num_seen), list[DecodeGroup]()
+        parts = (torch.split(each, at_once) for each in (tokens_B, rows_BS))
+        for some_B, some_BS in zip(*parts, strict=True):
+            back_BS = back_S.expand(some_BS.shape)
+            seen = Gathered(tokens_B=some_B, rows_BS=some_BS, back_BS=back_BS)
+            decodes.append(DecodeGroup(seen=seen, mask_B11S=seen.mask_B11S(self.dtype)))
+        return AttentionPlan(sight=self.sight, decodes=tuple(decodes))
 
     @property
     def _most_single(self) -> int:

@@ -57,10 +57,9 @@ class StateRun(NamedTuple):
 class RecurrentPlan:
     """Which sequences have tokens in a micro-batch, where, and which row of the state is theirs."""
 
-    num_tokens: int
     begun_B: Tensor
     """Rows of the state of sequences that begin here, on its device."""
-    compiled: StateSpans | None
+    compiled: StateSpans | None = None
     """All of them, where compiled kernels take them: token by token, since a matrix stays in the
     nearest cache meanwhile. None where torch does."""
     on_gpu: StateSpans | None = None
@@ -83,20 +82,16 @@ class RecurrentPlan:
         else is computed in `dtype`."""
         assert len({span.row for span in spans}) == len(spans), "tokens of a sequence are together"
         kernels = loader.kernels() if device.type == "cpu" else None
-        num_tokens = sum(span.num_tokens for span in spans)
         begun = [span.row for span in spans if not span.num_before]
         begun_B = torch.tensor(begun, dtype=torch.int64, device=device)
         kept_in = getattr(torch, recurrence.state_dtype or "float32")
         if kernels is not None and kernels.attends(dtype) and kernels.attends(kept_in):
             by_length = sorted(spans, key=lambda span: -span.num_tokens)
-            compiled = _as_tensors(by_length, device)
-            return cls(num_tokens=num_tokens, begun_B=begun_B, compiled=compiled)
+            return cls(begun_B=begun_B, compiled=_as_tensors(by_length, device))
         singles = sorted((s for s in spans if s.num_tokens == 1), key=lambda span: span.row)
         taken = spans if recurrence.is_scanned else singles
         return cls(
-            num_tokens=num_tokens,
             begun_B=begun_B,
-            compiled=None,
             on_gpu=_as_tensors(taken, device) if takes_steps(recurrence, device) else None,
             runs=tuple(_runs(singles, device)),
             slices=tuple(span for span in spans if span.num_tokens > 1),
