@@ -107,8 +107,7 @@ class Decoder:
     def _stacked_attention(self) -> StackedAttention | None:
         if self.shape.encoder is None:
             return None
-        means = self._operators, self._core, self.scratch
-        return StackedAttention(self.shape, self._weights.globals, *means)
+        return StackedAttention(self.shape, self._weights.globals, self._operators, self._core)
 
     @property
     def sink_scores(self) -> Mapping[int, Tensor]:
@@ -138,22 +137,14 @@ class Decoder:
         x_TD = x_TD if scale == 1 else x_TD.mul_(scale)
         return x_TD if self.shape.streams is None else x_TD.repeat(1, self.shape.streams.count)
 
-    def attend(
-        self,
-        layer: int,
-        x_TD: Tensor,
-        micro_batch: MicroBatch,
-        parts: Parts,
-    ) -> None:
+    def attend(self, layer: int, x_TD: Tensor, micro_batch: MicroBatch, parts: Parts) -> None:
         """Adds a layer's attention, or its recurrence, to the rows of the micro-batch, in place.
 
         Writes what is new into the layer's cache, `parts`, which is on the decoder's device; a
         recurrent layer has those of `Recurrence.state` there, and changes them.
         """
         if self._stacked is not None:
-            assert micro_batch.stacks is not None, "that of a model with an encoder"
-            weights, x = self._weights.layers[layer], x_TD[micro_batch.rows]
-            self._stacked.attend(layer, x, micro_batch.stacks, weights, parts)
+            self._stacked.attend(self._work(layer, x_TD, micro_batch, parts, is_normed=False))
             return
         work = self._work(layer, x_TD, micro_batch, parts)
         if self.shape.is_recurrent(layer):

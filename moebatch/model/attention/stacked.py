@@ -11,13 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moebatch.layout.scratch import bucket_positions
-from moebatch.model.attention.by_torch import LayerKv, Parts
+from moebatch.model.attention.by_torch import LayerKv
 from moebatch.model.attention.core import AttentionCore
 from moebatch.model.attention.gathering import Gathered
 from moebatch.model.attention.stack_plan import AnswerSlice, StackPlan
+from moebatch.model.layer_work import LayerWork
 from moebatch.model.operators import Operators
 from moebatch.model.products import Weights
-from moebatch.model.scratch import Frame, Scratch
+from moebatch.model.scratch import Frame
 from moebatch.spec.model.grouped_attention import BIASED_PAIRS, RelativeAttention
 from moebatch.spec.model.shape import ModelShape
 
@@ -28,44 +29,39 @@ class StackedAttention:
     to these. A layer of the other kind leaves a micro-batch as it is."""
 
     def __init__(
-        self,
-        shape: ModelShape,
-        of_all: Weights,
-        operators: Operators,
-        core: AttentionCore,
-        scratch: Scratch,
+        self, shape: ModelShape, of_all: Weights, operators: Operators, core: AttentionCore
     ) -> None:
         """`of_all` are the weights that no layer owns. Keys and values are read through `core`."""
         assert isinstance(shape.attention, RelativeAttention), "that of encoders"
         self._shape, self._attention = shape, shape.attention
         self._encoder_norm_D = of_all["encoder_norm"]
         self._products, self._elementwise = operators
-        self._core, self._scratch = core, scratch
+        self._core = core
         self._prompt_bias_HX = _by_distance(shape.attention, of_all["encoder_bias"], ahead=True)
         self._answer_bias_HX = _by_distance(shape.attention, of_all["decoder_bias"], ahead=False)
 
-    def attend(
-        self, layer: int, x_TD: Tensor, plan: StackPlan, weights: Weights, parts: Parts
-    ) -> None:
-        """Adds attention to the rows of a micro-batch, in place, and writes what is new into the
-        layer's cache, `parts`."""
-        if self._shape.encodes(layer):
+    def attend(self, work: LayerWork) -> None:
+        """Adds attention to the input of the layer, which is not normed, in place, and writes what
+        is new into its cache."""
+        plan = work.micro_batch.stacks
+        assert plan is not None, "that of a model with an encoder"
+        if self._shape.encodes(work.layer):
             if plan.encodes:
-                self._encode(x_TD, plan, weights)
+                self._encode(work, plan)
             return
-        kv = self._core.layer_kv(layer, parts)
+        kv = self._core.layer_kv(work.layer, work.parts)
         if plan.encodes:
-            self._keep(x_TD, plan, weights, kv)
+            self._keep(work, plan, kv)
             return
-        self._attend_own(x_TD, plan, weights, kv)
-        self._attend_encoded(x_TD, plan, weights, kv)
+        self._attend_own(work, plan, kv)
+        self._attend_encoded(work, plan, kv)
 
     # --- prompts --------------------------------------------------------------------------------
 
-    def _encode(self, x_TD: Tensor, plan: StackPlan, weights: Weights) -> None:
-        frame = self._scratch.frame()
-        normed_ND = self._normed(frame, x_TD, weights["input_norm"])
-        q_NHC, k_NHC, v_NHC = self._projected(frame, normed_ND, weights, "qkv")
+    def _encode(self, work: LayerWork, plan: StackPlan) -> None:
+        frame, x_TD = work.frame.branch(), work.normed_ND
+        normed_ND = self._normed(frame, x_TD, work.weights["input_norm"])
+        q_NHC, k_NHC, v_NHC = self._projected(frame, normed_ND, work.weights, "qkv")
         out_NHC = frame.take(*q_NHC.shape)
         for rows in plan.prompts:
             length = rows.stop - rows.start
@@ -77,21 +73,21 @@ class StackedAttention:
                 out_NHC[queries] = _attended(
                     q_NHC[queries], k_NHC[rows], v_NHC[rows], bias_HQS[..., :length]
                 )
-        self._add_projected(frame, x_TD, out_NHC, weights, "o")
+        self._add_projected(frame, work, out_NHC, "o")
 
-    def _keep(self, x_TD: Tensor, plan: StackPlan, weights: Weights, kv: LayerKv) -> None:
+    def _keep(self, work: LayerWork, plan: StackPlan, kv: LayerKv) -> None:
         """Keys and values of what tokens are encoded as."""
-        frame = self._scratch.frame()
+        frame, x_TD = work.frame.branch(), work.normed_ND
         normed_ND = self._normed(frame, x_TD, self._encoder_norm_D)
-        k_NHC, v_NHC = self._projected(frame, normed_ND, weights, "cross_kv")
+        k_NHC, v_NHC = self._projected(frame, normed_ND, work.weights, "cross_kv")
         kv.write(plan.new_rows_T, (k_NHC[: len(x_TD)], v_NHC[: len(x_TD)]))
 
     # --- answers --------------------------------------------------------------------------------
 
-    def _attend_own(self, x_TD: Tensor, plan: StackPlan, weights: Weights, kv: LayerKv) -> None:
-        frame, num_tokens = self._scratch.frame(), len(x_TD)
-        normed_ND = self._normed(frame, x_TD, weights["input_norm"])
-        q_NHC, k_NHC, v_NHC = self._projected(frame, normed_ND, weights, "qkv")
+    def _attend_own(self, work: LayerWork, plan: StackPlan, kv: LayerKv) -> None:
+        frame, num_tokens = work.frame.branch(), work.num_tokens
+        normed_ND = self._normed(frame, work.normed_ND, work.weights["input_norm"])
+        q_NHC, k_NHC, v_NHC = self._projected(frame, normed_ND, work.weights, "qkv")
         kv.write(plan.new_rows_T, (k_NHC[:num_tokens], v_NHC[:num_tokens]))
         out_NHC = frame.take(*q_NHC.shape)
         for group in plan.own:
@@ -99,7 +95,7 @@ class StackedAttention:
             _attend_gathered(q_NHC, group, kv, bias_HBS.transpose(0, 1)[:, :, None], out_NHC)
         for one in plan.slices:
             self._attend_slice(frame, q_NHC[one.tokens], one, kv, out_NHC[one.tokens])
-        self._add_projected(frame, x_TD, out_NHC, weights, "o")
+        self._add_projected(frame, work, out_NHC, "o")
 
     def _attend_slice(
         self, frame: Frame, q_QHC: Tensor, one: AnswerSlice, kv: LayerKv, out_QHC: Tensor
@@ -113,17 +109,17 @@ class StackedAttention:
             bias_HQS = self._bias(frame.branch(), self._answer_bias_HX, back_QS)
             out_QHC[block] = _attended(q_QHC[block], keys, values, bias_HQS[..., :num_seen])
 
-    def _attend_encoded(self, x_TD: Tensor, plan: StackPlan, weights: Weights, kv: LayerKv) -> None:
-        frame = self._scratch.frame()
-        normed_ND = self._normed(frame, x_TD, weights["cross_norm"])
-        (q_NHC,) = self._projected(frame, normed_ND, weights, "cross_q")
+    def _attend_encoded(self, work: LayerWork, plan: StackPlan, kv: LayerKv) -> None:
+        frame = work.frame.branch()
+        normed_ND = self._normed(frame, work.normed_ND, work.weights["cross_norm"])
+        (q_NHC,) = self._projected(frame, normed_ND, work.weights, "cross_q")
         out_NHC = frame.take(*q_NHC.shape)
         for group in plan.encoded:
-            _attend_gathered(q_NHC, group, kv, group.mask_B11S(x_TD.dtype), out_NHC)
+            _attend_gathered(q_NHC, group, kv, group.mask_B11S(q_NHC.dtype), out_NHC)
         for one in plan.slices:
             keys, values = kv.read(one.prompt_S)
             out_NHC[one.tokens] = _attended(q_NHC[one.tokens], keys, values, None)
-        self._add_projected(frame, x_TD, out_NHC, weights, "cross_o")
+        self._add_projected(frame, work, out_NHC, "cross_o")
 
     # --- what they have in common ---------------------------------------------------------------
 
@@ -149,11 +145,9 @@ class StackedAttention:
         room = frame.take(len(bias_HX), len(places))
         return torch.index_select(bias_HX, 1, places, out=room).view(len(bias_HX), *back.shape)
 
-    def _add_projected(
-        self, frame: Frame, x_TD: Tensor, out_NHC: Tensor, weights: Weights, role: str
-    ) -> None:
-        added_ND = self._products.of_role(frame, out_NHC.flatten(1), weights, role)
-        self._elementwise.add(frame, x_TD, added_ND[: len(x_TD)])
+    def _add_projected(self, frame: Frame, work: LayerWork, out_NHC: Tensor, role: str) -> None:
+        added_ND = self._products.of_role(frame, out_NHC.flatten(1), work.weights, role)
+        self._elementwise.add(frame, work.normed_ND, added_ND[: work.num_tokens])
 
 
 def _by_distance(attention: RelativeAttention, table_BH: Tensor, *, ahead: bool) -> Tensor:
