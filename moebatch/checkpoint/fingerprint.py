@@ -24,7 +24,8 @@ class ModelOwner:
 
     folder: Path
     fingerprint: str
-    """`checkpoint_fingerprint` of it."""
+    """`checkpoint_fingerprint` and `weights_sample` of it: what was learnt of one model is of no
+    use to another that was trained on from it, however alike their files are."""
     moe_layers: tuple[int, ...]
     num_experts: int
     experts_per_token: int

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from moebatch.checkpoint.fingerprint import ModelOwner, checkpoint_fingerprint
+from moebatch.checkpoint.fingerprint import ModelOwner, checkpoint_fingerprint, weights_sample
 from moebatch.checkpoint.gguf.model import find_gguf, open_gguf
 from moebatch.checkpoint.header import Extent
 from moebatch.checkpoint.index import Checkpoint, Weight, file_inside, require_model_folder
@@ -53,10 +53,11 @@ class ModelFiles:
 
     @property
     def owner(self) -> ModelOwner:
-        """The model, as files that are made for it name it."""
+        """The model, as files that are made for it name it. Raises CheckpointError."""
+        described = checkpoint_fingerprint(self.config, self.checkpoint)
         return ModelOwner(
             folder=self.checkpoint.folder,
-            fingerprint=checkpoint_fingerprint(self.config, self.checkpoint),
+            fingerprint=f"{described}-{weights_sample(self.checkpoint)}",
             moe_layers=tuple(self.shape.moe_layers),
             num_experts=self.shape.num_experts,
             experts_per_token=self.shape.experts_per_token,

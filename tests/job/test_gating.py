@@ -177,6 +177,17 @@ def test_a_damaged_file_is_refused(
         load_gating(path, owner)
 
 
+def test_what_was_learnt_of_other_weights_in_the_same_shapes_is_refused(
+    tmp_path: Path, tiny_checkpoint: Callable[..., Path]
+) -> None:
+    first, second = (open_model(tiny_checkpoint("mixtral", seed=n), "auto") for n in range(2))
+    path = tmp_path / "gating"
+    save_gating(path, LEARNT, first.owner)
+    assert load_gating(path, first.owner) == LEARNT
+    with pytest.raises(CheckpointError, match="for another model, or for another state of this"):
+        load_gating(path, second.owner)
+
+
 def test_a_threshold_without_adaptive_gating_is_refused(tmp_path: Path, model: Path) -> None:
     for experts, message in (
         ({"gating": "exact", "threshold": 0.1}, "experts.threshold: means nothing while gating is"),
