@@ -31,7 +31,8 @@ from moebatch.model.operators import Operators
 from moebatch.model.products import Weights
 from moebatch.model.scratch import Frame
 from moebatch.registry import Registry
-from moebatch.spec.families.family import FamilySpec, grouped_attention
+from moebatch.spec.families.family import FamilySpec
+from moebatch.spec.families.parts import grouped_attention
 from moebatch.spec.families.registry import FAMILIES as DESCRIBED_FAMILIES
 from moebatch.spec.model.blocks import Mlp, Norm, Router
 from moebatch.spec.model.config_keys import ConfigKeys

@@ -13,7 +13,7 @@ from moebatch.model.gpu.gates import GpuGates
 from moebatch.model.products import Weights
 from moebatch.model.routing.gates import Gate
 from moebatch.model.routing.router import choose_experts, preferences
-from moebatch.spec.families.family import corrected_router
+from moebatch.spec.families.parts import corrected_router
 from moebatch.spec.families.registry import FAMILIES
 from moebatch.spec.model.blocks import ExpertGroups, Router
 from moebatch.spec.model.shape_reader import read_shape

@@ -74,10 +74,10 @@ def test_limits_are_those_of_the_experts_of_each_layer() -> None:
         ({"no_kda_lora": False}, "no_kda_lora: expected true, got false"),
         (
             {"gated_attention_proj_granularity_type": "element_wise"},
-            "gated_attention_proj_granularity_type: expected 'head_wise', got 'element_wise'",
+            "gated_attention_proj_granularity_type: expected head_wise, got 'element_wise'",
         ),
         ({"rope_interleave": False}, "rope_interleave: expected true, got false"),
-        ({"score_function": "softmax"}, "score_function: expected 'sigmoid', got 'softmax'"),
+        ({"score_function": "softmax"}, "score_function: expected sigmoid, got 'softmax'"),
         ({"use_mla_nope": True}, "use_mla_nope: expected false, got true"),
         ({"kda_lower_bound": 0}, "kda_lower_bound: expected a number below 0, got 0"),
         ({"kda_lower_bound": None}, "kda_lower_bound: expected a number below 0, got null"),

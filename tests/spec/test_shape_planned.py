@@ -191,7 +191,8 @@ def test_absent_keys_are_filled_as_transformers_fills_them(family: str) -> None:
         assert shape.router.norm_order == (1.0 if is_v3 and config.norm_topk_prob else None)
         assert shape.router.scale == config.routed_scaling_factor
         assert len(shape.moe_layers) == shape.num_layers - config.first_k_dense_replace
-        assert shape.dense_width == config.intermediate_size
+        has_dense = len(shape.moe_layers) < shape.num_layers
+        assert shape.dense_width == config.intermediate_size * has_dense
         assert shape.attention.head_dim == config.qk_head_dim
         assert shape.attention == LatentAttention(
             rotates_neighbours=True,

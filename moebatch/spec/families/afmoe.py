@@ -1,12 +1,9 @@
 """AFMoE (Arcee): Trinity Nano, Mini and Large."""
 
-from moebatch.spec.families.family import (
-    FamilySpec,
-    by_layer_types,
-    grouped_attention,
-    rotated_by_windows,
-)
-from moebatch.spec.model.blocks import Mlp, Norm, Router
+from moebatch.spec.families.family import FamilySpec
+from moebatch.spec.families.kinds import by_layer_types, rotated_by_windows
+from moebatch.spec.families.parts import grouped_attention, mlps
+from moebatch.spec.model.blocks import Norm, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import usual_names
@@ -23,13 +20,9 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     step = 1 if keys.value("layer_types") else keys.count("global_attn_every_n_layers")
     windows = by_layer_types(keys, num_layers, lambda layer: (layer + 1) % step != 0)
     num_dense = keys.count_or_zero("num_dense_layers")
-    width, num_shared = keys.count("moe_intermediate_size"), keys.count("num_shared_experts")
     return Layers(
         **rotated_by_windows(keys, attention, windows),
-        moe_layers=tuple(range(num_dense, num_layers)),
-        expert=Mlp(width=width),
-        shared_expert=Mlp(width=num_shared * width),
-        dense=Mlp(width=keys.count("intermediate_size")) if num_dense else None,
+        **mlps(keys, num_layers, range(num_dense, num_layers), num_shared="num_shared_experts"),
         router=Router(
             scores="sigmoid",
             has_correction=True,

@@ -4,20 +4,22 @@ added together."""
 from collections.abc import Container
 from typing import Any
 
-from moebatch.spec.families.family import (
-    FamilySpec,
+from moebatch.spec.families.family import FamilySpec
+from moebatch.spec.families.kinds import (
+    FULL,
+    SLIDING,
     Windows,
     by_mlp_types,
-    grouped_attention,
     layer_types,
     rotated_by_windows,
+    windows_of,
 )
-from moebatch.spec.model.blocks import Mlp, Norm, Router
+from moebatch.spec.families.parts import grouped_attention, mlps, norm_order
+from moebatch.spec.model.blocks import Norm, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import usual_names
 
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 _PATTERN_OF_DENSE = "prefix_dense_sliding_window_pattern"
 _SHARES = {"average": 0.5, "sum": 1.0}
 """By what both experts of the gate and the shared one are multiplied."""
@@ -37,9 +39,8 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     num_dense = min(num_layers, keys.count_or_zero("first_k_dense_replace"))
     sparse = by_mlp_types(keys, num_layers, range(num_dense, num_layers))
     attention = grouped_attention(keys, biases="attention_bias", rotates_neighbours=True)
-    width, num_shared = keys.count("intermediate_size"), keys.count_or_zero("num_shared_experts")
-    share = _share(keys) if num_shared else 1.0
-    dense = Mlp(width=keys.count_or_none("prefix_dense_intermediate_size") or width)
+    has_own_width = keys.value("prefix_dense_intermediate_size") is not None
+    share = _share(keys) if keys.count_or_zero("num_shared_experts") else 1.0
     return Layers(
         **rotated_by_windows(
             keys,
@@ -47,11 +48,15 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
             _windows(keys, num_layers, num_dense),
             rotated=_rotated_dense(keys, num_layers, sparse),
         ),
-        moe_layers=sparse,
-        expert=Mlp(width=width),
-        shared_expert=Mlp(width=num_shared * width) if num_shared else None,
+        **mlps(
+            keys,
+            num_layers,
+            sparse,
+            width="intermediate_size",
+            dense="prefix_dense_intermediate_size" if has_own_width else "intermediate_size",
+            num_shared="num_shared_experts",
+        ),
         shared_scale=share,
-        dense=dense if len(sparse) < num_layers else None,
         router=_router(keys, share),
         norm=Norm(kind="rms" if keys.value("norm_kind") == "rms" else "layer"),
         norms=("input_norm",),
@@ -65,13 +70,11 @@ def _windows(keys: ConfigKeys, num_layers: int, num_dense: int) -> Windows:
     ``layer_types`` says nothing."""
     numbers = ((_PATTERN_OF_DENSE, num_dense), ("sliding_window_pattern", num_layers - num_dense))
     usual = [
-        _FULL if (layer + 1) % keys.count(key) == 0 else _SLIDING
+        FULL if (layer + 1) % keys.count(key) == 0 else SLIDING
         for key, count in numbers
         for layer in range(count)
     ]
-    types = layer_types(keys, usual, known=(_FULL, _SLIDING))
-    window = keys.count("sliding_window") if _SLIDING in types else None
-    return tuple(window if kind == _SLIDING else None for kind in types)
+    return windows_of(keys, layer_types(keys, usual))
 
 
 def _rotated_dense(keys: ConfigKeys, num_layers: int, sparse: Container[int]) -> Container[int]:
@@ -98,8 +101,7 @@ def _router(keys: ConfigKeys, share: float) -> Router:
         return Router(norm_order=1.0, scale=share)
     if said != "sigmoid":
         keys.fault("expert_selection_fn", "softmax or sigmoid", said)
-    norm_order = 1.0 if keys.flag("norm_topk_prob") else None
-    return Router(scores="sigmoid", norm_order=norm_order, scale=share)
+    return Router(scores="sigmoid", norm_order=norm_order(keys), scale=share)
 
 
 COHERE2_MOE = FamilySpec(

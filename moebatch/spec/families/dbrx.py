@@ -1,8 +1,9 @@
 """DBRX (Databricks)."""
 
 from moebatch.quoting import shown
-from moebatch.spec.families.family import FamilySpec, grouped_attention
-from moebatch.spec.model.blocks import Mlp, Norm, Router
+from moebatch.spec.families.family import FamilySpec
+from moebatch.spec.families.parts import grouped_attention, mlps
+from moebatch.spec.model.blocks import Norm, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import ExpertLayout, TensorNames
@@ -29,8 +30,7 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     _require_one_theta(keys)
     return Layers(
         attention=grouped_attention(keys, clip_qkv=keys.positive_or_none("clip_qkv")),
-        moe_layers=tuple(range(num_layers)),
-        expert=Mlp(width=keys.count("intermediate_size")),
+        **mlps(keys, num_layers, width="intermediate_size"),
         router=Router(norm_order=keys.positive_or_none("moe_normalize_expert_weights")),
         norm=Norm(kind="layer"),
     )

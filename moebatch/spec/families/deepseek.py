@@ -7,21 +7,22 @@ from dataclasses import replace
 from math import log
 from typing import Any
 
-from moebatch.spec.families.family import (
-    FamilySpec,
-    by_mlp_types,
+from moebatch.spec.families.family import FamilySpec
+from moebatch.spec.families.kinds import by_mlp_types
+from moebatch.spec.families.parts import (
     corrected_router,
     expert_groups,
     grouped_attention,
+    mlps,
     softmax_router,
 )
 from moebatch.spec.model.attention import Attention
-from moebatch.spec.model.blocks import Mlp, Router
+from moebatch.spec.model.blocks import Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.indexer import Indexer
 from moebatch.spec.model.latent_attention import LatentAttention
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import usual_names
+from moebatch.spec.model.tensor_names import behind, usual_names
 
 _INDEXERS = ("full", "shared")
 _MOST = 1e9
@@ -44,21 +45,16 @@ def v3_layers(keys: ConfigKeys, num_layers: int) -> Layers:
     return latent_layers(keys, num_layers, latent, corrected_router(keys))
 
 
-def _glm_lite(keys: ConfigKeys, num_layers: int) -> Layers:
-    layers = v3_layers(keys, num_layers)
-    return replace(layers, moe_layers=by_mlp_types(keys, num_layers, layers.moe_layers))
-
-
 def _axk1(keys: ConfigKeys, num_layers: int) -> Layers:
-    return replace(_glm_lite(keys, num_layers), moe_norms=("mlp_out_norm",))
+    return replace(v3_layers(keys, num_layers), moe_norms=("mlp_out_norm",))
 
 
 def _v32(keys: ConfigKeys, num_layers: int) -> Layers:
-    return choosing(_glm_lite(keys, num_layers), keys, ["full"] * num_layers)
+    return choosing(v3_layers(keys, num_layers), keys, ["full"] * num_layers)
 
 
 def _glm_dsa(keys: ConfigKeys, num_layers: int) -> Layers:
-    layers, types = _glm_lite(keys, num_layers), indexer_types(keys, num_layers)
+    layers, types = v3_layers(keys, num_layers), indexer_types(keys, num_layers)
     return choosing(layers, keys, types, rotates_neighbours=True)
 
 
@@ -170,13 +166,11 @@ def latent_layers(
 ) -> Layers:
     """Dense ones, and then such with experts, of which all tokens share some."""
     first, step = keys.count_or_zero("first_k_dense_replace"), keys.count_or_none("moe_layer_freq")
-    width, num_shared = keys.count("moe_intermediate_size"), keys.count_or_zero("n_shared_experts")
+    usual = [layer for layer in range(first, num_layers) if layer % (step or 1) == 0]
+    sparse = by_mlp_types(keys, num_layers, usual)
     return Layers(
         attention=attention,
-        moe_layers=tuple(layer for layer in range(first, num_layers) if layer % (step or 1) == 0),
-        expert=Mlp(width=width),
-        dense=Mlp(width=keys.count("intermediate_size")),
-        shared_expert=Mlp(width=num_shared * width) if num_shared else None,
+        **mlps(keys, num_layers, sparse, num_shared="n_shared_experts"),
         router=router,
     )
 
@@ -198,7 +192,7 @@ LATENT_NAMES = {
 }
 """Names of what makes latents, and of what is made of them, behind that of attention."""
 LATENT_ROLES = {
-    **{role: f"self_attn.{name}" for role, name in LATENT_NAMES.items()},
+    **behind("self_attn.", LATENT_NAMES),
     "router_correction": "mlp.gate.e_score_correction_bias",
 }
 """The same in layers whose experts are chosen with a correction."""
@@ -241,7 +235,7 @@ GLM4_MOE_LITE = FamilySpec(
     architecture="Glm4MoeLiteForCausalLM",
     model_type="glm4_moe_lite",
     defaults={"first_k_dense_replace": 1},
-    layers=_glm_lite,
+    layers=v3_layers,
     names=_NAMES,
 )
 AXK1 = FamilySpec(

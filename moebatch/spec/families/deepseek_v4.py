@@ -4,18 +4,20 @@ for several tokens each, and first layers whose experts are looked up by the tok
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moebatch.spec.families.family import FamilySpec, layer_types, require_silu
-from moebatch.spec.model.blocks import ClampedGate, Mlp, Norm, Router, Streams
+from moebatch.spec.families.family import FamilySpec
+from moebatch.spec.families.kinds import SLIDING, layer_types
+from moebatch.spec.families.parts import mlps
+from moebatch.spec.families.recurring import require_silu
+from moebatch.spec.model.blocks import ClampedGate, Norm, Router, Streams
 from moebatch.spec.model.compressed_attention import CompressedAttention, Entries
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.indexer import Indexer
 from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import ExpertLayout, TensorNames, separate_experts
 
-_SLIDING = "sliding_attention"
 _SPARSE, _HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
-_KINDS = (_SLIDING, _SPARSE, _HEAVY)
-_BY_RATIO = {0: _SLIDING, 4: _SPARSE, 128: _HEAVY}
+_KINDS = (SLIDING, _SPARSE, _HEAVY)
+_BY_RATIO = {0: SLIDING, 4: _SPARSE, 128: _HEAVY}
 _HASHED, _CHOSEN = "hash_moe", "moe"
 _USUAL_SHARE = 64 / 512
 
@@ -44,24 +46,15 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     require_silu(keys)
     types = _types(keys, num_layers)
     routed = _routing(keys, num_layers)
-    if keys.value("scoring_func") != "sqrtsoftplus":
-        keys.fault("scoring_func", "sqrtsoftplus", keys.value("scoring_func"))
-    if keys.count("n_shared_experts") != 1:
-        keys.fault("n_shared_experts", "1", keys.value("n_shared_experts"))
-    if keys.count_or_none("num_key_value_heads") not in (None, 1):
-        keys.fault("num_key_value_heads", "1", keys.value("num_key_value_heads"))
     rates = {kind: _rate(keys, kind) for kind in (_SPARSE, _HEAVY)}
     attentions = {kind: _attention(keys, kind, rates) for kind in _KINDS}
-    mlp = Mlp(width=keys.count("moe_intermediate_size"))
     clamps = (ClampedGate(limit=keys.positive("swiglu_limit")),) * num_layers
     return Layers(
         attention=attentions[types[0]],
         layer_attentions=tuple(attentions[kind] for kind in types),
         sliding_windows=(keys.count("sliding_window"),) * num_layers,
-        moe_layers=tuple(range(num_layers)),
         hashed_layers=tuple(n for n, kind in enumerate(routed) if kind == _HASHED),
-        expert=mlp,
-        shared_expert=mlp,
+        **mlps(keys, num_layers, shared="moe_intermediate_size"),
         expert_clamps=clamps,
         mlp_clamps=clamps,
         router=Router(
@@ -111,7 +104,7 @@ def _rate(keys: ConfigKeys, kind: str) -> int:
 def _attention(keys: ConfigKeys, kind: str, rates: Mapping[str, int]) -> CompressedAttention:
     heads, head_dim = keys.count("num_attention_heads"), keys.count("head_dim")
     entries, longest = None, keys.count("max_position_embeddings")
-    if kind != _SLIDING:
+    if kind != SLIDING:
         most = max(1, longest // rates[kind])
         entries = Entries(num_tokens=rates[kind], most=most, overlap=kind == _SPARSE)
     groups, rope_head_dim = keys.count("o_groups"), _rope_head_dim(keys, head_dim)
@@ -142,7 +135,7 @@ def _attention(keys: ConfigKeys, kind: str, rates: Mapping[str, int]) -> Compres
         output_rank=keys.count("o_lora_rank"),
         entries=entries,
         indexer=indexer,
-        rotary="main" if kind == _SLIDING else "compress",
+        rotary="main" if kind == SLIDING else "compress",
     )
 
 
@@ -202,6 +195,11 @@ DEEPSEEK_V4 = FamilySpec(
     model_type="deepseek_v4",
     defaults={"num_hash_layers": 3},
     synonyms={"moe_intermediate_size": ()},
+    computed={
+        "scoring_func": ("sqrtsoftplus",),
+        "n_shared_experts": (1,),
+        "num_key_value_heads": (1,),
+    },
     reworded=_reworded,
     layers=_layers,
     rotary_type="mixtral",

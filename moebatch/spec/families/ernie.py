@@ -1,7 +1,8 @@
 """ERNIE-4.5 MoE (Baidu), text alone."""
 
-from moebatch.spec.families.family import FamilySpec, grouped_attention
-from moebatch.spec.model.blocks import Mlp, Router
+from moebatch.spec.families.family import FamilySpec
+from moebatch.spec.families.parts import grouped_attention, mlps
+from moebatch.spec.model.blocks import Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import usual_names
@@ -11,21 +12,22 @@ _CORRECTION = "moe_statics.e_score_correction_bias"
 
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     """Released files hold a layer more, which foretells tokens and is not computed."""
-    bias = keys.flag("use_bias")
-    width, num_shared = keys.count("moe_intermediate_size"), keys.count_or_zero("num_shared")
     return Layers(
         attention=grouped_attention(keys, biases="use_bias", rotates_neighbours=True),
-        moe_layers=_moe_layers(keys, num_layers),
-        expert=Mlp(width=width),
-        dense=Mlp(width=keys.count("intermediate_size"), bias=bias),
-        shared_expert=Mlp(width=num_shared * width, bias=bias) if num_shared else None,
+        **mlps(
+            keys,
+            num_layers,
+            _moe_layers(keys, num_layers),
+            num_shared="num_shared",
+            biases="use_bias",
+        ),
         router=Router(
             has_correction=True,
             norm_order=1.0,
             least_norm=keys.positive("moe_norm_min"),
             has_exact_logits=True,
         ),
-        head_bias=bias,
+        head_bias=keys.flag("use_bias"),
     )
 
 

@@ -1,14 +1,11 @@
 """Flint (RecursiveSI): most layers slide and rotate, the others do neither; all have scores for
 sinks."""
 
-from moebatch.spec.families.family import (
-    FamilySpec,
-    by_layer_types,
-    grouped_attention,
-    rotated_by_windows,
-)
+from moebatch.spec.families.family import FamilySpec
+from moebatch.spec.families.kinds import by_layer_types, rotated_by_windows
+from moebatch.spec.families.parts import grouped_attention, mlps, norm_order
 from moebatch.spec.families.qwen import sparse_layers
-from moebatch.spec.model.blocks import Mlp, Norm, Router
+from moebatch.spec.model.blocks import Norm, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import usual_names
@@ -22,13 +19,15 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     windows = by_layer_types(keys, num_layers, lambda layer: layer not in others and layer % 4 != 1)
     return Layers(
         **rotated_by_windows(keys, attention, windows),
-        moe_layers=sparse_layers(keys, num_layers),
-        expert=Mlp(width=keys.count("moe_intermediate_size")),
-        dense=Mlp(width=keys.count("intermediate_size")),
-        shared_expert=Mlp(width=keys.count("shared_expert_intermediate_size")),
+        **mlps(
+            keys,
+            num_layers,
+            sparse_layers(keys, num_layers),
+            shared="shared_expert_intermediate_size",
+        ),
         router=Router(
             scores="sigmoid",
-            norm_order=1.0 if keys.flag("norm_topk_prob") else None,
+            norm_order=norm_order(keys),
             has_exact_logits=True,
             has_exact_weights=True,
         ),

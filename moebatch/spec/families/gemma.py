@@ -4,14 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from moebatch.spec.families.family import FamilySpec, by_layer_types, grouped_attention, in_layers
-from moebatch.spec.model.blocks import Mlp, Norm, Router
+from moebatch.spec.families.family import FamilySpec
+from moebatch.spec.families.kinds import FULL, SLIDING, by_layer_types, in_layers
+from moebatch.spec.families.parts import grouped_attention, mlps
+from moebatch.spec.model.blocks import Norm, Router
 from moebatch.spec.model.config_keys import MAX_COUNT, ConfigKeys
 from moebatch.spec.model.grouped_attention import GroupedAttention
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import stacked_experts, usual_names
+from moebatch.spec.model.tensor_names import IN_MODEL, stacked_experts, usual_names
 
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 _NORMS = {
     "attention_out_norm": "post_attention_layernorm",
     "mlp_norm": "pre_feedforward_layernorm_2",
@@ -45,7 +46,7 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
         qk_norm="head",
         score_scale=1.0,
         norms_values=True,
-        rotary=_SLIDING,
+        rotary=SLIDING,
     )
     seeing_all = [*(n for n, window in enumerate(windows) if window is None), num_layers - 1]
     seeing = _global_attention(keys, sliding, seeing_all)
@@ -53,9 +54,7 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
         attention=sliding,
         layer_attentions=in_layers(num_layers, sliding, seeing, seeing_all),
         sliding_windows=(*windows, None),  # the last layer sees everything, whatever files say
-        moe_layers=tuple(range(num_layers)),
-        expert=Mlp(width=keys.count("moe_intermediate_size")),
-        shared_expert=Mlp(width=keys.count("intermediate_size")),
+        **mlps(keys, num_layers, shared="intermediate_size"),
         router=Router(
             norm_order=1.0, has_own_norm=True, weighs_experts=True, has_exact_weights=True
         ),
@@ -104,7 +103,7 @@ def _global_attention(
         head_dim=head_dim,
         num_kv_heads=kv_heads,
         values_are_keys=values_are_keys,
-        rotary=_FULL,
+        rotary=FULL,
     )
 
 
@@ -153,7 +152,7 @@ GEMMA4_TEXT = FamilySpec(
         shared=("mlp",),
         experts=(stacked_experts("experts."),),
         in_gguf=_IN_GGUF,
-    ).also_under({"model": "model.language_model"}),
+    ).also_under(IN_MODEL),
     rotary_type="mixtral",
 )
 GEMMA4 = GEMMA4_TEXT.beside_others("Gemma4ForConditionalGeneration", "gemma4")

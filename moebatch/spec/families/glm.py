@@ -5,19 +5,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from moebatch.spec.families.deepseek import DEEPSEEK_V3
-from moebatch.spec.families.family import (
-    FamilySpec,
-    Windows,
-    by_layer_types,
-    by_mlp_types,
-    corrected_router,
-    grouped_attention,
-    rotated_by_windows,
-)
-from moebatch.spec.model.blocks import Mlp
+from moebatch.spec.families.family import FamilySpec
+from moebatch.spec.families.kinds import Windows, by_layer_types, by_mlp_types, rotated_by_windows
+from moebatch.spec.families.parts import corrected_router, grouped_attention, mlps
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.grouped_attention import GroupedAttention
 from moebatch.spec.model.shape import Layers
+from moebatch.spec.model.tensor_names import IN_MODEL
 
 
 def glm4_layers(keys: ConfigKeys, num_layers: int) -> Layers:
@@ -28,12 +22,6 @@ def glm4_layers(keys: ConfigKeys, num_layers: int) -> Layers:
         keys, qkv_bias="attention_bias", rotates_part=True, qk_norm=qk_norm
     )
     return _layers(keys, attention, (None,) * num_layers, _moe_layers(keys, num_layers))
-
-
-def _glm4v(keys: ConfigKeys, num_layers: int) -> Layers:
-    if keys.flag("use_qk_norm"):
-        keys.fault("use_qk_norm", "false", True)  # transformers passes it over
-    return glm4_layers(keys, num_layers)
 
 
 def _dots1(keys: ConfigKeys, num_layers: int) -> Layers:
@@ -65,13 +53,9 @@ def _layers(
     keys: ConfigKeys, attention: GroupedAttention, windows: Windows, sparse: Sequence[int]
 ) -> Layers:
     """Of which those that are sparse have experts."""
-    width, num_shared = keys.count("moe_intermediate_size"), keys.count("n_shared_experts")
     return Layers(
         attention=attention,
-        moe_layers=tuple(sparse),
-        expert=Mlp(width=width),
-        dense=None if len(sparse) == len(windows) else Mlp(width=keys.count("intermediate_size")),
-        shared_expert=Mlp(width=num_shared * width),
+        **mlps(keys, len(windows), sparse, num_shared="n_shared_experts"),
         router=corrected_router(keys),
         sliding_windows=windows,
     )
@@ -85,14 +69,14 @@ GLM4_MOE = FamilySpec(
     layers=glm4_layers,
     names=_NAMES,
 )
-_GLM4V_MOE = replace(
-    GLM4_MOE,
+GLM4V_MOE = GLM4_MOE.beside_others(
+    "Glm4vMoeForConditionalGeneration",
+    "glm4v_moe",
     config_type="glm4v_moe_text",
     defaults=dict(GLM4_MOE.defaults) | {"use_qk_norm": False},
-    layers=_glm4v,
-    names=_NAMES.also_under({"model": "model.language_model"}),
+    computed={"use_qk_norm": (False,)},
+    names=_NAMES.also_under(IN_MODEL),
 )
-GLM4V_MOE = _GLM4V_MOE.beside_others("Glm4vMoeForConditionalGeneration", "glm4v_moe")
 """Images and videos are not read: its vision tensors are left alone."""
 DOTS1 = FamilySpec(
     architecture="Dots1ForCausalLM",

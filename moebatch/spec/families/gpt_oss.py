@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 
-from moebatch.spec.families.family import FamilySpec, by_layer_types, grouped_attention
+from moebatch.spec.families.family import FamilySpec
+from moebatch.spec.families.kinds import by_layer_types
+from moebatch.spec.families.parts import grouped_attention
 from moebatch.spec.model.blocks import ClampedGate, Mlp, Norm, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers

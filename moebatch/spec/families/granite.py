@@ -6,36 +6,33 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from moebatch.spec.families.family import (
-    FamilySpec,
-    Windows,
-    by_layer_types,
-    grouped_attention,
-    in_two_ways,
-    recurrent_layers,
-    require_silu,
-    state_space,
-)
-from moebatch.spec.model.blocks import Mlp, Residual, Router
+from moebatch.spec.families.family import FamilySpec
+from moebatch.spec.families.kinds import FULL, LINEAR, SLIDING, Windows, by_layer_types, in_two_ways
+from moebatch.spec.families.parts import grouped_attention, mlps
+from moebatch.spec.families.recurring import recurring, require_silu, state_space
+from moebatch.spec.model.blocks import Residual, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.grouped_attention import GroupedAttention
 from moebatch.spec.model.recurrence import StateSpace
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import OF_MAMBA, stacked_experts, usual_names
+from moebatch.spec.model.tensor_names import OF_MAMBA, behind, stacked_experts, usual_names
 
 _BLOCK = "block_sparse_moe."
 
 
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
-    shared_width = keys.count_or_zero("shared_intermediate_size")
+    shared = "shared_intermediate_size"
     residual = Residual(added=keys.positive("residual_multiplier"))
     return Layers(
         attention=grouped_attention(
             keys, biases="attention_bias", score_scale=keys.positive("attention_multiplier")
         ),
-        moe_layers=tuple(range(num_layers)),
-        expert=Mlp(width=keys.count("intermediate_size")),
-        shared_expert=Mlp(width=shared_width) if shared_width else None,
+        **mlps(
+            keys,
+            num_layers,
+            width="intermediate_size",
+            shared=shared if keys.count_or_zero(shared) else None,
+        ),
         router=Router(norm_order=1.0),
         embedding_scale=keys.positive("embedding_multiplier"),
         attention_residual=residual,
@@ -56,7 +53,7 @@ def _sliding(keys: ConfigKeys, num_layers: int) -> Layers:
             rotary=kind,
             num_rotated=None if rotary.get(kind, {}).get("rope_theta") else 0,
         )
-        for kind in (_SLIDING, _FULL)
+        for kind in (SLIDING, FULL)
     )
     return replace(layers, **in_two_ways(_windows(keys, num_layers), sliding, full))
 
@@ -72,7 +69,7 @@ def _by_kind(keys: ConfigKeys) -> dict[str, Any]:
     bases, rotary = _bases(keys, num_layers, said), dict[str, Any]()
     said.setdefault("rope_type", said.pop("type", "default"))
     for base, window in zip(bases, _windows(keys, num_layers), strict=True):
-        kind = _FULL if window is None else _SLIDING
+        kind = FULL if window is None else SLIDING
         if rotary.setdefault(kind, said | {"rope_theta": base})["rope_theta"] != base:
             keys.fault("layer_rope_theta", f"the same number for all layers of {kind}", bases)
     return {"rope_parameters": rotary, "rope_scaling": None, "rope_theta": None}
@@ -96,14 +93,12 @@ def _bases(keys: ConfigKeys, num_layers: int, rotary: dict[str, Any]) -> Sequenc
 
 def _hybrid(keys: ConfigKeys, num_layers: int) -> Layers:
     layers, usual = _layers(keys, num_layers), ("mamba",) * num_layers
-    recurrent = recurrent_layers(keys, usual, recur=_RECUR, attend=_ATTEND)
     assert isinstance(layers.attention, GroupedAttention), "that of the family"
     has_positions = keys.value("position_embedding_type") == "rope"
     return replace(
         layers,
         attention=layers.attention if has_positions else replace(layers.attention, num_rotated=0),
-        recurrence=_state_space(keys) if recurrent else None,
-        recurrent_layers=recurrent,
+        **recurring(keys, usual, _state_space, recur=_RECUR, attend=_ATTEND),
     )
 
 
@@ -123,15 +118,14 @@ def _state_space(keys: ConfigKeys) -> StateSpace:
     return state_space(keys, heads, head_dim)
 
 
-_FULL, _SLIDING = "full_attention", "sliding_attention"
-_RECUR, _ATTEND = ("mamba", "linear_attention"), ("attention", "full_attention")
+_RECUR, _ATTEND = ("mamba", LINEAR), ("attention", FULL)
 _NAMES = usual_names(
     {
         "router": (_BLOCK + "router.layer.weight", _BLOCK + "router.weight"),
         "sink_scores": "self_attn.sinks",
         "shared_gate_up": "shared_mlp.input_linear.weight",
         "shared_down": "shared_mlp.output_linear.weight",
-        **{role: f"mamba.{name}" for role, name in OF_MAMBA.items()},
+        **behind("mamba.", OF_MAMBA),
     },
     joined={"shared_gate_up": ("shared_gate", "shared_up")},
     experts=(

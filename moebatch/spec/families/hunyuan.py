@@ -1,7 +1,9 @@
 """Hunyuan-A13B, and Hy3 behind it (Tencent)."""
 
-from moebatch.spec.families.family import FamilySpec, by_mlp_types, grouped_attention
-from moebatch.spec.model.blocks import Mlp, Router
+from moebatch.spec.families.family import FamilySpec
+from moebatch.spec.families.kinds import by_mlp_types
+from moebatch.spec.families.parts import grouped_attention, mlps
+from moebatch.spec.model.blocks import Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import usual_names
@@ -9,28 +11,21 @@ from moebatch.spec.model.tensor_names import usual_names
 
 def _v1(keys: ConfigKeys, num_layers: int) -> Layers:
     """Like transformers, passes over what files say of shared experts and norms: all have both."""
-    mlp = Mlp(width=keys.count("intermediate_size"))
     return Layers(
         attention=grouped_attention(
             keys, biases="attention_bias", qk_norm="head", norms_rotated=True
         ),
-        moe_layers=tuple(range(num_layers)),
-        expert=mlp,
-        shared_expert=mlp,
+        **mlps(keys, num_layers, width="intermediate_size", shared="intermediate_size"),
         router=Router(norm_order=1.0, has_exact_logits=True, has_exact_weights=True),
     )
 
 
 def _v3(keys: ConfigKeys, num_layers: int) -> Layers:
     """Released files hold a layer more, which foretells tokens and is not computed."""
-    mlp_bias = keys.flag("mlp_bias")
-    width, num_shared = keys.count("moe_intermediate_size"), keys.count("num_shared_experts")
+    sparse = by_mlp_types(keys, num_layers, range(1, num_layers))
     return Layers(
         attention=grouped_attention(keys, biases="attention_bias", qk_norm="head"),
-        moe_layers=by_mlp_types(keys, num_layers, range(1, num_layers)),
-        expert=Mlp(width=width),
-        dense=Mlp(width=keys.count("intermediate_size"), bias=mlp_bias),
-        shared_expert=Mlp(width=num_shared * width, bias=mlp_bias),
+        **mlps(keys, num_layers, sparse, num_shared="num_shared_experts", biases="mlp_bias"),
         router=Router(
             scores="sigmoid",
             has_correction=True,

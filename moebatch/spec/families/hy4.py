@@ -10,18 +10,15 @@ from moebatch.spec.families.deepseek import (
     indexer_types,
     latent_attention,
 )
-from moebatch.spec.families.family import (
-    FamilySpec,
-    by_mlp_types,
-    corrected_router,
-    layer_types,
-    require_silu,
-)
-from moebatch.spec.model.blocks import ClampedGate, Mlp, Streams
+from moebatch.spec.families.family import FamilySpec
+from moebatch.spec.families.kinds import by_mlp_types, layer_types
+from moebatch.spec.families.parts import corrected_router, mlps
+from moebatch.spec.families.recurring import require_silu
+from moebatch.spec.model.blocks import ClampedGate, Streams
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.latent_attention import LatentAttention
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import usual_names
+from moebatch.spec.model.tensor_names import IN_MODEL, usual_names
 
 _NORMS = {"input_norm": ("attn", "attn"), "mlp_norm": ("mlp", "ffn")}
 """Of the part of a layer behind each, as released files call it and as transformers does."""
@@ -45,14 +42,11 @@ def _beside_images(keys: ConfigKeys, num_layers: int) -> Layers:
 def _with_latents(keys: ConfigKeys, num_layers: int, latent: LatentAttention) -> Layers:
     require_silu(keys)
     layer_types(keys, _INDEXED[:1] * num_layers, _INDEXED)
-    width, num_shared = keys.count("moe_intermediate_size"), keys.count("n_shared_experts")
+    sparse = by_mlp_types(keys, num_layers, range(1, num_layers))
     clamp, eps = ClampedGate(limit=keys.positive("swiglu_limit")), keys.positive("hc_eps")
     layers = Layers(
         attention=replace(latent, gate="apart", has_sink_scores=True),
-        moe_layers=by_mlp_types(keys, num_layers, range(1, num_layers)),
-        expert=Mlp(width=width),
-        dense=Mlp(width=keys.count("intermediate_size")),
-        shared_expert=Mlp(width=num_shared * width),
+        **mlps(keys, num_layers, sparse, num_shared="n_shared_experts"),
         router=corrected_router(keys),
         expert_clamps=(clamp,) * num_layers,
         streams=Streams(
@@ -127,12 +121,12 @@ HY_V4 = FamilySpec(
     ),
 )
 """Layers behind the last one, which guess further tokens ahead, are not read."""
-_HY_V4_VL = replace(
-    HY_V4,
+HY_V4_VL = HY_V4.beside_others(
+    "HYV4VLForConditionalGeneration",
+    "hy_v4_vl",
     config_type="hy_v4_vl_text",
     layers=_beside_images,
-    names=HY_V4.names.also_under({"model": "model.language_model"}),
+    names=HY_V4.names.also_under(IN_MODEL),
     rotary_type=DEEPSEEK_V3.model_type,
 )
-HY_V4_VL = _HY_V4_VL.beside_others("HYV4VLForConditionalGeneration", "hy_v4_vl")
 """Images and videos are not read: its vision tensors are left alone."""

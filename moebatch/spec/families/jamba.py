@@ -4,25 +4,21 @@ every second one has experts."""
 from dataclasses import replace
 from math import ceil
 
-from moebatch.spec.families.family import (
-    FamilySpec,
-    grouped_attention,
+from moebatch.spec.families.family import FamilySpec
+from moebatch.spec.families.parts import grouped_attention, mlps
+from moebatch.spec.families.recurring import (
+    conv_width,
+    recurring_in,
     require_attention,
     require_silu,
 )
-from moebatch.spec.model.blocks import Mlp, Router
+from moebatch.spec.model.blocks import Router
 from moebatch.spec.model.config_keys import ConfigKeys
-from moebatch.spec.model.recurrence import MOST_SEEN, SelectiveScan
+from moebatch.spec.model.recurrence import SelectiveScan
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import (
-    OF_MAMBA,
-    separate_experts,
-    stacked_experts,
-    usual_names,
-)
+from moebatch.spec.model.tensor_names import OF_MAMBA, behind, projected_experts, usual_names
 
-_MLP = "feed_forward."
-_MATRICES = ("gate", "up", "down")
+_MLP = "feed_forward"
 
 
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
@@ -32,14 +28,10 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     moe_layers = _by_turns(keys, "expert_layer", num_layers) if has_experts else ()
     require_attention(keys, bool(attending))
     recurrent = tuple(layer for layer in range(num_layers) if layer not in attending)
-    mlp = Mlp(width=keys.count("intermediate_size"))
     return Layers(
         attention=replace(grouped_attention(keys), num_rotated=0),
-        recurrence=_scan(keys) if recurrent else None,
-        recurrent_layers=recurrent,
-        moe_layers=moe_layers,
-        expert=mlp,
-        dense=mlp if len(moe_layers) < num_layers else None,
+        **recurring_in(keys, recurrent, _scan),
+        **mlps(keys, num_layers, moe_layers, width="intermediate_size"),
         router=Router(),
     )
 
@@ -64,7 +56,7 @@ def _scan(keys: ConfigKeys) -> SelectiveScan:
         rank=ceil(hidden_size / 16) if is_auto else keys.count("mamba_dt_rank"),
         key_head_dim=keys.count("mamba_d_state"),
         value_head_dim=keys.count("mamba_expand") * hidden_size,
-        conv_width=keys.count("mamba_d_conv", least=2, most=MOST_SEEN),
+        conv_width=conv_width(keys, "mamba_d_conv"),
         conv_bias=keys.flag("mamba_conv_bias"),
         bias=keys.flag("mamba_proj_bias"),
     )
@@ -72,9 +64,8 @@ def _scan(keys: ConfigKeys) -> SelectiveScan:
 
 _OWN_ROLES = {
     "mlp_norm": "pre_ff_layernorm.weight",
-    "router": f"{_MLP}router.weight",
-    **{f"mlp_{role}": f"{_MLP}{role}_proj.weight" for role in _MATRICES},
-    **{role: f"mamba.{name}" for role, name in OF_MAMBA.items()},
+    "router": f"{_MLP}.router.weight",
+    **behind("mamba.", OF_MAMBA),
     "recurrent_step": "mamba.dt_proj.bias",
     "scan_step": "mamba.dt_proj.weight",
     "scan_select": "mamba.x_proj.weight",
@@ -88,13 +79,9 @@ JAMBA = FamilySpec(
     layers=_layers,
     names=usual_names(
         _OWN_ROLES,
+        mlp=(_MLP,),
         others={"final_norm": ("model.final_layernorm.weight",)},
-        experts=(
-            separate_experts(
-                _MLP + "experts.{expert}", **{role: f"{role}_proj" for role in _MATRICES}
-            ),
-            stacked_experts(_MLP + "experts."),
-        ),
+        experts=projected_experts(_MLP),
         in_gguf={
             "scan_select": "ssm_x.weight",
             "scan_step": "ssm_dt.weight",

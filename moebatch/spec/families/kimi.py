@@ -3,43 +3,33 @@ rotary positions."""
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from moebatch.spec.families.deepseek import LATENT_NAMES, latent_attention, latent_layers
-from moebatch.spec.families.family import (
-    FamilySpec,
-    by_mlp_types,
-    corrected_router,
-    recurrent_layers,
-    require_silu,
-)
+from moebatch.spec.families.family import FamilySpec
+from moebatch.spec.families.kinds import FULL, LINEAR
+from moebatch.spec.families.parts import corrected_router
+from moebatch.spec.families.recurring import conv_width, recurring, require_silu
 from moebatch.spec.model.config_keys import ConfigKeys
-from moebatch.spec.model.recurrence import MOST_SEEN, ChannelDelta
+from moebatch.spec.model.recurrence import ChannelDelta
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import BLOCK_EXPERTS, usual_names
+from moebatch.spec.model.tensor_names import BLOCK_EXPERTS, behind, usual_names
 
-_FULL, _LINEAR = "full_attention", "linear_attention"
 _INTERVAL = 4
 
 
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     attention = latent_attention(keys, rotates_neighbours=False, rotates=False)
-    num_dense = keys.count_or_zero("first_k_dense_replace")
-    usual = _usual_types(keys, num_layers)
-    recurrent = recurrent_layers(keys, usual, recur=(_LINEAR,), attend=(_FULL,))
-    return replace(
-        latent_layers(keys, num_layers, attention, corrected_router(keys)),
-        moe_layers=by_mlp_types(keys, num_layers, range(num_dense, num_layers)),
-        recurrence=_delta(keys) if recurrent else None,
-        recurrent_layers=recurrent,
-    )
+    layers = latent_layers(keys, num_layers, attention, corrected_router(keys))
+    return replace(layers, **recurring(keys, _usual_types(keys, num_layers), _delta))
 
 
 def _usual_types(keys: ConfigKeys, num_layers: int) -> Sequence[str]:
     """What layers are where ``layer_types`` says nothing: as two lists say that count layers from
     one, or as transformers has it without them."""
-    lists = {_LINEAR: keys.value("kda_layers"), _FULL: keys.value("full_attn_layers")}
+    lists = {LINEAR: keys.value("kda_layers"), FULL: keys.value("full_attn_layers")}
     if None in lists.values():
-        return [_LINEAR if layer % _INTERVAL or not layer else _FULL for layer in range(num_layers)]
+        return [LINEAR if layer % _INTERVAL or not layer else FULL for layer in range(num_layers)]
     listed = [(layer, kind) for kind, layers in lists.items() for layer in _listed(layers)]
     if [layer for layer, _ in sorted(listed)] != list(range(1, num_layers + 1)):
         keys.wrong(
@@ -47,7 +37,7 @@ def _usual_types(keys: ConfigKeys, num_layers: int) -> Sequence[str]:
             f"kda_layers and full_attn_layers of linear_attn_config must have each layer from 1 to "
             f"{num_layers} once",
         )
-        return [_FULL] * num_layers
+        return [FULL] * num_layers
     return [kind for _, kind in sorted(listed)]
 
 
@@ -60,19 +50,27 @@ def _listed(layers: object) -> list[int]:
 
 def _delta(keys: ConfigKeys) -> ChannelDelta:
     """Gates and fading go through as many numbers as a head has."""
-    require_silu(keys)
     heads, head_dim = keys.count("linear_num_heads"), keys.count("linear_head_dim")
+    return channel_delta(keys, heads, head_dim, "linear_conv_kernel_dim", rank=head_dim)
+
+
+def channel_delta(
+    keys: ConfigKeys, heads: int, head_dim: int, width: str, **others: Any
+) -> ChannelDelta:
+    """Whose heads of keys and of values are alike, and whose convolutions are as wide as the key
+    `width` says; `others` are further fields."""
+    require_silu(keys)
     return ChannelDelta(
         num_key_heads=heads,
         num_value_heads=heads,
         key_head_dim=head_dim,
         value_head_dim=head_dim,
-        conv_width=keys.count("linear_conv_kernel_dim", least=2, most=MOST_SEEN),
-        rank=head_dim,
+        conv_width=conv_width(keys, width),
+        **others,
     )
 
 
-_BLOCK = "block_sparse_moe."
+_BLOCK = "block_sparse_moe"
 OF_DELTA = {
     **{f"delta_{role}": f"{role}_proj.weight" for role in "qkvb"},
     **{f"recurrent_conv_{role}": f"{role}_conv1d.weight" for role in "qkv"},
@@ -118,15 +116,12 @@ KIMI_LINEAR = FamilySpec(
     layers=_layers,
     names=usual_names(
         {
-            **{role: f"self_attn.{name}" for role, name in _OF_MIXERS.items()},
-            "router": _BLOCK + "gate.weight",
-            "router_correction": _BLOCK + "gate.e_score_correction_bias",
-            **{
-                f"mlp_{role}": (f"mlp.{role}_proj.weight", f"{_BLOCK}{role}_proj.weight")
-                for role in ("gate", "up", "down")
-            },
+            **behind("self_attn.", _OF_MIXERS),
+            "router": f"{_BLOCK}.gate.weight",
+            "router_correction": f"{_BLOCK}.gate.e_score_correction_bias",
         },
-        shared=(_BLOCK + "shared_experts",),
+        mlp=("mlp", _BLOCK),
+        shared=(f"{_BLOCK}.shared_experts",),
         ones={"recurrent_decay": (2, 1)},
         experts=BLOCK_EXPERTS,
         in_gguf=_IN_GGUF,

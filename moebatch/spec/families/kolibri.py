@@ -1,22 +1,15 @@
 """Kolibri-1 (Aleph Alpha): four of five layers slide and rotate, the others do neither; what
 corrects the choice of experts is added to logits."""
 
-from collections.abc import Mapping, Sequence
-
-from moebatch.spec.families.family import (
-    FamilySpec,
-    by_layer_types,
-    grouped_attention,
-    require_done,
-    rotated_by_windows,
-)
-from moebatch.spec.model.blocks import Mlp, Router
+from moebatch.spec.families.family import FamilySpec
+from moebatch.spec.families.kinds import by_layer_types, rotated_by_windows
+from moebatch.spec.families.parts import grouped_attention, mlps, norm_order
+from moebatch.spec.model.blocks import Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import usual_names
 
 _PERIOD = 5
-_DONE: Mapping[str, Sequence[object]] = {"attention_bias": (False,), "use_sliding_window": (True,)}
 _OWN_NAMES = {
     "attention_out_norm": ("post_attn_norm.weight", "post_self_attn_layernorm.weight"),
     "mlp_out_norm": ("post_ffn_norm.weight", "post_mlp_layernorm.weight"),
@@ -26,19 +19,16 @@ _OWN_NAMES = {
 
 
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
-    require_done(keys, _DONE)
     keys.count("sliding_window")  # without one all layers rotate
     windows = by_layer_types(keys, num_layers, lambda layer: (layer + 1) % _PERIOD != 0)
     return Layers(
         **rotated_by_windows(keys, grouped_attention(keys, qk_norm="head"), windows),
-        moe_layers=tuple(range(num_layers)),
-        expert=Mlp(width=keys.count("moe_intermediate_size")),
-        shared_expert=Mlp(width=keys.count("shared_expert_intermediate_size")),
+        **mlps(keys, num_layers, shared="shared_expert_intermediate_size"),
         router=Router(
             scores="sigmoid",
             has_correction=True,
             corrects_logits=True,
-            norm_order=1.0 if keys.flag("norm_topk_prob") else None,
+            norm_order=norm_order(keys),
             has_exact_logits=True,
             has_exact_weights=True,
         ),
@@ -49,6 +39,7 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
 KOLIBRI = FamilySpec(
     architecture="Kolibri1ForCausalLM",
     model_type="kolibri1",
+    computed={"attention_bias": (False,), "use_sliding_window": (True,)},
     layers=_layers,
     names=usual_names(_OWN_NAMES, shared=("mlp.shared_experts",)),
 )

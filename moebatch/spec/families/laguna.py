@@ -4,38 +4,33 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from moebatch.spec.families.family import (
-    FamilySpec,
+from moebatch.spec.families.family import FamilySpec
+from moebatch.spec.families.kinds import (
+    FULL,
+    SLIDING,
     by_mlp_types,
-    grouped_attention,
     in_two_ways,
     layer_types,
+    windows_of,
 )
+from moebatch.spec.families.parts import grouped_attention, mlps
 from moebatch.spec.model.attention import GateOpening, OutputGate
-from moebatch.spec.model.blocks import Mlp, Router
+from moebatch.spec.model.blocks import Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.grouped_attention import GroupedAttention
 from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import usual_names
 
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 _OPENING: GateOpening = "softplus"
 
 
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
-    if keys.value("moe_apply_router_weight_on_input"):
-        keys.fault("moe_apply_router_weight_on_input", "false", True)
-    types = layer_types(keys, (_FULL,) * num_layers, known=(_FULL, _SLIDING))
-    window = keys.count("sliding_window") if _SLIDING in types else None
-    windows = tuple(window if kind == _SLIDING else None for kind in types)
+    types = layer_types(keys, (FULL,) * num_layers)
+    ways = (_attention(keys, types, kind) for kind in (SLIDING, FULL))
     sparse = by_mlp_types(keys, num_layers, range(1, num_layers))
-    dense = Mlp(width=keys.count("intermediate_size"))
     return Layers(
-        **in_two_ways(windows, *(_attention(keys, types, kind) for kind in (_SLIDING, _FULL))),
-        moe_layers=sparse,
-        expert=Mlp(width=keys.count("moe_intermediate_size")),
-        shared_expert=Mlp(width=keys.count("shared_expert_intermediate_size")),
-        dense=dense if len(sparse) < num_layers else None,
+        **in_two_ways(windows_of(keys, types), *ways),
+        **mlps(keys, num_layers, sparse, shared="shared_expert_intermediate_size"),
         router=Router(
             scores="sigmoid",
             logit_cap=_cap(keys),
@@ -101,6 +96,7 @@ def _cap(keys: ConfigKeys) -> float | None:
 LAGUNA = FamilySpec(
     architecture="LagunaForCausalLM",
     model_type="laguna",
+    computed={"moe_apply_router_weight_on_input": (False,)},
     layers=_layers,
     rotary_type="mixtral",
     names=usual_names(

@@ -1,40 +1,36 @@
 """Lara 4 Mini (Translated): two of five layers recur by Gated DeltaNet, two slide and rotate, and
 one does neither."""
 
-from moebatch.spec.families.family import (
-    FamilySpec,
-    grouped_attention,
+from moebatch.spec.families.family import FamilySpec
+from moebatch.spec.families.kinds import (
+    FULL,
+    LINEAR,
+    SLIDING,
     layer_types,
-    recurrent_layers,
     rotated_by_windows,
+    windows_of,
 )
+from moebatch.spec.families.parts import grouped_attention, mlps, norm_order
 from moebatch.spec.families.qwen_delta import DELTA_NAMES, gated_delta
-from moebatch.spec.model.blocks import Mlp, Norm, Router
+from moebatch.spec.families.recurring import recurring
+from moebatch.spec.model.blocks import Norm, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import STACKED_EXPERTS, usual_names
 
-_KINDS = _LINEAR, _SLIDING, _FULL = ("linear_attention", "sliding_attention", "full_attention")
-_PERIOD = (_LINEAR, _SLIDING, _LINEAR, _FULL, _SLIDING)
+_PERIOD = (LINEAR, SLIDING, LINEAR, FULL, SLIDING)
 
 
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     usual = [_PERIOD[layer % len(_PERIOD)] for layer in range(num_layers)]
-    recurrent = recurrent_layers(keys, usual, recur=(_LINEAR,), attend=(_FULL, _SLIDING))
-    window = keys.count("sliding_window")
-    types = layer_types(keys, usual, known=_KINDS)
-    windows = tuple(window if kind == _SLIDING else None for kind in types)
+    recurrent = recurring(keys, usual, gated_delta, attend=(FULL, SLIDING))
+    windows = windows_of(keys, layer_types(keys, usual, known=(LINEAR, SLIDING, FULL)))
     attention = grouped_attention(keys, biases="attention_bias", qk_norm="head")
     return Layers(
-        **rotated_by_windows(keys, attention, windows, recurrent=recurrent),
-        recurrence=gated_delta(keys, is_grouped=False) if recurrent else None,
-        recurrent_layers=recurrent,
-        moe_layers=tuple(range(num_layers)),
-        expert=Mlp(width=keys.count("moe_intermediate_size")),
-        shared_expert=Mlp(width=keys.count("shared_expert_intermediate_size")),
-        router=Router(
-            norm_order=1.0 if keys.flag("norm_topk_prob") else None, has_exact_logits=True
-        ),
+        **rotated_by_windows(keys, attention, windows, recurrent=recurrent["recurrent_layers"]),
+        **recurrent,
+        **mlps(keys, num_layers, shared="shared_expert_intermediate_size"),
+        router=Router(norm_order=norm_order(keys), has_exact_logits=True),
         norm=Norm(rounds_once=True),
     )
 
@@ -46,7 +42,6 @@ LARA_MINI = FamilySpec(
     names=usual_names(
         {
             **DELTA_NAMES,
-            "recurrent_in": "linear_attn.in_proj.weight",
             "recurrent_norm": ("linear_attn.out_norm.weight", "linear_attn.norm.weight"),
         },
         joined={"recurrent_in": ("delta_qkv", "delta_z", "delta_b", "delta_a")},

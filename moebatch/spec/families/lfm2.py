@@ -1,9 +1,11 @@
 """LFM2-MoE (Liquid AI): most layers convolve over some tokens, the others attend."""
 
-from moebatch.spec.families.family import FamilySpec, grouped_attention, recurrent_layers
-from moebatch.spec.model.blocks import Mlp, Router
+from moebatch.spec.families.family import FamilySpec
+from moebatch.spec.families.parts import grouped_attention, mlps, norm_order
+from moebatch.spec.families.recurring import conv_width, recurring
+from moebatch.spec.model.blocks import Router
 from moebatch.spec.model.config_keys import ConfigKeys
-from moebatch.spec.model.recurrence import MOST_SEEN, ShortConvolution
+from moebatch.spec.model.recurrence import ShortConvolution
 from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import separate_experts, stacked_experts, usual_names
 
@@ -13,19 +15,14 @@ _MATRICES = {"gate": "w1", "up": "w3", "down": "w2"}
 
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     num_dense = keys.count_or_zero("num_dense_layers")
-    usual = ("conv",) * num_layers
-    recurrent = recurrent_layers(keys, usual, recur=("conv",), attend=("full_attention",))
     return Layers(
         attention=grouped_attention(keys, qk_norm="head"),
-        recurrence=_convolution(keys) if recurrent else None,
-        recurrent_layers=recurrent,
-        moe_layers=tuple(range(num_dense, num_layers)),
-        expert=Mlp(width=keys.count("moe_intermediate_size")),
-        dense=Mlp(width=keys.count("intermediate_size")),
+        **recurring(keys, ("conv",) * num_layers, _convolution, recur=("conv",)),
+        **mlps(keys, num_layers, range(num_dense, num_layers)),
         router=Router(
             scores="sigmoid",
             has_correction=keys.flag("use_expert_bias"),
-            norm_order=1.0 if keys.flag("norm_topk_prob") else None,
+            norm_order=norm_order(keys),
             added_to_norm=1e-6,
             scale=keys.positive("routed_scaling_factor"),
         ),
@@ -36,7 +33,7 @@ def _convolution(keys: ConfigKeys) -> ShortConvolution:
     has_biases = keys.flag("conv_bias")
     return ShortConvolution(
         width=keys.count("hidden_size"),
-        conv_width=keys.count("conv_L_cache", least=2, most=MOST_SEEN),
+        conv_width=conv_width(keys, "conv_L_cache"),
         conv_bias=has_biases,
         bias=has_biases,
     )
@@ -51,12 +48,11 @@ _OWN_ROLES = {
     "router": f"{_MLP}gate.weight",
     "router_correction": f"{_MLP}expert_bias",
     **{f"mlp_{role}": f"{_MLP}{name}.weight" for role, name in _MATRICES.items()},
-    "recurrent_in": "conv.in_proj.weight",
-    "recurrent_in_bias": "conv.in_proj.bias",
-    "recurrent_conv": "conv.conv.weight",
-    "recurrent_conv_bias": "conv.conv.bias",
-    "recurrent_out": "conv.out_proj.weight",
-    "recurrent_out_bias": "conv.out_proj.bias",
+    **{
+        f"recurrent_{role}{end}": f"conv.{name}.{kind}"
+        for role, name in (("in", "in_proj"), ("conv", "conv"), ("out", "out_proj"))
+        for end, kind in (("", "weight"), ("_bias", "bias"))
+    },
 }
 LFM2_MOE = FamilySpec(
     architecture="Lfm2MoeForCausalLM",

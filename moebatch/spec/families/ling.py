@@ -6,23 +6,17 @@ from dataclasses import replace
 from math import inf
 
 from moebatch.spec.families.deepseek import LATENT_NAMES, latent_attention, latent_layers
-from moebatch.spec.families.family import (
-    FamilySpec,
-    by_mlp_types,
-    clamps_by_layer,
-    corrected_router,
-    recurrent_layers,
-    require_done,
-    require_silu,
-)
-from moebatch.spec.families.kimi import OF_DELTA
+from moebatch.spec.families.family import FamilySpec
+from moebatch.spec.families.kimi import OF_DELTA, channel_delta
+from moebatch.spec.families.kinds import FULL, LINEAR
+from moebatch.spec.families.parts import clamps_by_layer, corrected_router
+from moebatch.spec.families.recurring import recurring
 from moebatch.spec.model.config_keys import ConfigKeys
-from moebatch.spec.model.recurrence import MOST_SEEN, ChannelDelta
+from moebatch.spec.model.recurrence import ChannelDelta
 from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import usual_names
 
-_FULL, _LINEAR = "full_attention", "linear_attention"
-_DONE: Mapping[str, Sequence[object]] = {
+_COMPUTED: Mapping[str, Sequence[object]] = {
     "gated_attention_proj_granularity_type": ("head_wise",),
     "linear_attention": ("kda",),
     "moe_router_enable_expert_bias": (True,),
@@ -46,26 +40,19 @@ _DONE: Mapping[str, Sequence[object]] = {
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     """Released files hold layers more, which foretell tokens and are not computed; and limits of
     what experts and the shared one compute, which transformers passes over."""
-    require_done(keys, _DONE)
     width = keys.count("moe_intermediate_size")
     if keys.value("shared_width") not in (None, width):
         keys.fault("shared_width", f"{width} as moe_intermediate_size", keys.value("shared_width"))
     attention = latent_attention(keys, rotates_neighbours=True)
-    usual = _usual_types(keys, num_layers)
-    recurrent = recurrent_layers(keys, usual, recur=(_LINEAR,), attend=(_FULL,))
-    num_dense = keys.count_or_zero("first_k_dense_replace")
-    sparse = by_mlp_types(keys, num_layers, range(num_dense, num_layers))
+    gated = replace(attention, gate="of heads")
+    layers = latent_layers(keys, num_layers, gated, corrected_router(keys))
     of_shared = clamps_by_layer(keys, "share_expert_swiglu_limit_list", num_layers)
     return replace(
-        latent_layers(
-            keys, num_layers, replace(attention, gate="of heads"), corrected_router(keys)
-        ),
-        moe_layers=sparse,
-        recurrence=_delta(keys) if recurrent else None,
-        recurrent_layers=recurrent,
+        layers,
+        **recurring(keys, _usual_types(keys, num_layers), _delta),
         expert_clamps=clamps_by_layer(keys, "expert_swiglu_limit_list", num_layers),
         mlp_clamps=tuple(
-            clamp if layer in sparse else None for layer, clamp in enumerate(of_shared)
+            clamp if layer in layers.moe_layers else None for layer, clamp in enumerate(of_shared)
         ),
     )
 
@@ -79,26 +66,17 @@ def _usual_types(keys: ConfigKeys, num_layers: int) -> Sequence[str]:
             f"layer_group_size ({size}) must divide num_hidden_layers ({num_layers}) where "
             "layer_types does not say which layers attend",
         )
-    return [_LINEAR if (layer + 1) % size else _FULL for layer in range(num_layers)]
+    return [LINEAR if (layer + 1) % size else FULL for layer in range(num_layers)]
 
 
 def _delta(keys: ConfigKeys) -> ChannelDelta:
     """Sizes are those of attention, unless transformers has written them."""
-    require_silu(keys)
     heads = keys.count_or_none("linear_num_heads") or keys.count("num_attention_heads")
     head_dim = keys.count_or_none("linear_head_dim") or keys.count("head_dim")
     conv = "linear_conv_kernel_dim"
     if keys.value(conv) is None:
         conv = "short_conv_kernel_size"
-    return ChannelDelta(
-        num_key_heads=heads,
-        num_value_heads=heads,
-        key_head_dim=head_dim,
-        value_head_dim=head_dim,
-        conv_width=keys.count(conv, least=2, most=MOST_SEEN),
-        rank=None,
-        least_fading=_least_fading(keys),
-    )
+    return channel_delta(keys, heads, head_dim, conv, rank=None, least_fading=_least_fading(keys))
 
 
 def _least_fading(keys: ConfigKeys) -> float | None:
@@ -127,6 +105,7 @@ BAILING_HYBRID = FamilySpec(
     architecture="BailingHybridForCausalLM",
     model_type="bailing_hybrid",
     spelling={"shared_width": "moe_shared_expert_intermediate_size"},
+    computed=_COMPUTED,
     layers=_layers,
     names=usual_names(
         {

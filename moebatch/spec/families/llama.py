@@ -3,22 +3,23 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from moebatch.spec.families.family import FamilySpec, grouped_attention, in_layers, layer_types
+from moebatch.spec.families.family import FamilySpec
+from moebatch.spec.families.kinds import FULL, in_layers, layer_types, windows_of
+from moebatch.spec.families.parts import grouped_attention, mlps
 from moebatch.spec.model.attention import Temperature
-from moebatch.spec.model.blocks import Mlp, Router
+from moebatch.spec.model.blocks import Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import stacked_experts, usual_names
+from moebatch.spec.model.tensor_names import AROUND_MODEL, stacked_experts, usual_names
 
-_FULL, _CHUNKED = "full_attention", "chunked_attention"
+_CHUNKED = "chunked_attention"
 
 
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     rotating = _rotating_layers(keys, num_layers)
     in_chunks = () if keys.value("attention_chunk_size") is None else rotating
-    usual = [_CHUNKED if layer in in_chunks else _FULL for layer in range(num_layers)]
-    types = layer_types(keys, usual, known=(_FULL, _CHUNKED))
-    chunk = keys.count("attention_chunk_size") if _CHUNKED in types else None
+    usual = [_CHUNKED if layer in in_chunks else FULL for layer in range(num_layers)]
+    types = layer_types(keys, usual, known=(FULL, _CHUNKED))
     attention = grouped_attention(
         keys,
         biases="attention_bias",
@@ -26,17 +27,20 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
         norms_rotated=True,
         rotates_neighbours=True,
     )
-    width = keys.count("intermediate_size")
     plain = replace(attention, qk_norm="none", num_rotated=0, temperature=_temperature(keys))
     return Layers(
         attention=attention,
         layer_attentions=in_layers(num_layers, plain, attention, rotating),
-        sliding_windows=tuple(chunk if kind == _CHUNKED else None for kind in types),
+        sliding_windows=windows_of(keys, types, _CHUNKED, "attention_chunk_size"),
         windows_are_chunks=True,
-        moe_layers=_moe_layers(keys, num_layers),
-        expert=Mlp(width=width),
-        shared_expert=Mlp(width=width),
-        dense=Mlp(width=keys.count("intermediate_size_mlp")),
+        **mlps(
+            keys,
+            num_layers,
+            _moe_layers(keys, num_layers),
+            width="intermediate_size",
+            dense="intermediate_size_mlp",
+            shared="intermediate_size",
+        ),
         router=Router(scores="sigmoid", weighs_inputs=True),
     )
 
@@ -76,26 +80,20 @@ def _moe_layers(keys: ConfigKeys, num_layers: int) -> tuple[int, ...]:
     return tuple(known)
 
 
-_BLOCK = "feed_forward."
+_BLOCK = "feed_forward"
 LLAMA4_TEXT = FamilySpec(
     architecture="Llama4ForCausalLM",
     model_type="llama4_text",
     layers=_layers,
     names=usual_names(
-        {
-            "router": _BLOCK + "router.weight",
-            **{
-                f"{prefix}_{role}": f"{_BLOCK}{within}{role}_proj.weight"
-                for prefix, within in (("mlp", ""), ("shared", "shared_expert."))
-                for role in ("gate", "up", "down")
-            },
-        },
+        {"router": f"{_BLOCK}.router.weight"},
+        mlp=(_BLOCK,),
+        shared=(f"{_BLOCK}.shared_expert",),
         # [E, D, 2F] and [E, F, D].
-        experts=(stacked_experts("feed_forward.experts.").across("gate", "up", "down"),),
-    ).also_under({"model": "language_model.model", "lm_head": "language_model.lm_head"}),
+        experts=(stacked_experts(f"{_BLOCK}.experts.").across("gate", "up", "down"),),
+    ).also_under(AROUND_MODEL),
 )
-LLAMA4 = replace(
-    LLAMA4_TEXT.beside_others("Llama4ForConditionalGeneration", "llama4"),
-    beside=("model_type", "torch_dtype"),
+LLAMA4 = LLAMA4_TEXT.beside_others(
+    "Llama4ForConditionalGeneration", "llama4", beside=("model_type", "torch_dtype")
 )
 """Its head is a part of the text model, not of what has others beside it."""

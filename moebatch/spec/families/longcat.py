@@ -13,7 +13,7 @@ from moebatch.spec.families.family import FamilySpec
 from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import LAYER, TensorNames, separate_experts
+from moebatch.spec.model.tensor_names import USUAL_EXPERTS, behind, usual_names
 
 _HALVES = 2
 _NOT_READ = "false, since biases of gates are not read"
@@ -25,8 +25,6 @@ def _layers(keys: ConfigKeys, num_in_file: int) -> Layers:
         keys.fault("num_halves", f"{num_layers}, twice num_layers", keys.value("num_halves"))
     if keys.value("router_bias"):
         keys.fault("router_bias", _NOT_READ, keys.value("router_bias"))
-    if keys.value("zero_expert_type") not in (None, "identity"):
-        keys.fault("zero_expert_type", "identity", keys.value("zero_expert_type"))
     mlp = Mlp(width=keys.count("intermediate_size"))
     attention = latent_attention(keys, rotates_neighbours=True)
     hidden, query_rank = keys.count("hidden_size"), keys.count("q_lora_rank")
@@ -54,38 +52,26 @@ def _layers(keys: ConfigKeys, num_in_file: int) -> Layers:
     )
 
 
-_MLPS = {"shared": "mlps.0", "mlp": "mlps.1"}
 LONGCAT_FLASH = FamilySpec(
     architecture="LongcatFlashForCausalLM",
     model_type="longcat_flash",
     spelling={"num_hidden_layers": "num_layers", "num_halves": "num_hidden_layers"},
     synonyms={"qk_rope_head_dim": ("head_dim",)},
+    computed={"zero_expert_type": ("identity",)},
     layers=_layers,
-    names=TensorNames(
-        roles={
-            "embedding": ("model.embed_tokens.weight",),
-            "final_norm": ("model.norm.weight",),
-            "head": ("lm_head.weight",),
-            "input_norm": (LAYER + "input_layernorm.{mlp}.weight",),
-            "mlp_norm": (LAYER + "post_attention_layernorm.{mlp}.weight",),
-            **{role: (f"{LAYER}self_attn.{{mlp}}.{name}",) for role, name in LATENT_NAMES.items()},
-            **{
-                f"o{end}": (f"{LAYER}self_attn.{{mlp}}.o_proj.{kind}",)
-                for end, kind in (("", "weight"), ("_bias", "bias"))
-            },
-            **{
-                f"{part}_{role}": (f"{LAYER}{name}.{role}_proj.weight",)
-                for part, name in _MLPS.items()
-                for role in ("gate", "up", "down")
-            },
-            "router": (LAYER + "mlp.router.classifier.weight",),
-            "router_correction": (LAYER + "mlp.router.e_score_correction_bias",),
-        },
-        experts=(
-            separate_experts(
-                "mlp.experts.{expert}", gate="gate_proj", up="up_proj", down="down_proj"
+    names=usual_names(
+        {
+            "input_norm": "input_layernorm.{mlp}.weight",
+            "mlp_norm": "post_attention_layernorm.{mlp}.weight",
+            **behind(
+                "self_attn.{mlp}.", {**LATENT_NAMES, "o": "o_proj.weight", "o_bias": "o_proj.bias"}
             ),
-        ),
+            "router": "mlp.router.classifier.weight",
+            "router_correction": "mlp.router.e_score_correction_bias",
+        },
+        mlp=("mlps.1",),
+        shared=("mlps.0",),
+        experts=USUAL_EXPERTS[:1],
     ),
 )
 """Layers that guess further tokens ahead, ``mtp``, are not read, nor are the matrices that

@@ -2,22 +2,20 @@
 
 from dataclasses import replace
 
-from moebatch.spec.families.family import (
-    FamilySpec,
+from moebatch.spec.families.family import FamilySpec
+from moebatch.spec.families.kinds import (
+    FULL,
+    SLIDING,
     Windows,
     by_layer_types,
     by_mlp_types,
-    corrected_router,
-    grouped_attention,
     in_two_ways,
 )
-from moebatch.spec.model.blocks import Mlp
+from moebatch.spec.families.parts import corrected_router, grouped_attention, mlps
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.grouped_attention import GroupedAttention
 from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import usual_names
-
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
@@ -25,10 +23,8 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     windows = _windows(keys, num_layers)
     sparse = by_mlp_types(keys, num_layers, range(1, num_layers))
     return Layers(
-        **in_two_ways(windows, _sliding_attention(keys), _attention(keys, _FULL)),
-        moe_layers=sparse,
-        expert=Mlp(width=keys.count("moe_intermediate_size")),
-        dense=Mlp(width=keys.count("intermediate_size")),
+        **in_two_ways(windows, _sliding_attention(keys), _attention(keys, FULL)),
+        **mlps(keys, num_layers, sparse),
         router=corrected_router(keys),
     )
 
@@ -54,7 +50,7 @@ def _attention(keys: ConfigKeys, kind: str) -> GroupedAttention:
 
 
 def _sliding_attention(keys: ConfigKeys) -> GroupedAttention:
-    found = _attention(keys, _SLIDING)
+    found = _attention(keys, SLIDING)
     kv_heads = 2 * found.num_kv_heads
     if found.num_heads % kv_heads:
         keys.wrong(

@@ -4,22 +4,20 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from moebatch.spec.families.family import (
-    FamilySpec,
-    everywhere,
-    grouped_attention,
-    recurrent_layers,
-)
-from moebatch.spec.model.blocks import Mlp, Residual, Router
+from moebatch.spec.families.family import FamilySpec
+from moebatch.spec.families.kinds import FULL, LINEAR, everywhere
+from moebatch.spec.families.parts import grouped_attention, mlps
+from moebatch.spec.families.recurring import recurring
+from moebatch.spec.model.blocks import Residual, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.recurrence import LightningAttention
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import BLOCK_EXPERTS, usual_names
+from moebatch.spec.model.tensor_names import BLOCK_EXPERTS, behind, usual_names
 
 _BLOCKS = ("block_sparse_moe.", "mlp.")
 """Of released files, and of those that transformers holds in memory."""
 
-_TYPES = _LINEAR, _FULL = ("linear_attention", "full_attention")
+_TYPES = (LINEAR, FULL)
 _PARTS = {
     "full_attn": "layernorm_full_attention",
     "linear_attn": "layernorm_linear_attention",
@@ -29,27 +27,14 @@ _PARTS = {
 
 
 def _hybrid(keys: ConfigKeys, num_layers: int) -> Layers:
-    usual = _usual_types(keys, num_layers)
-    recurrent = recurrent_layers(keys, usual, recur=(_LINEAR,), attend=(_FULL,))
-    _require_known_parts(keys)
     of_attention, of_recurrence, of_mlp = (_residual(keys, part) for part in _PARTS)
-    heads, _, head_dim = keys.heads()
-    recurrence = LightningAttention(
-        num_key_heads=heads,
-        num_value_heads=heads,
-        key_head_dim=head_dim,
-        value_head_dim=head_dim,
-        num_layers=num_layers,
-    )
     return Layers(
         attention=grouped_attention(keys, rotates_part=True),
         attention_residual=of_attention,
-        recurrence=recurrence if recurrent else None,
-        recurrent_layers=recurrent,
+        **recurring(keys, _usual_types(keys, num_layers), _lightning),
         recurrent_residual=of_recurrence,
         router=Router(norm_order=1.0, has_exact_weights=True),
-        moe_layers=tuple(range(num_layers)),
-        expert=Mlp(width=keys.count("intermediate_size")),
+        **mlps(keys, num_layers, width="intermediate_size"),
         mlp_residual=of_mlp,
         sliding_windows=everywhere(keys, num_layers),
     )
@@ -68,15 +53,18 @@ def _usual_types(keys: ConfigKeys, num_layers: int) -> Sequence[str]:
         keys.wrong("attn_type_list", message)
     else:
         return [_TYPES[number] for number in numbers]
-    return [_FULL] * num_layers
+    return [FULL] * num_layers
 
 
-def _require_known_parts(keys: ConfigKeys) -> None:
-    """What released files may have said otherwise, and did not."""
-    if keys.value("postnorm") is not True:
-        keys.fault("postnorm", "true", keys.value("postnorm"))
-    if keys.value("shared_intermediate_size") not in (0, [0]):
-        keys.fault("shared_intermediate_size", "0", keys.value("shared_intermediate_size"))
+def _lightning(keys: ConfigKeys) -> LightningAttention:
+    heads, _, head_dim = keys.heads()
+    return LightningAttention(
+        num_key_heads=heads,
+        num_value_heads=heads,
+        key_head_dim=head_dim,
+        value_head_dim=head_dim,
+        num_layers=keys.count("num_hidden_layers"),
+    )
 
 
 def _residual(keys: ConfigKeys, part: str) -> Residual:
@@ -87,8 +75,7 @@ def _residual(keys: ConfigKeys, part: str) -> Residual:
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     return Layers(
         attention=grouped_attention(keys, qk_norm="full", rotates_part=True),
-        moe_layers=tuple(range(num_layers)),
-        expert=Mlp(width=keys.count("intermediate_size")),
+        **mlps(keys, num_layers, width="intermediate_size"),
         router=Router(
             scores="sigmoid", has_correction=True, norm_order=1.0, has_exact_weights=True
         ),
@@ -118,6 +105,7 @@ MINIMAX = FamilySpec(
     architecture="MiniMaxForCausalLM",
     model_type="minimax",
     defaults={"rope_theta": 1e6, "postnorm": True, "shared_intermediate_size": 0},
+    computed={"postnorm": (True,), "shared_intermediate_size": (0, [0])},
     synonyms={
         f"{part}_{factor}_factor": (f"{released}_{factor}",)
         for part, released in _PARTS.items()
@@ -129,7 +117,7 @@ MINIMAX = FamilySpec(
     names=usual_names(
         {
             "router": [block + "gate.weight" for block in _BLOCKS],
-            **{role: f"self_attn.{name}" for role, name in _OF_LIGHTNING.items()},
+            **behind("self_attn.", _OF_LIGHTNING),
         },
         experts=BLOCK_EXPERTS,
     ),

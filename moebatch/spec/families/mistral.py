@@ -4,11 +4,13 @@ and queries that grow with their positions."""
 from dataclasses import replace
 
 from moebatch.spec.families.deepseek import DEEPSEEK_V3, latent_attention, latent_layers
-from moebatch.spec.families.family import FamilySpec, expert_groups
+from moebatch.spec.families.family import FamilySpec
+from moebatch.spec.families.parts import expert_groups, norm_order
 from moebatch.spec.model.attention import Temperature
 from moebatch.spec.model.blocks import Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
+from moebatch.spec.model.tensor_names import AROUND_MODEL, IN_MODEL
 
 _TYPE = "mistral4"
 
@@ -19,7 +21,7 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     attention = latent_attention(keys, rotates_neighbours=keys.flag("rope_interleave"))
     router = Router(
         groups=expert_groups(keys, num_scored=2),
-        norm_order=1.0 if keys.flag("norm_topk_prob") else None,
+        norm_order=norm_order(keys),
         least_norm=1e-20,
         scale=keys.positive("routed_scaling_factor"),
         has_exact_weights=True,
@@ -64,12 +66,10 @@ MISTRAL4 = FamilySpec(
     names=DEEPSEEK_V3.names,
     rotary_type=DEEPSEEK_V3.model_type,
 )
-_BESIDE_OTHERS = MISTRAL4.beside_others("Mistral3ForConditionalGeneration", "mistral3")
-MISTRAL3 = replace(
-    _BESIDE_OTHERS,
+MISTRAL3 = MISTRAL4.beside_others(
+    "Mistral3ForConditionalGeneration",
+    "mistral3",
     defaults=dict(MISTRAL4.defaults) | {"text_type": "mistral"},
-    names=MISTRAL4.names.also_under(
-        {"model": "language_model.model", "lm_head": "language_model.lm_head"}
-    ).also_under({"model": "model.language_model"}),
+    names=MISTRAL4.names.also_under(AROUND_MODEL).also_under(IN_MODEL),
 )
 """As it is released. Images are not read."""

@@ -1,7 +1,9 @@
 """Mixtral (Mistral AI)."""
 
-from moebatch.spec.families.family import FamilySpec, everywhere, grouped_attention
-from moebatch.spec.model.blocks import Mlp, Router
+from moebatch.spec.families.family import FamilySpec
+from moebatch.spec.families.kinds import everywhere
+from moebatch.spec.families.parts import grouped_attention, mlps
+from moebatch.spec.model.blocks import Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import BLOCK_EXPERTS, usual_names
@@ -11,8 +13,7 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     return Layers(
         attention=grouped_attention(keys),
         router=Router(norm_order=1.0, has_exact_weights=True),
-        moe_layers=tuple(range(num_layers)),
-        expert=Mlp(width=keys.count("intermediate_size")),
+        **mlps(keys, num_layers, width="intermediate_size"),
         sliding_windows=everywhere(keys, num_layers),
     )
 

@@ -14,16 +14,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from moebatch.spec.families.family import (
-    FamilySpec,
-    corrected_router,
-    grouped_attention,
+from moebatch.spec.families.family import FamilySpec
+from moebatch.spec.families.parts import corrected_router, grouped_attention
+from moebatch.spec.families.recurring import (
+    recurring_in,
     require_attention,
     require_silu,
     state_space,
 )
 from moebatch.spec.model.blocks import Mlp, Norm
 from moebatch.spec.model.config_keys import MAX_LAYERS, ConfigKeys
+from moebatch.spec.model.recurrence import StateSpace
 from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import LAYER, OF_MAMBA, ExpertLayout, TensorNames
 
@@ -56,8 +57,6 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
         if keys.value(key):
             keys.fault(key, expected, keys.value(key))
     has_biases = keys.flag("mlp_bias")
-    heads, head_dim = keys.count("mamba_n_heads"), keys.count("mamba_d_head")
-    recurrent = _places(mixers, "M")
     shared, dense = (
         Mlp(width=keys.count(key), roles=_ROLES, bias=has_biases)
         for key in ("moe_shared_expert_intermediate_size", "intermediate_size")
@@ -65,8 +64,7 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     return Layers(
         attention=replace(grouped_attention(keys), num_rotated=0),
         sliding_windows=(None,) * len(layers),
-        recurrence=state_space(keys, heads, head_dim) if recurrent else None,
-        recurrent_layers=recurrent,
+        **recurring_in(keys, _places(mixers, "M"), _state_space),
         moe_layers=_places(mlps, "E"),
         bare_layers=_places(mlps, ""),
         file_numbers=tuple((found.start(), found.end() - 1) for found in layers),
@@ -78,6 +76,10 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
         router=corrected_router(keys),
         norm=Norm(rounds_once=True),
     )
+
+
+def _state_space(keys: ConfigKeys) -> StateSpace:
+    return state_space(keys, keys.count("mamba_n_heads"), keys.count("mamba_d_head"))
 
 
 def _places(letters: tuple[str, ...], letter: str) -> tuple[int, ...]:

@@ -1,7 +1,8 @@
 """OLMoE, and FlexOlmo behind it (Ai2)."""
 
-from moebatch.spec.families.family import FamilySpec, grouped_attention, softmax_router
-from moebatch.spec.model.blocks import Mlp, Norm
+from moebatch.spec.families.family import FamilySpec
+from moebatch.spec.families.parts import grouped_attention, mlps, softmax_router
+from moebatch.spec.model.blocks import Norm
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import usual_names
@@ -16,8 +17,7 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
             qk_norm="full",
             clip_qkv=keys.positive_or_none("clip_qkv"),
         ),
-        moe_layers=tuple(range(num_layers)),
-        expert=Mlp(width=keys.count("intermediate_size")),
+        **mlps(keys, num_layers, width="intermediate_size"),
         router=softmax_router(keys),
     )
 
@@ -26,8 +26,7 @@ def _flex(keys: ConfigKeys, num_layers: int) -> Layers:
     """What attention and experts have made is normed, and not what they take."""
     return Layers(
         attention=grouped_attention(keys, biases="attention_bias", qk_norm="full"),
-        moe_layers=tuple(range(num_layers)),
-        expert=Mlp(width=keys.count("intermediate_size")),
+        **mlps(keys, num_layers, width="intermediate_size"),
         router=softmax_router(keys),
         norm=Norm(rounds_once=True),
         norms=("attention_out_norm", "mlp_out_norm"),

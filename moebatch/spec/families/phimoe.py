@@ -3,8 +3,10 @@
 from dataclasses import replace
 
 from moebatch.quoting import shown
-from moebatch.spec.families.family import FamilySpec, everywhere, grouped_attention
-from moebatch.spec.model.blocks import Mlp, Norm, Router
+from moebatch.spec.families.family import FamilySpec
+from moebatch.spec.families.kinds import everywhere
+from moebatch.spec.families.parts import grouped_attention, mlps
+from moebatch.spec.model.blocks import Norm, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import BLOCK_EXPERTS, usual_names
@@ -17,8 +19,7 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     _require_known_positions(keys)
     return Layers(
         attention=grouped_attention(keys, biases="attention_bias"),
-        moe_layers=tuple(range(num_layers)),
-        expert=Mlp(width=keys.count("intermediate_size")),
+        **mlps(keys, num_layers, width="intermediate_size"),
         router=_router(keys),
         sliding_windows=everywhere(keys, num_layers),
         norm=Norm(kind="layer", has_bias=True),

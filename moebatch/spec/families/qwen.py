@@ -3,29 +3,32 @@ Mellum 2 (JetBrains), whose layers are those of Qwen3-MoE."""
 
 from dataclasses import replace
 
-from moebatch.spec.families.family import (
-    FamilySpec,
+from moebatch.spec.families.family import FamilySpec
+from moebatch.spec.families.kinds import (
+    FULL,
+    SLIDING,
     Windows,
     by_layer_types,
     by_mlp_types,
     everywhere,
-    grouped_attention,
     in_two_ways,
-    softmax_router,
 )
-from moebatch.spec.model.blocks import Mlp, Router
+from moebatch.spec.families.parts import grouped_attention, mlps, softmax_router
+from moebatch.spec.model.blocks import Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import STACKED_EXPERTS, USUAL_EXPERTS, usual_names
+from moebatch.spec.model.tensor_names import IN_MODEL, STACKED_EXPERTS, USUAL_EXPERTS, usual_names
 
 
 def _qwen2(keys: ConfigKeys, num_layers: int) -> Layers:
     return Layers(
         attention=grouped_attention(keys, qkv_bias="qkv_bias"),
-        moe_layers=sparse_layers(keys, num_layers),
-        expert=Mlp(width=keys.count("moe_intermediate_size")),
-        dense=Mlp(width=keys.count("intermediate_size")),
-        shared_expert=Mlp(width=keys.count("shared_expert_intermediate_size")),
+        **mlps(
+            keys,
+            num_layers,
+            sparse_layers(keys, num_layers),
+            shared="shared_expert_intermediate_size",
+        ),
         shared_expert_gate=True,
         router=softmax_router(keys),
         sliding_windows=_qwen2_windows(keys, num_layers),
@@ -49,9 +52,7 @@ def _qwen3_omni(keys: ConfigKeys, num_layers: int) -> Layers:
 def _layers(keys: ConfigKeys, num_layers: int, router: Router) -> Layers:
     return Layers(
         attention=grouped_attention(keys, biases="attention_bias", qk_norm="head"),
-        moe_layers=sparse_layers(keys, num_layers),
-        expert=Mlp(width=keys.count("moe_intermediate_size")),
-        dense=Mlp(width=keys.count("intermediate_size")),
+        **mlps(keys, num_layers, sparse_layers(keys, num_layers)),
         router=router,
     )
 
@@ -59,12 +60,10 @@ def _layers(keys: ConfigKeys, num_layers: int, router: Router) -> Layers:
 def _mellum(keys: ConfigKeys, num_layers: int) -> Layers:
     """Layers with a sliding window rotate otherwise than those that see everything."""
     windows = by_layer_types(keys, num_layers, lambda layer: False)
-    full = grouped_attention(keys, biases="attention_bias", qk_norm="head", rotary="full_attention")
+    full = grouped_attention(keys, biases="attention_bias", qk_norm="head", rotary=FULL)
     return Layers(
-        **in_two_ways(windows, replace(full, rotary="sliding_attention"), full),
-        moe_layers=by_mlp_types(keys, num_layers, range(num_layers)),
-        expert=Mlp(width=keys.count("moe_intermediate_size")),
-        dense=Mlp(width=keys.count("intermediate_size")),
+        **in_two_ways(windows, replace(full, rotary=SLIDING), full),
+        **mlps(keys, num_layers, by_mlp_types(keys, num_layers, range(num_layers))),
         router=softmax_router(keys),
     )
 
@@ -117,9 +116,7 @@ QWEN3_VL_MOE = FamilySpec(
     defaults={"tie_word_embeddings": False},
     within="text_config.",
     layers=_qwen3_vl,
-    names=usual_names(experts=(_BY_COLUMNS, *USUAL_EXPERTS)).also_under(
-        {"model": "model.language_model"}
-    ),
+    names=usual_names(experts=(_BY_COLUMNS, *USUAL_EXPERTS)).also_under(IN_MODEL),
 )
 """Images and videos are not read: its vision tensors are left alone. Experts are [E, D, 2F] and
 [E, F, D]."""
@@ -129,7 +126,7 @@ QWEN3_OMNI_THINKER = replace(
     model_type="qwen3_omni_moe_thinker",
     config_type="qwen3_omni_moe_text",
     layers=_qwen3_omni,
-    names=_NAMES.also_under({"model": "model.language_model"}),
+    names=_NAMES.also_under(IN_MODEL),
 )
 QWEN3_OMNI_MOE = replace(
     QWEN3_OMNI_THINKER,

@@ -4,28 +4,34 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from moebatch.spec.families.family import (
-    FamilySpec,
+from moebatch.spec.families.family import FamilySpec
+from moebatch.spec.families.kinds import (
+    FULL,
+    SLIDING,
     Windows,
     by_mlp_types,
-    clamps_by_layer,
-    grouped_attention,
     in_two_ways,
     layer_types,
-    require_done,
-    require_silu,
+    windows_of,
 )
-from moebatch.spec.model.blocks import Mlp, Norm, Router
+from moebatch.spec.families.parts import clamps_by_layer, grouped_attention, mlps
+from moebatch.spec.families.recurring import require_silu
+from moebatch.spec.model.blocks import Norm, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.grouped_attention import GroupedAttention
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import LAYER, STACKED_EXPERTS, ExpertLayout, usual_names
+from moebatch.spec.model.tensor_names import (
+    IN_MODEL,
+    LAYER,
+    STACKED_EXPERTS,
+    ExpertLayout,
+    usual_names,
+)
 
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 _HEADS = "num_attention_heads"
 _USUAL_BASE = 10000.0
 _BY_LAYER = ("layer_types", "mlp_layer_types", "swiglu_limits", "swiglu_limits_shared")
-_DONE: Mapping[str, Sequence[object]] = {
+_COMPUTED: Mapping[str, Sequence[object]] = {
     "att_impl_type": ("GQA",),
     "gating": (True, "per-head"),
     "moe_router_activation": ("sigmoid",),
@@ -38,7 +44,7 @@ _DONE: Mapping[str, Sequence[object]] = {
     "use_moe_router_bias": (True,),
     "use_qk_norm": (True,),
     "use_rope_layers": ([],),
-    "yarn_only_types": ([_FULL],),
+    "yarn_only_types": ([FULL],),
     "zero_centered": (True,),
 }
 """What is computed of keys that files may have and transformers passes over."""
@@ -57,8 +63,8 @@ def _reworded(keys: ConfigKeys) -> dict[str, Any]:
     rotary = keys.value("rope_parameters")
     if rotary is None:
         types = lists["layer_types"]
-        types = types if isinstance(types, list) else [_FULL] * num_layers
-        rotary = {kind: _rotary(keys, types, kind) for kind in (_FULL, _SLIDING)}
+        types = types if isinstance(types, list) else [FULL] * num_layers
+        rotary = {kind: _rotary(keys, types, kind) for kind in (FULL, SLIDING)}
     return lists | {"rope_parameters": rotary, "rope_scaling": None, "rope_theta": None}
 
 
@@ -79,25 +85,17 @@ def _rotary(keys: ConfigKeys, types: Sequence[object], kind: str) -> dict[str, A
     if share is not None:
         found["partial_rotary_factor"] = share
     scaling = keys.value("rope_scaling")
-    return found | scaling if kind == _FULL and isinstance(scaling, dict) else found
+    return found | scaling if kind == FULL and isinstance(scaling, dict) else found
 
 
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     require_silu(keys)
-    require_done(keys, _DONE)
-    types = layer_types(keys, (_FULL,) * num_layers, known=(_FULL, _SLIDING))
-    window = keys.count("sliding_window") if _SLIDING in types else None
-    windows = tuple(window if kind == _SLIDING else None for kind in types)
-    full = _attention(keys, _FULL)
+    windows = windows_of(keys, layer_types(keys, (FULL,) * num_layers))
+    full = _attention(keys, FULL)
     sparse = by_mlp_types(keys, num_layers, _numbered(keys, num_layers))
-    has_biases = keys.flag("mlp_bias")
-    dense = Mlp(width=keys.count("intermediate_size"), bias=has_biases)
     return Layers(
         **in_two_ways(windows, _sliding_attention(keys, full, windows), full),
-        moe_layers=sparse,
-        expert=Mlp(width=keys.count("moe_intermediate_size")),
-        shared_expert=Mlp(width=keys.count("share_expert_dim"), bias=has_biases),
-        dense=dense if len(sparse) < num_layers else None,
+        **mlps(keys, num_layers, sparse, shared="share_expert_dim", biases="mlp_bias"),
         expert_clamps=clamps_by_layer(keys, "swiglu_limits", num_layers),
         mlp_clamps=clamps_by_layer(keys, "swiglu_limits_shared", num_layers),
         router=Router(
@@ -131,10 +129,7 @@ def _sliding_attention(
     """That of layers that slide, which may have another number of heads."""
     key = "num_sliding_attention_heads"
     heads = keys.count_or_none(key) or full.num_heads
-    if heads % full.num_kv_heads:
-        heads_text = keys.worded(key, heads)
-        kv_text = keys.worded("num_key_value_heads", full.num_kv_heads)
-        keys.wrong(key, f"{heads_text} must be a multiple of {kv_text}")
+    keys.require_multiple(key, heads, "num_key_value_heads", full.num_kv_heads)
     by_layer = {str(n): {_HEADS: heads} for n, window in enumerate(windows) if window is not None}
     changed = by_layer if heads != full.num_heads else {}
     said = keys.value("per_layer_config")
@@ -142,12 +137,12 @@ def _sliding_attention(
         keys.fault("per_layer_config", f"{heads} heads in all layers that slide", said)
     others, size = keys.value("attention_other_setting"), full.head_dim
     sizes = {"num_attention_groups": full.num_kv_heads, "head_dim": size, "true_head_dim": size}
-    alike = {"attention_type": _SLIDING, _HEADS: heads, **sizes}
+    alike = {"attention_type": SLIDING, _HEADS: heads, **sizes}
     if others is not None and not (isinstance(others, dict) and others.items() <= alike.items()):
         what = f"{heads} heads of {size} numbers, those of keys as elsewhere, in layers that slide"
         keys.fault("attention_other_setting", what, others)
-    rotated = keys.rotary_dim(full.head_dim, _SLIDING)
-    return replace(full, num_heads=heads, rotary=_SLIDING, num_rotated=rotated)
+    rotated = keys.rotary_dim(full.head_dim, SLIDING)
+    return replace(full, num_heads=heads, rotary=SLIDING, num_rotated=rotated)
 
 
 def _numbered(keys: ConfigKeys, num_layers: int) -> frozenset[int] | range:
@@ -175,6 +170,7 @@ STEP3P5 = FamilySpec(
     defaults={"need_fp32_gate": False},
     synonyms={"num_sliding_attention_heads": ("attention_other_setting.num_attention_heads",)},
     reworded=_reworded,
+    computed=_COMPUTED,
     layers=_layers,
     rotary_type="mixtral",
     names=usual_names(
@@ -188,6 +184,7 @@ STEP3P5 = FamilySpec(
     ),
 )
 """Released files hold layers more, which foretell tokens and are not computed."""
-_STEP3P7 = STEP3P5.beside_others("Step3p7ForConditionalGeneration", "step3p7")
-STEP3P7 = replace(_STEP3P7, names=STEP3P5.names.also_under({"model": "model.language_model"}))
+STEP3P7 = STEP3P5.beside_others(
+    "Step3p7ForConditionalGeneration", "step3p7", names=STEP3P5.names.also_under(IN_MODEL)
+)
 """Images are not read: its vision tensors are left alone."""

@@ -18,12 +18,8 @@ def _layers(keys: ConfigKeys, num_encoding: int) -> Layers:
     num_decoding = keys.count_or_none("num_decoder_layers") or num_encoding
     encoding = _sparse(keys, "encoder", num_encoding)
     decoding = _sparse(keys, "decoder", num_decoding)
-    if keys.value("router_dtype") != "float32":
-        keys.fault("router_dtype", "float32", keys.value("router_dtype"))
     heads, head_dim = keys.count("num_attention_heads"), keys.count("head_dim")
     mlp = Mlp(width=keys.count("intermediate_size"), roles=_ROLES)
-    if not keys.flag("tie_word_embeddings"):  # each stack would have an embedding of its own
-        keys.fault("tie_word_embeddings", "true", False)
     num_buckets = keys.count("relative_attention_num_buckets", least=4)
     return Layers(
         attention=RelativeAttention(
@@ -76,6 +72,10 @@ SWITCH_TRANSFORMERS = FamilySpec(
         "intermediate_size": "d_ff",
         "rms_norm_eps": "layer_norm_epsilon",
         "hidden_act": "dense_act_fn",
+    },
+    computed={
+        "router_dtype": ("float32",),
+        "tie_word_embeddings": (True,),  # else each stack would have an embedding of its own
     },
     layers=_layers,
     names=TensorNames(

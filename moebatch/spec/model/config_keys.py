@@ -181,9 +181,7 @@ class ConfigKeys:
         heads_text = self.worded("num_attention_heads", heads)
         head_text = self.worded(size, head_dim)
         hidden_text = self.worded("hidden_size", hidden)
-        if heads % kv_heads:
-            kv_text = self.worded("num_key_value_heads", kv_heads)
-            self.wrong("num_attention_heads", f"{heads_text} must be a multiple of {kv_text}")
+        self.require_multiple("num_attention_heads", heads, "num_key_value_heads", kv_heads)
         if hidden % heads and given_head_dim is None:
             rule = f"must be a multiple of {heads_text} where head_dim is not given"
             self.wrong("hidden_size", f"{hidden_text} {rule}")
@@ -298,6 +296,13 @@ class ConfigKeys:
         """The name of a key in the file; the family's own where it is not there."""
         names = self._names_of(key)
         return next((name for name in names if self._found_as(key, name) is not _ABSENT), names[0])
+
+    def require_multiple(self, key: str, value: int, of_key: str, of: int) -> None:
+        """Notes a fault where a figure is no multiple of another."""
+        if value % of:
+            self.wrong(
+                key, f"{self.worded(key, value)} must be a multiple of {self.worded(of_key, of)}"
+            )
 
     def worded(self, key: str, value: int) -> str:
         """A figure as messages name it."""

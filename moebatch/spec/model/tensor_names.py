@@ -17,6 +17,11 @@ Named = dict[str, tuple[str, tuple[int, ...]]]
 InLayers = Mapping[str, str | Sequence[str]]
 """Name of a weight behind that of its layer, or several, by role."""
 LAYER = "model.layers.{layer}."
+IN_MODEL = {"model": "model.language_model"}
+AROUND_MODEL = {"model": "language_model.model", "lm_head": "language_model.lm_head"}
+"""How names begin in checkpoints that hold others beside a decoder: in those that transformers 5
+writes, and in some that are released."""
+_MATRICES = ("gate", "up", "down")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,11 +208,16 @@ OF_MAMBA = {
 """Names of the weights of Mamba-2, behind that of the part of a layer that it is."""
 STACKED_EXPERTS = stacked_experts("mlp.experts.")
 
-USUAL_EXPERTS = (
-    separate_experts("mlp.experts.{expert}", gate="gate_proj", up="up_proj", down="down_proj"),
-    STACKED_EXPERTS,
-)
-"""The layouts of most families."""
+
+def projected_experts(mlp: str) -> tuple[ExpertLayout, ExpertLayout]:
+    """Experts in a part of that name, in the layouts of most families."""
+    apart = separate_experts(
+        f"{mlp}.experts.{{expert}}", gate="gate_proj", up="up_proj", down="down_proj"
+    )
+    return apart, stacked_experts(f"{mlp}.experts.")
+
+
+USUAL_EXPERTS = projected_experts("mlp")
 BLOCK_EXPERTS = (
     separate_experts("block_sparse_moe.experts.{expert}", gate="w1", up="w3", down="w2"),
     STACKED_EXPERTS,
@@ -215,16 +225,23 @@ BLOCK_EXPERTS = (
 """Those of Mixtral, and of families that are named after it."""
 
 
+def behind(part: str, names: Mapping[str, str]) -> dict[str, str]:
+    """Names of weights by role, behind that of a part of a layer."""
+    return {role: part + name for role, name in names.items()}
+
+
 def usual_names(
     own: InLayers = MappingProxyType({}),
     *,
+    mlp: Sequence[str] = ("mlp",),
     shared: Sequence[str] = ("mlp.shared_expert",),
     others: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     experts: tuple[ExpertLayout, ...] = USUAL_EXPERTS,
     **further: Any,
 ) -> TensorNames:
     """Names that most families use, but for the family's `own` ones, in layers, and `others`;
-    `shared` is what it calls the shared expert, and `further` fields of `TensorNames`."""
+    `mlp` and `shared` are what it calls MLPs and the shared expert, and `further` fields of
+    `TensorNames`."""
     layer: InLayers = {
         "input_norm": "input_layernorm.weight",
         "mlp_norm": "post_attention_layernorm.weight",
@@ -234,7 +251,7 @@ def usual_names(
         **{f"{role}_bias": f"self_attn.{role}_proj.bias" for role in "qkvo"},
         **{f"{role}_norm": f"self_attn.{role}_norm.weight" for role in "qk"},
         "router": "mlp.gate.weight",
-        **_mlp_roles("mlp", ("mlp",)),
+        **_mlp_roles("mlp", mlp),
         **_mlp_roles("shared", shared),
         "shared_mix": [f"{name}_gate.weight" for name in shared],
         **own,
@@ -255,7 +272,7 @@ def _mlp_roles(prefix: str, names: Sequence[str]) -> InLayers:
     kinds = {"": "weight", "_bias": "bias"}
     return {
         f"{prefix}_{role}{end}": [f"{name}.{role}_proj.{kind}" for name in names]
-        for role in ("gate", "up", "down")
+        for role in _MATRICES
         for end, kind in kinds.items()
     }
 
@@ -286,8 +303,8 @@ _IN_GGUF_LAYERS = {
     "router": ("ffn_gate_inp.weight",),
     "router_bias": ("ffn_gate_inp.bias",),
     "router_correction": ("exp_probs_b.bias",),
-    **{f"mlp_{role}": (f"ffn_{role}.weight",) for role in ("gate", "up", "down")},
-    **{f"shared_{role}": (f"ffn_{role}_shexp.weight",) for role in ("gate", "up", "down")},
+    **{f"mlp_{role}": (f"ffn_{role}.weight",) for role in _MATRICES},
+    **{f"shared_{role}": (f"ffn_{role}_shexp.weight",) for role in _MATRICES},
     "shared_mix": ("ffn_gate_inp_shexp.weight",),
     "delta_qkvz": ("ssm_in.weight",),
     "delta_qkv": ("attn_qkv.weight",),
