@@ -31,7 +31,7 @@ def _of_class(config_class: Any) -> dict[str, Any]:
         name: default
         for name, default in sorted(found.items())
         if name not in _OF_ALL and not _OF_OTHERS.fullmatch(name)
-        if default not in (MISSING, None) and names.get(name) not in found
+        if default not in (MISSING, None, family.USUAL.get(name)) and names.get(name) not in found
     }
     rotary = getattr(config_class(), "rope_parameters", None) or {}
     if {"full_attention", "sliding_attention"} <= rotary.keys():  # which no class has as a default
@@ -39,7 +39,9 @@ def _of_class(config_class: Any) -> dict[str, Any]:
     both = ("num_experts", "num_local_experts")  # which are in use for experts
     own = next((name for name in both if name in defaults), None)
     same = {name: own for name in both if own not in (None, name)}
-    return {"defaults": defaults, "aliases": same | names}
+    aliases = same | names
+    said = {"defaults": defaults}
+    return said if aliases == family.USUAL_ALIASES else said | {"aliases": aliases}
 
 
 if __name__ == "__main__":
