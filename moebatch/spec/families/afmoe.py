@@ -2,8 +2,8 @@
 
 from moebatch.spec.families.family import FamilySpec
 from moebatch.spec.families.kinds import by_layer_types, rotated_by_windows
-from moebatch.spec.families.parts import grouped_attention, mlps
-from moebatch.spec.model.blocks import Norm, Router
+from moebatch.spec.families.parts import grouped_attention, mlps, sigmoid_router
+from moebatch.spec.model.blocks import Norm
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import usual_names
@@ -23,14 +23,7 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     return Layers(
         **rotated_by_windows(keys, attention, windows),
         **mlps(keys, num_layers, range(num_dense, num_layers), num_shared="num_shared_experts"),
-        router=Router(
-            scores="sigmoid",
-            has_correction=True,
-            norm_order=1.0,
-            least_norm=1e-20,
-            scale=keys.positive("route_scale"),
-            has_exact_weights=True,
-        ),
+        router=sigmoid_router(least_norm=1e-20, scale=keys.positive("route_scale")),
         norm=Norm(rounds_once=True),
         norms=("input_norm", *_OWN_NORMS),
         embedding_scale=keys.count("hidden_size") ** 0.5 if keys.flag("mup_enabled") else 1.0,

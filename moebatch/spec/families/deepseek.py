@@ -22,7 +22,7 @@ from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.indexer import Indexer
 from moebatch.spec.model.latent_attention import LatentAttention
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import behind, usual_names
+from moebatch.spec.model.tensor_names import usual_names
 
 _INDEXERS = ("full", "shared")
 _MOST = 1e9
@@ -175,28 +175,7 @@ def latent_layers(
     )
 
 
-LATENT_NAMES = {
-    "q_a": "q_a_proj.weight",
-    "q_a_bias": "q_a_proj.bias",
-    "q_a_norm": "q_a_layernorm.weight",
-    "q_b": "q_b_proj.weight",
-    "kv_a": "kv_a_proj_with_mqa.weight",
-    "kv_a_bias": "kv_a_proj_with_mqa.bias",
-    "kv_a_norm": "kv_a_layernorm.weight",
-    "kv_b": "kv_b_proj.weight",
-    "index_q": "indexer.wq_b.weight",
-    "index_k": "indexer.wk.weight",
-    "index_k_norm": "indexer.k_norm.weight",
-    "index_k_norm_bias": "indexer.k_norm.bias",
-    "index_weights": "indexer.weights_proj.weight",
-}
-"""Names of what makes latents, and of what is made of them, behind that of attention."""
-LATENT_ROLES = {
-    **behind("self_attn.", LATENT_NAMES),
-    "router_correction": "mlp.gate.e_score_correction_bias",
-}
-"""The same in layers whose experts are chosen with a correction."""
-_NAMES = usual_names(LATENT_ROLES, shared=("mlp.shared_experts",))
+_NAMES = usual_names(shared=("mlp.shared_experts",))
 """Layers behind the last one, which guess further tokens ahead, are not read."""
 
 DEEPSEEK_MOE = FamilySpec(

@@ -49,7 +49,6 @@ GPT_OSS = FamilySpec(
         {
             "router": "mlp.router.weight",
             "router_bias": "mlp.router.bias",
-            "sink_scores": "self_attn.sinks",
         },
         experts=(_BY_ROWS, _BY_COLUMNS),
     ),

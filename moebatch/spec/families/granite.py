@@ -122,7 +122,6 @@ _RECUR, _ATTEND = ("mamba", LINEAR), ("attention", FULL)
 _NAMES = usual_names(
     {
         "router": (_BLOCK + "router.layer.weight", _BLOCK + "router.weight"),
-        "sink_scores": "self_attn.sinks",
         "shared_gate_up": "shared_mlp.input_linear.weight",
         "shared_down": "shared_mlp.output_linear.weight",
         **behind("mamba.", OF_MAMBA),

@@ -2,7 +2,7 @@
 
 from moebatch.spec.families.family import FamilySpec
 from moebatch.spec.families.kinds import by_mlp_types
-from moebatch.spec.families.parts import grouped_attention, mlps
+from moebatch.spec.families.parts import grouped_attention, mlps, sigmoid_router
 from moebatch.spec.model.blocks import Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
@@ -26,14 +26,10 @@ def _v3(keys: ConfigKeys, num_layers: int) -> Layers:
     return Layers(
         attention=grouped_attention(keys, biases="attention_bias", qk_norm="head"),
         **mlps(keys, num_layers, sparse, num_shared="num_shared_experts", biases="mlp_bias"),
-        router=Router(
-            scores="sigmoid",
-            has_correction=True,
-            norm_order=1.0,
+        router=sigmoid_router(
             least_norm=1e-20,
             scale=keys.positive("router_scaling_factor"),
             has_exact_logits=True,
-            has_exact_weights=True,
         ),
     )
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from moebatch.spec.families.deepseek import (
     DEEPSEEK_V3,
-    LATENT_ROLES,
     choosing,
     indexer_types,
     latent_attention,
@@ -110,7 +109,6 @@ HY_V4 = FamilySpec(
     layers=_layers,
     names=usual_names(
         {
-            **LATENT_ROLES,
             **_streams_of("input_norm"),
             **_streams_of("mlp_norm"),
             **{role: [f"{part}.{end}" for end in _ENDS] for role, part in _GATES.items()},

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from moebatch.spec.families.deepseek import LATENT_NAMES, latent_attention, latent_layers
+from moebatch.spec.families.deepseek import latent_attention, latent_layers
 from moebatch.spec.families.family import FamilySpec
 from moebatch.spec.families.kinds import FULL, LINEAR
 from moebatch.spec.families.parts import corrected_router
@@ -82,7 +82,6 @@ OF_DELTA = {
 """Names of the weights of Kimi Delta Attention, behind that of attention, but for those that make
 gates and fading."""
 _OF_MIXERS = {
-    **LATENT_NAMES,
     **OF_DELTA,
     "delta_z": "g_a_proj.weight",
     "delta_z_wide": "g_b_proj.weight",

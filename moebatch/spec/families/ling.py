@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf
 
-from moebatch.spec.families.deepseek import LATENT_NAMES, latent_attention, latent_layers
+from moebatch.spec.families.deepseek import latent_attention, latent_layers
 from moebatch.spec.families.family import FamilySpec
 from moebatch.spec.families.kimi import OF_DELTA, channel_delta
 from moebatch.spec.families.kinds import FULL, LINEAR
@@ -14,7 +14,7 @@ from moebatch.spec.families.recurring import recurring
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.recurrence import ChannelDelta
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import usual_names
+from moebatch.spec.model.tensor_names import OF_LATENTS, usual_names
 
 _COMPUTED: Mapping[str, Sequence[object]] = {
     "gated_attention_proj_granularity_type": ("head_wise",),
@@ -90,7 +90,7 @@ def _least_fading(keys: ConfigKeys) -> float | None:
 
 
 _NAMES_OF_ATTENTION = {
-    **{role: (name,) for role, name in (LATENT_NAMES | OF_DELTA).items()},
+    **{role: (name,) for role, name in (OF_LATENTS | OF_DELTA).items()},
     "q": ("q_proj.weight",),
     "output_gate": ("g_proj.weight",),
     "delta_z": ("g_proj.weight",),

@@ -8,12 +8,12 @@ queries are multiplied by what makes up for their width.
 
 from dataclasses import replace
 
-from moebatch.spec.families.deepseek import LATENT_NAMES, latent_attention
+from moebatch.spec.families.deepseek import latent_attention
 from moebatch.spec.families.family import FamilySpec
 from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import USUAL_EXPERTS, behind, usual_names
+from moebatch.spec.model.tensor_names import OF_LATENTS, USUAL_EXPERTS, behind, usual_names
 
 _HALVES = 2
 _NOT_READ = "false, since biases of gates are not read"
@@ -64,7 +64,7 @@ LONGCAT_FLASH = FamilySpec(
             "input_norm": "input_layernorm.{mlp}.weight",
             "mlp_norm": "post_attention_layernorm.{mlp}.weight",
             **behind(
-                "self_attn.{mlp}.", {**LATENT_NAMES, "o": "o_proj.weight", "o_bias": "o_proj.bias"}
+                "self_attn.{mlp}.", {**OF_LATENTS, "o": "o_proj.weight", "o_bias": "o_proj.bias"}
             ),
             "router": "mlp.router.classifier.weight",
             "router_correction": "mlp.router.e_score_correction_bias",

@@ -66,10 +66,5 @@ MIMO_V2_FLASH = FamilySpec(
     model_type="mimo_v2_flash",
     layers=_layers,
     rotary_type="mixtral",
-    names=usual_names(
-        {
-            "sink_scores": ("self_attn.attention_sink_bias", "self_attn.sinks"),
-            "router_correction": "mlp.gate.e_score_correction_bias",
-        }
-    ),
+    names=usual_names({"sink_scores": ("self_attn.attention_sink_bias", "self_attn.sinks")}),
 )

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from moebatch.spec.families.family import FamilySpec
 from moebatch.spec.families.kinds import FULL, LINEAR, everywhere
-from moebatch.spec.families.parts import grouped_attention, mlps
+from moebatch.spec.families.parts import grouped_attention, mlps, sigmoid_router
 from moebatch.spec.families.recurring import recurring
 from moebatch.spec.model.blocks import Residual, Router
 from moebatch.spec.model.config_keys import ConfigKeys
@@ -76,9 +76,7 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     return Layers(
         attention=grouped_attention(keys, qk_norm="full", rotates_part=True),
         **mlps(keys, num_layers, width="intermediate_size"),
-        router=Router(
-            scores="sigmoid", has_correction=True, norm_order=1.0, has_exact_weights=True
-        ),
+        router=sigmoid_router(),
     )
 
 

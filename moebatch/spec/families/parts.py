@@ -45,6 +45,13 @@ def softmax_router(keys: ConfigKeys) -> Router:
     return Router(norm_order=norm_order(keys))
 
 
+def sigmoid_router(**others: Any) -> Router:
+    """Sigmoids, corrected where experts are chosen, whose weights sum to one."""
+    return Router(
+        scores="sigmoid", has_correction=True, norm_order=1.0, has_exact_weights=True, **others
+    )
+
+
 def corrected_router(keys: ConfigKeys) -> Router:
     """DeepSeek-V3's: sigmoids, corrected where experts are chosen, those of the best groups alone.
 

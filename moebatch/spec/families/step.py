@@ -14,9 +14,9 @@ from moebatch.spec.families.kinds import (
     layer_types,
     windows_of,
 )
-from moebatch.spec.families.parts import clamps_by_layer, grouped_attention, mlps
+from moebatch.spec.families.parts import clamps_by_layer, grouped_attention, mlps, sigmoid_router
 from moebatch.spec.families.recurring import require_silu
-from moebatch.spec.model.blocks import Norm, Router
+from moebatch.spec.model.blocks import Norm
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.grouped_attention import GroupedAttention
 from moebatch.spec.model.shape import Layers
@@ -98,13 +98,9 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
         **mlps(keys, num_layers, sparse, shared="share_expert_dim", biases="mlp_bias"),
         expert_clamps=clamps_by_layer(keys, "swiglu_limits", num_layers),
         mlp_clamps=clamps_by_layer(keys, "swiglu_limits_shared", num_layers),
-        router=Router(
-            scores="sigmoid",
-            has_correction=True,
-            norm_order=1.0,
+        router=sigmoid_router(
             scale=keys.positive("moe_router_scaling_factor"),
             has_exact_logits=keys.flag("need_fp32_gate"),
-            has_exact_weights=True,
         ),
         norm=Norm(counts_from_one=True),
     )

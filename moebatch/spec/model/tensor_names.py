@@ -225,6 +225,25 @@ BLOCK_EXPERTS = (
 """Those of Mixtral, and of families that are named after it."""
 
 
+OF_LATENTS = {
+    "q_a": "q_a_proj.weight",
+    "q_a_bias": "q_a_proj.bias",
+    "q_a_norm": "q_a_layernorm.weight",
+    "q_b": "q_b_proj.weight",
+    "kv_a": "kv_a_proj_with_mqa.weight",
+    "kv_a_bias": "kv_a_proj_with_mqa.bias",
+    "kv_a_norm": "kv_a_layernorm.weight",
+    "kv_b": "kv_b_proj.weight",
+    "index_q": "indexer.wq_b.weight",
+    "index_k": "indexer.wk.weight",
+    "index_k_norm": "indexer.k_norm.weight",
+    "index_k_norm_bias": "indexer.k_norm.bias",
+    "index_weights": "indexer.weights_proj.weight",
+}
+"""Names of what makes latents, of what is made of them, and of what chooses among tokens, behind
+that of attention."""
+
+
 def behind(part: str, names: Mapping[str, str]) -> dict[str, str]:
     """Names of weights by role, behind that of a part of a layer."""
     return {role: part + name for role, name in names.items()}
@@ -250,7 +269,10 @@ def usual_names(
         **{role: f"self_attn.{role}_proj.weight" for role in "qkvo"},
         **{f"{role}_bias": f"self_attn.{role}_proj.bias" for role in "qkvo"},
         **{f"{role}_norm": f"self_attn.{role}_norm.weight" for role in "qk"},
+        **behind("self_attn.", OF_LATENTS),
+        "sink_scores": "self_attn.sinks",
         "router": "mlp.gate.weight",
+        "router_correction": "mlp.gate.e_score_correction_bias",
         **_mlp_roles("mlp", mlp),
         **_mlp_roles("shared", shared),
         "shared_mix": [f"{name}_gate.weight" for name in shared],
