@@ -125,11 +125,30 @@ class StorageError(MoebatchError):
     exit_code = ExitCode.STORAGE
 
 
+_FAULTS_OF_FOLDERS = (
+    errno.ENOENT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EISDIR,
+    errno.ENOTDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+)
+
+
 def transfer_error(error: OSError, message: str) -> MoebatchError:
     """What has gone wrong where a transfer says `error`: StorageError, or OutOfMemory where the
     system had none for it, and a smaller plan may help."""
     kind = OutOfMemory if error.errno == errno.ENOMEM else StorageError
     return kind(f"{message}: {error.strerror}")
+
+
+def model_file_error(error: OSError, message: str) -> MoebatchError:
+    """The same of a file of a model, where CheckpointError blames the folder for what is missing in
+    it or may not be read."""
+    if error.errno in _FAULTS_OF_FOLDERS:
+        return CheckpointError(f"{message}: {error.strerror}")
+    return transfer_error(error, message)
 
 
 class Stopped(MoebatchError):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from moebatch.errors import CheckpointError
 from moebatch.quoting import shown
+from moebatch.spec.files.json_file import readable
 
 SUMS_NAME = "SHA256SUMS"
 _LINE = re.compile(r"\\?([0-9a-fA-F]{64}) [ *](.+)")
@@ -47,26 +48,24 @@ def require_checksums(
 def _listed(path: Path) -> dict[str, str]:
     sums = {}
     try:
-        lines = map(str.strip, path.read_text(encoding="utf-8-sig").split("\n"))
-        for line in lines:
-            if not line or line.startswith("#"):
-                continue  # as sha256sum does where it checks
-            match = _LINE.fullmatch(line)
-            if match is None:
-                raise CheckpointError(f"{path}: not a list of SHA-256 checksums: {shown(line)}")
-            sums[match[2].removeprefix("./")] = match[1]
-    except (OSError, ValueError) as error:
+        with readable(path):
+            text = path.read_text(encoding="utf-8-sig")
+    except ValueError as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
+    for line in map(str.strip, text.split("\n")):
+        if not line or line.startswith("#"):
+            continue  # as sha256sum does where it checks
+        match = _LINE.fullmatch(line)
+        if match is None:
+            raise CheckpointError(f"{path}: not a list of SHA-256 checksums: {shown(line)}")
+        sums[match[2].removeprefix("./")] = match[1]
     return sums
 
 
 def _sha256(path: Path, read: Callable[[int], None]) -> str:
     digest = hashlib.sha256()
-    try:
-        with path.open("rb", buffering=0) as file:
-            while data := file.read(_CHUNK_BYTES):
-                digest.update(data)
-                read(len(data))
-    except OSError as error:
-        raise CheckpointError(f"{path}: reading failed: {error.strerror}") from error
+    with readable(path), path.open("rb", buffering=0) as file:
+        while data := file.read(_CHUNK_BYTES):
+            digest.update(data)
+            read(len(data))
     return digest.hexdigest()

@@ -55,7 +55,8 @@ def read_header(path: Path) -> dict[str, Extent]:
     Raises CheckpointError, naming the file and the rule, when the file breaks the format: header
     longer than allowed or than the file, not a JSON object, duplicate keys, offsets that overlap
     or leave holes, sizes that disagree with shape and dtype, bytes missing or left over; or when it
-    has more than `MAX_TENSORS` tensors or `MAX_DIMENSIONS` dimensions.
+    has more than `MAX_TENSORS` tensors or `MAX_DIMENSIONS` dimensions. Raises StorageError if the
+    disk fails.
     """
     with readable(path), path.open("rb") as file:
         file_bytes = path.stat().st_size

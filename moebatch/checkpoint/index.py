@@ -7,7 +7,7 @@ from pathlib import Path
 
 from moebatch.checkpoint.direct import changed
 from moebatch.checkpoint.header import MAX_HEADER_BYTES, Extent, read_header
-from moebatch.errors import CheckpointError, StorageError
+from moebatch.errors import CheckpointError, StorageError, model_file_error
 from moebatch.formats.plain import PlainFormat
 from moebatch.formats.registry import FORMATS, find_format
 from moebatch.formats.weight_format import StoredPart, WeightFormat, share
@@ -216,9 +216,10 @@ def file_inside(folder: Path, name: str) -> Path:
     try:
         path = (folder / name).resolve()
         is_file = path.is_file()
-    except (OSError, RuntimeError) as error:  # too long a name, or links in a circle
-        message = f"file {shown(name)} cannot be found: {reason(error)}"
-        raise CheckpointError(f"{folder}: {message}") from None
+    except OSError as error:
+        raise model_file_error(error, f"{folder}: file {shown(name)} cannot be found") from None
+    except RuntimeError as error:
+        raise CheckpointError(f"{folder}: file {shown(name)}: {reason(error)}") from None
     inside = folder.resolve()
     blobs = [each.parent / "blobs" for each in inside.parents if each.name == "snapshots"]
     allowed = [inside, *blobs]

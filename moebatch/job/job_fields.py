@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from moebatch.errors import CheckpointError
+from moebatch.errors import CheckpointError, model_file_error
 from moebatch.folder.claim import INPUT_PATH, Manifest, input_path_text
 from moebatch.rows.tokenizer_files import MOST_FILE_BYTES
 from moebatch.spec.files.json_file import read_regular
@@ -65,7 +65,7 @@ def digest_of(paths: Mapping[str, Path]) -> str:
         except (FileNotFoundError, IsADirectoryError):
             continue
         except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+            raise model_file_error(error, f"{path}: cannot be read") from error
         except ValueError as error:
             raise CheckpointError(f"{path}: {error}") from error
     return digest.hexdigest()

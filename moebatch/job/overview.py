@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moebatch.errors import CheckpointError, ConfigError
+from moebatch.errors import CheckpointError, ConfigError, StorageError
 from moebatch.folder.claim import Claim, Manifest, read_claim, require_own, require_own_errors
 from moebatch.folder.duplicates import recorded_duplicates
 from moebatch.folder.output_path import require_writable
@@ -182,7 +182,7 @@ def _obstacle(job: Job, claim: Claim | None, source: Source, *, is_done: bool) -
             manifest = supposed_manifest(job, claim.manifest)
         before = require_own(manifest, output.path, source)
         require_own_errors(before, output.path, output.errors)
-    except (ConfigError, CheckpointError) as error:
+    except (ConfigError, CheckpointError, StorageError) as error:
         return str(error)
     return str(no_rows(str(source.path))) if is_empty else None
 

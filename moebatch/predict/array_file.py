@@ -17,7 +17,7 @@ from safetensors.numpy import save
 
 from moebatch.checkpoint.fingerprint import ModelOwner
 from moebatch.checkpoint.header import read_header
-from moebatch.errors import CheckpointError
+from moebatch.errors import CheckpointError, StorageError
 from moebatch.quoting import reason, shown
 from moebatch.spec.files.text_file import write_bytes
 
@@ -74,7 +74,7 @@ class FileKind:
         """
         try:
             arrays, description = _read(path)
-        except CheckpointError as error:
+        except (CheckpointError, StorageError) as error:
             raise CheckpointError(f"{error}; {self._advice(owner)}") from None
         fault = self._fault(arrays, description, owner, sizes_of)
         if fault:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ from safetensors.torch import save_file
 
 from moebatch.checkpoint.index import INDEX_NAME, SINGLE_NAME, Checkpoint, file_inside
 from moebatch.checkpoint.model_files import open_model
-from moebatch.errors import CheckpointError
+from moebatch.errors import CheckpointError, StorageError
 from moebatch.formats.plain import FLOAT32
 from moebatch.formats.weight_format import StoredPart
+from tests.reliability.faulty_os import FaultyOs
 
 
 @pytest.fixture
@@ -164,6 +166,21 @@ def test_a_truncated_shard_is_found_before_anything_runs(folder: Path) -> None:
     (folder / "two.safetensors").write_bytes(content[:-8])
     with pytest.raises(CheckpointError, match=r"two.safetensors: .*truncated"):
         Checkpoint.open(folder)
+
+
+def test_a_disk_that_fails_is_no_fault_of_the_folder(
+    tiny_checkpoint: Callable[..., Path],
+) -> None:
+    folder = tiny_checkpoint("mixtral", num_hidden_layers=1)
+    counting = FaultyOs([folder], -1, "fails")
+    with counting.in_force():
+        open_model(folder, "auto")
+    for number in range(1, counting.num_operations + 1):
+        with (
+            pytest.raises(StorageError, match="Input/output error"),
+            FaultyOs([folder], number, "fails").in_force(),
+        ):
+            open_model(folder, "auto")
 
 
 @pytest.mark.parametrize("name", ["m" * 5000, "loop.safetensors"])

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from moebatch.checkpoint.checksums import SUMS_NAME, known_checksums, require_checksums
-from moebatch.errors import CheckpointError
+from moebatch.errors import CheckpointError, StorageError
+from tests.reliability.faulty_os import FaultyOs
 
 NAME = "model.safetensors"
 
@@ -56,6 +57,11 @@ def test_damage_is_named(tmp_path: Path, files: dict[str, Path]) -> None:
         CheckpointError, match=f"{NAME}: its SHA-256 is {sha(b'weights')}, expected"
     ):
         require_checksums({NAME: "0" * 64}, files, lambda count: None)
+
+
+def test_a_disk_that_fails_is_no_damage(files: dict[str, Path]) -> None:
+    with FaultyOs([files[NAME].parent], 1, "fails").in_force(), pytest.raises(StorageError):
+        require_checksums({NAME: sha(b"weights")}, files, lambda count: None)
 
 
 def test_nothing_is_known(tmp_path: Path, files: dict[str, Path]) -> None:

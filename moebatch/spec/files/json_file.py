@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from moebatch.errors import CheckpointError
+from moebatch.errors import CheckpointError, model_file_error
 from moebatch.quoting import is_text, reason, shown
 from moebatch.units import format_bytes
 
@@ -49,15 +49,15 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """While the block runs, a file of a model that cannot be read is a CheckpointError."""
+    """While the block runs, a file of a model that cannot be read is a `model_file_error`."""
     try:
         yield
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+        raise model_file_error(error, f"{path}: cannot be read") from error
 
 
 def read_of_model(path: Path, *, most_bytes: int = MOST_BYTES) -> Any:
-    """What a JSON file of a model folder holds. Raises CheckpointError."""
+    """What a JSON file of a model folder holds. Raises CheckpointError, and as `readable` does."""
     try:
         with readable(path):
             return read_json(path, most_bytes=most_bytes)
