@@ -1,11 +1,12 @@
 """CGOPipe: attention on the CPU, weights in pages between hidden states (MoE-Lightning)."""
 
 from collections.abc import Iterator
+from itertools import islice
 
 from moebatch.schedule.definition import Traits, fetch_window, job_schedule
 from moebatch.schedule.request import NextPass, Schedule, Sweep
 from moebatch.schedule.setup import Setup
-from moebatch.schedule.steps.attention import LOOK_AHEAD, before_load, up_or_attend
+from moebatch.schedule.steps.attention import LOOK_AHEAD, attend_on_cpu, load_or_attend
 from moebatch.schedule.steps.kv import KvTraffic
 from moebatch.schedule.steps.paged import PagedWeights
 from moebatch.schedule.task import Task
@@ -27,29 +28,30 @@ def cgopipe(setup: Setup) -> Schedule:
         if i == 0:
             yield from pages.first(m)
         posts = [(j, k) for j in range(i, i + setup.num_layers) for k in sweep.micro_batches]
-        ahead = min(LOOK_AHEAD, m - 1)
-        yield from _prepare(sweep, kv, pages, posts[:ahead], m)
-        for number, (j, k) in enumerate(posts):
-            following = posts[number + ahead : number + ahead + 1]
-            if not ahead:
-                yield from _prepare(sweep, kv, pages, following, m)
+        ahead = iter(posts)
+        yield from _attend_ahead(sweep, kv, pages, islice(ahead, _num_ahead(m)))
+        for j, k in posts:
             if k == 0:
                 yield from fetch_window(setup, j)
-            yield from up_or_attend(sweep, j, k, kv)
+            yield from load_or_attend(sweep, j, k, kv)
             yield from pages.page(j + 1, k, m)
             yield pages.post(sweep, j, k)
-            if ahead:
-                yield from _prepare(sweep, kv, pages, following, m)
+            yield from _attend_ahead(sweep, kv, pages, islice(ahead, 1))
         i += setup.num_layers
 
 
-def _prepare(
-    sweep: Sweep, kv: KvTraffic, pages: PagedWeights, posts: list[tuple[int, int]], m: int
+def _attend_ahead(
+    sweep: Sweep, kv: KvTraffic, pages: PagedWeights, posts: Iterator[tuple[int, int]]
 ) -> Iterator[Task]:
-    """What comes before the results of the CPU's attention go up, and the page behind them."""
+    """Attention on the CPU, and the pages that go up behind its results are staged."""
     for j, k in posts:
-        yield from before_load(sweep, j, k, kv)
-        yield from pages.stage(j + 1, k, m)
+        yield from attend_on_cpu(sweep, j, k, kv)
+        yield from pages.stage(j + 1, k, sweep.num_micro_batches)
+
+
+def _num_ahead(num_micro_batches: int) -> int:
+    """Micro-batches whose attention the CPU is given before the GPU needs the first of them."""
+    return max(1, min(LOOK_AHEAD, num_micro_batches - 1))
 
 
 @job_schedule(_TRAITS)
@@ -62,19 +64,17 @@ def fastdecode(setup: Setup) -> Schedule:
             yield from pages.first(1)
         m = sweep.num_micro_batches
         posts = [(j, k) for j in range(i, i + setup.num_layers) for k in sweep.micro_batches]
-        ahead = min(LOOK_AHEAD, m - 1)
-        for j, k in posts[:ahead]:
-            yield from before_load(sweep, j, k, kv)
-        for number, (j, k) in enumerate(posts):
+        ahead = iter(posts)
+        for j, k in islice(ahead, _num_ahead(m)):
+            yield from attend_on_cpu(sweep, j, k, kv)
+        for j, k in posts:
             if k == 0:
                 yield from fetch_window(setup, j)
                 yield from pages.stage(j + 1, 0, 1)
-            if not ahead:
-                yield from before_load(sweep, j, k, kv)
-            yield from up_or_attend(sweep, j, k, kv)
+            yield from load_or_attend(sweep, j, k, kv)
             if k == m - 1:
                 yield from pages.page(j + 1, 0, 1)
             yield pages.post(sweep, j, k)
-            for later, other in posts[number + ahead : number + ahead + 1] if ahead else ():
-                yield from before_load(sweep, later, other, kv)
+            for later, other in islice(ahead, 1):
+                yield from attend_on_cpu(sweep, later, other, kv)
         i += setup.num_layers

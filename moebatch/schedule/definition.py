@@ -10,7 +10,7 @@
 Planner, simulator and executor read the traits; none of them knows a schedule's name.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import GeneratorType
 from typing import Literal, TypeVar, get_args
@@ -86,14 +86,11 @@ class Layer:
     step: int
     """Layers are counted on from pass to pass."""
     kv: KvTraffic
-
-    @property
-    def micro_batches(self) -> range:
-        """Numbers of the micro-batches of the pass."""
-        return self.sweep.micro_batches
+    micro_batches: Sequence[int]
+    """Numbers of those that go through it together: all of the pass, unless each walks alone."""
 
     def attention(self) -> Attention:
-        """Attention of all micro-batches, wherever it is computed."""
+        """Their attention, wherever it is computed."""
         return Attention(self.sweep, self.micro_batches, self.step, self.kv)
 
     def prefetch_cache(self) -> Iterator[Task]:
@@ -121,10 +118,10 @@ JobSchedule = Callable[[Setup], Schedule]
 
 def schedule(
     *,
-    moves: Literal["experts", "pages", "block"] = "experts",
+    moves: Moves = "experts",
     runs: Runs,
     foresees: Foresees,
-    attention: Literal["cpu", "gpu"] | None = None,
+    attention: Attends | None = None,
 ) -> Callable[[LayerSchedule], NamedSchedule]:
     """Makes a schedule of a generator over one layer with experts. `walk` does the rest: passes,
     layers without experts, and what is foreseen before a layer begins."""
@@ -156,7 +153,7 @@ def _named(written: Callable[..., Schedule], traits: Traits, begin: JobSchedule)
 def walk(setup: Setup, traits: Traits, of_layer: LayerSchedule) -> Schedule:
     """All layers of all passes, one after the other, but for those that a pass leaves out."""
     kv, step = KvTraffic(setup), 0
-    yield from _before_pass(setup, traits, step)
+    yield from _before_first_pass(setup, traits)
     while sweep := (yield NextPass()):
         in_pass = setup.in_pass(sweep)
         for _ in range(in_pass.num_skipped):
@@ -168,7 +165,9 @@ def walk(setup: Setup, traits: Traits, of_layer: LayerSchedule) -> Schedule:
         for _ in range(in_pass.num_skipped, setup.num_layers):
             if traits.foresees == "layer":
                 yield from prefetch_layer(in_pass, step)
-            layer = Layer(setup=in_pass, sweep=sweep, step=step, kv=kv)
+            layer = Layer(
+                setup=in_pass, sweep=sweep, step=step, kv=kv, micro_batches=sweep.micro_batches
+            )
             yield from begun(of_layer if setup.is_moe(step) else dense_layer, layer)
             step += 1
 
@@ -205,9 +204,8 @@ def dense_layer(layer: Layer) -> Schedule:
     yield dense(layer.step)
 
 
-def _before_pass(setup: Setup, traits: Traits, step: int) -> Iterator[Request]:
-    """What comes before the very first pass is known."""
+def _before_first_pass(setup: Setup, traits: Traits) -> Iterator[Request]:
     if traits.foresees == "likely":
-        yield from prefetch_likely(setup, step - 1)
+        yield from prefetch_likely(setup, -1)
     elif traits.foresees == "layer":
-        yield from prefetch_layer(setup, step - 1)
+        yield from prefetch_layer(setup, -1)

@@ -3,7 +3,7 @@
 from moebatch.schedule.definition import Traits, fetch_window, job_schedule
 from moebatch.schedule.request import NextPass, Schedule, Sync
 from moebatch.schedule.setup import Setup
-from moebatch.schedule.steps.attention import before_load, up_or_attend
+from moebatch.schedule.steps.attention import attend_on_cpu, load_or_attend
 from moebatch.schedule.steps.kv import KvTraffic
 from moebatch.schedule.steps.paged import PagedWeights
 
@@ -37,8 +37,8 @@ def zig_zag(setup: Setup) -> Schedule:
             yield from fetch_window(setup, i)
             yield from weights.block(i + 1)
             for k in sweep.micro_batches:
-                yield from before_load(sweep, i, k, kv)
-                yield from up_or_attend(sweep, i, k, kv)
+                yield from attend_on_cpu(sweep, i, k, kv)
+                yield from load_or_attend(sweep, i, k, kv)
                 yield weights.post(sweep, i, k)
                 yield Sync()
             i += 1

@@ -6,12 +6,12 @@ hot: only hot experts are prefetched, the others come when a gate has chosen the
 klotski: experts run once over all micro-batches, hot ones first, then in the order of arrival.
 """
 
-from collections.abc import Generator, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 from moebatch.schedule.definition import (
     Layer,
     Traits,
+    dense_layer,
     job_schedule,
     prefetch_layer,
     prefetch_likely,
@@ -27,19 +27,21 @@ from moebatch.schedule.request import (
     Request,
     Route,
     Schedule,
-    Sweep,
     Whole,
 )
 from moebatch.schedule.setup import Setup
-from moebatch.schedule.steps.attention import Attention
 from moebatch.schedule.steps.kv import KvTraffic
-from moebatch.schedule.task import Task, combine, dense, expert, experts, gate
+from moebatch.schedule.task import Task, combine, expert, experts, gate
 
 
 @schedule(runs="pass", foresees="likely")
 def klotski(layer: Layer) -> Schedule:
-    """Expert-aware multi-batch pipeline (Algorithm 1)."""
-    chosen = yield from chosen_before_likely(layer)
+    """Expert-aware multi-batch pipeline (Algorithm 1): experts that gates have chosen come before
+    those that are likely in the next layers."""
+    yield from attend_and_route(layer)
+    yield CancelPrefetch(layer.step)
+    chosen: Arriving = yield Arrivals(layer.step)
+    yield from prefetch_beside_ready(layer, chosen)
     yield from layer.prefetch_cache()
     yield from as_they_arrive(layer, chosen)
 
@@ -50,14 +52,14 @@ def hot(layer: Layer) -> Schedule:
     yield from attend_and_route(layer)
     yield CancelPrefetch(layer.step)
     yield from prefetch_likely(layer.setup, layer.step)
-    yield from by_number(layer.micro_batches, layer.step)
+    yield from by_number(layer)
 
 
 @schedule(runs="batch", foresees="layer")
 def multi(layer: Layer) -> Schedule:
     """Micro-batches share weights: the whole next layer comes while they compute this one in
     turn."""
-    yield from whole_layer(layer.setup, layer.sweep, layer.micro_batches, layer.step, layer.kv)
+    yield from whole_layer(layer)
 
 
 @job_schedule(Traits(runs="batch", foresees="layer", shares_weights=False))
@@ -69,27 +71,20 @@ def simple(setup: Setup) -> Schedule:
         for k in sweep.micro_batches:
             for _ in range(setup.num_layers):
                 yield from prefetch_layer(setup, i)
-                yield from whole_layer(setup, sweep, [k], i, kv)
+                layer = Layer(setup=setup, sweep=sweep, step=i, kv=kv, micro_batches=[k])
+                yield from (whole_layer(layer) if setup.is_moe(i) else dense_layer(layer))
                 i += 1
 
 
 # --- what they are made of ----------------------------------------------------------------------
 
 
-def chosen_before_likely(layer: Layer) -> Generator[Task | Request, Any, Arriving]:
-    """Experts that gates choose are asked for before those that are likely in the next layers.
-
-    A GPU is given those that are ready, to have work while the likely ones are worked out; not
-    where the thread that launches experts computes them: links would stand still meanwhile.
-    """
-    yield from attend_and_route(layer)
-    yield CancelPrefetch(layer.step)
-    chosen: Arriving = yield Arrivals(layer.step)
-    if layer.setup.compute == "vram":
-        for group in chosen.ready:
-            yield experts(layer.step, group)
-    yield from prefetch_likely(layer.setup, layer.step)
-    return chosen
+def attend_and_gate(layer: Layer) -> Iterator[Task]:
+    """Attention and gate of every micro-batch, without anything being asked for yet."""
+    attention = layer.attention()
+    for k in layer.micro_batches:
+        yield from attention.of(k)
+        yield gate(layer.step, k)
 
 
 def attend_and_route(layer: Layer) -> Iterator[Task | Request]:
@@ -104,6 +99,16 @@ def attend_and_route(layer: Layer) -> Iterator[Task | Request]:
     yield Route(i, layer.sweep.num_micro_batches - 1)
 
 
+def prefetch_beside_ready(layer: Layer, chosen: Arriving) -> Iterator[Task | Request]:
+    """Asks for the likely experts of the next layers. A GPU is given the chosen ones that are
+    ready, to have work while the likely ones are worked out; not where the thread that launches
+    experts computes them: links would stand still meanwhile."""
+    if layer.setup.compute == "vram":
+        for group in chosen.ready:
+            yield experts(layer.step, group)
+    yield from prefetch_likely(layer.setup, layer.step)
+
+
 def as_they_arrive(layer: Layer, chosen: Arriving) -> Iterator[Task]:
     """Each expert once over all micro-batches, those that are ready first; its slot is free
     afterwards."""
@@ -112,28 +117,25 @@ def as_they_arrive(layer: Layer, chosen: Arriving) -> Iterator[Task]:
     yield combine(layer.step)
 
 
-def by_number(batches: Sequence[int], i: int) -> Schedule:
+def by_number(layer: Layer) -> Schedule:
     """Experts of one micro-batch after those of the other, by number."""
-    for k in batches:
+    i = layer.step
+    for k in layer.micro_batches:
         for e in (yield InOrder(i, k)):
             yield expert(i, e, k)
     yield Free(i)
     yield combine(i)
 
 
-def whole_layer(
-    setup: Setup, sweep: Sweep, batches: Sequence[int], i: int, kv: KvTraffic
-) -> Schedule:
+def whole_layer(layer: Layer) -> Schedule:
     """A layer whose experts are all loaded before the first of them runs."""
-    attention = Attention(sweep, batches, i, kv)
-    for k in batches:
-        yield from attention.of(k)
-        if setup.is_moe(i):
-            yield gate(i, k)
-    if not setup.is_moe(i):
-        yield dense(i)
-        return
-    yield Whole(i)
-    for k in batches:
-        yield Route(i, k)
-    yield from by_number(batches, i)
+    yield from attend_and_load_all(layer)
+    yield from by_number(layer)
+
+
+def attend_and_load_all(layer: Layer) -> Iterator[Task | Request]:
+    """Attention and gates, until all experts are there, chosen or not."""
+    yield from attend_and_gate(layer)
+    yield Whole(layer.step)
+    for k in layer.micro_batches:
+        yield Route(layer.step, k)

@@ -1,9 +1,9 @@
 """Pre-gated MoE, and the two baselines that it compares itself with."""
 
 from moebatch.schedule.definition import Layer, fetch_window, schedule
-from moebatch.schedule.klotski import as_they_arrive, attend_and_route
-from moebatch.schedule.request import Arrivals, Arriving, Free, Route, Schedule, Select, Whole
-from moebatch.schedule.task import combine, experts, gate
+from moebatch.schedule.klotski import as_they_arrive, attend_and_load_all, attend_and_route
+from moebatch.schedule.request import Arrivals, Arriving, Free, Schedule, Select
+from moebatch.schedule.task import combine, experts
 
 
 @schedule(runs="pass", foresees="pre-gate")
@@ -34,15 +34,9 @@ def ondemand(layer: Layer) -> Schedule:
 @schedule(runs="pass", foresees="layer")
 def prefetch_all(layer: Layer) -> Schedule:
     """All experts of the next layer come while this one computes, chosen or not."""
-    i, attention = layer.step, layer.attention()
-    for k in layer.micro_batches:
-        yield from attention.of(k)
-        yield gate(i, k)
-    yield Whole(i)
-    for k in layer.micro_batches:
-        yield Route(i, k)
-    chosen: Arriving = yield Arrivals(i)
+    yield from attend_and_load_all(layer)
+    chosen: Arriving = yield Arrivals(layer.step)
     for group in chosen.groups:
-        yield experts(i, group)
-    yield Free(i)
-    yield combine(i)
+        yield experts(layer.step, group)
+    yield Free(layer.step)
+    yield combine(layer.step)

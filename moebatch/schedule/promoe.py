@@ -13,16 +13,34 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from moebatch.schedule.definition import Layer, prefetch_likely, schedule
-from moebatch.schedule.klotski import as_they_arrive, by_number, chosen_before_likely, hot
-from moebatch.schedule.request import GateChosen, Request, Schedule
-from moebatch.schedule.task import Task, gate
+from moebatch.schedule.klotski import (
+    as_they_arrive,
+    attend_and_gate,
+    attend_and_route,
+    by_number,
+    hot,
+    prefetch_beside_ready,
+)
+from moebatch.schedule.request import (
+    Arrivals,
+    Arriving,
+    CancelPrefetch,
+    GateChosen,
+    Request,
+    Schedule,
+)
+from moebatch.schedule.task import Task
 
 
 @schedule(runs="pass", foresees="likely")
 def promoe(layer: Layer) -> Schedule:
     """Required experts first, those in the cache before those on their way, predicted ones behind
     them (Algorithms 1 and 2)."""
-    yield from as_they_arrive(layer, (yield from chosen_before_likely(layer)))
+    yield from attend_and_route(layer)
+    yield CancelPrefetch(layer.step)
+    chosen: Arriving = yield Arrivals(layer.step)
+    yield from prefetch_beside_ready(layer, chosen)
+    yield from as_they_arrive(layer, chosen)
 
 
 promoe_preempt = replace(hot, name="promoe_preempt")
@@ -35,21 +53,18 @@ def promoe_prefetch(layer: Layer) -> Schedule:
     all the same."""
     yield from _attend_and_listen(layer)
     yield from prefetch_likely(layer.setup, layer.step)
-    yield from by_number(layer.micro_batches, layer.step)
+    yield from by_number(layer)
 
 
 @schedule(runs="batch", foresees="nothing")
 def promoe_base(layer: Layer) -> Schedule:
     """Nothing is predicted."""
     yield from _attend_and_listen(layer)
-    yield from by_number(layer.micro_batches, layer.step)
+    yield from by_number(layer)
 
 
 def _attend_and_listen(layer: Layer) -> Iterator[Task | Request]:
-    """Attention and gate of every micro-batch, without anything being asked for yet."""
-    attention = layer.attention()
-    for k in layer.micro_batches:
-        yield from attention.of(k)
-        yield gate(layer.step, k)
+    """What every gate has chosen is known, and not asked for yet."""
+    yield from attend_and_gate(layer)
     for k in layer.micro_batches:
         yield GateChosen(layer.step, k)

@@ -29,7 +29,7 @@ class Attention:
         i, sweep, kv = self._i, self._sweep, self._kv
         place = self._batches.index(k)
         while self._next < min(place + 1 + LOOK_AHEAD, len(self._batches)):
-            yield from before_load(sweep, i, self._batches[self._next], kv)
+            yield from attend_on_cpu(sweep, i, self._batches[self._next], kv)
             self._next += 1
         if sweep.attends_on_cpu(k):
             yield load(i, k, attn(i, k))
@@ -51,8 +51,8 @@ def attend_here(
     yield from kv.down(sweep, i, k, attend(i, k))
 
 
-def before_load(sweep: Sweep, i: int, k: int, kv: KvTraffic) -> Iterator[Task]:
-    """What precedes `load` of a micro-batch that attends on the CPU; nothing for any other."""
+def attend_on_cpu(sweep: Sweep, i: int, k: int, kv: KvTraffic) -> Iterator[Task]:
+    """Attention of k on the CPU beside a GPU, up to what has to be loaded; nothing of any other."""
     if not sweep.attends_on_cpu(k):
         return
     yield pre(i, k)
@@ -62,7 +62,7 @@ def before_load(sweep: Sweep, i: int, k: int, kv: KvTraffic) -> Iterator[Task]:
     yield from kv.down(sweep, i, k, attn(i, k))
 
 
-def up_or_attend(sweep: Sweep, i: int, k: int, kv: KvTraffic) -> Iterator[Task]:
+def load_or_attend(sweep: Sweep, i: int, k: int, kv: KvTraffic) -> Iterator[Task]:
     """What the CPU has made of k comes up, or k attends where everything else is computed."""
     if sweep.attends_on_cpu(k):
         yield load(i, k, attn(i, k))
