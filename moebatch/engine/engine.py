@@ -55,6 +55,8 @@ class Engine:
         self._tail = tail
         self._num_broken = 0
         self._interruption: BaseException | None = None
+        self._batcher = self._new_batcher(())
+        """Of the run in work."""
         self._in_work: dict[int, list[Sequence]] = {}
         self._done: deque[Outcome] = deque()
 
@@ -64,15 +66,14 @@ class Engine:
         Requests are taken one by one, as places fall free. A request that can never be computed
         within the cache is an outcome with an error, as is one whose logits are not finite.
         """
-        encodes = self._sweep.encodes
-        batcher = Batcher(self._sequences(requests), self._cache, self._policy, encodes=encodes)
+        self._batcher = self._new_batcher(requests)
         self.course.begin()
         while True:
             with _between_passes():
-                slices = batcher.next_pass()
-            if slices and self._run_or_shrink(slices, batcher):
+                slices = self._batcher.next_pass()
+            if slices and self._run_or_shrink(slices):
                 with _between_passes():
-                    self._after_pass(slices, batcher)
+                    self._after_pass(slices)
             return_freed_memory()
             while self._done:
                 yield self._done.popleft()
@@ -104,40 +105,44 @@ class Engine:
             if outcome.error is None:
                 yield outcome.request, tuple(map(_all_of, outcome.choices))
 
-    def _run_or_shrink(self, slices: list[Slice], batcher: Batcher) -> bool:
+    def _new_batcher(self, requests: Iterable[Request]) -> Batcher:
+        encodes = self._sweep.encodes
+        return Batcher(self._sequences(requests), self._cache, self._policy, encodes=encodes)
+
+    def _run_or_shrink(self, slices: list[Slice]) -> bool:
         """Runs a pass; if the system refuses memory, prepares for smaller ones and says False."""
         try:
-            self._run_pass(slices, batcher)
+            self._run_pass(slices)
             return True
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            if self.statistics.num_shrunk == MOST_SHRINKS or not batcher.shrink():
+            if self.statistics.num_shrunk == MOST_SHRINKS or not self._batcher.shrink():
                 size = count_of(sum(piece.num_tokens for piece in slices), "token")
                 raise _out_of_memory(f"even for a pass of {size}", error) from error
         with _between_passes():
             self._sweep.give_up()  # the schedule begins anew, and looks ahead
-        batcher.repeat(slices)
+        self._batcher.repeat(slices)
         self.statistics.num_shrunk += 1
         return False
 
-    def _run_pass(self, slices: list[Slice], batcher: Batcher) -> None:
+    def _run_pass(self, slices: list[Slice]) -> None:
         for block in self._sweep.run(slices, self._count_layer):
             with self._sweep.computing():
                 tokens = self._sampler.sample(block.logits_RV, block.sequences)
             with _between_passes():
-                self._take_in(block, tokens, batcher)
+                self._take_in(block, tokens)
 
-    def _take_in(self, block: LogitsBlock, tokens: list[Sampled], batcher: Batcher) -> None:
+    def _take_in(self, block: LogitsBlock, tokens: list[Sampled]) -> None:
         for sequence, row, sampled in zip(block.sequences, block.rows, tokens, strict=True):
             if sequence.request.index not in self._in_work:
                 continue  # another choice of the request has failed
             if sampled.fault:
-                self._fail(sequence.request, _beyond_grammar(sampled.fault), batcher)
+                self._fail(sequence.request, _beyond_grammar(sampled.fault))
             elif sampled.finite:
-                self._append(sequence, sampled, batcher)
+                self._append(sequence, sampled)
             else:
-                self._fail_broken(sequence.request, block.broken.place_of(row), batcher)
+                self._fail_broken(sequence.request, block.broken.place_of(row))
 
     def _sequences(self, requests: Iterable[Request]) -> Iterator[Sequence]:
         for request in requests:
@@ -168,7 +173,7 @@ class Engine:
                 sequence.result = self._choice(sequence, end)
         return sequence
 
-    def _append(self, sequence: Sequence, sampled: Sampled, batcher: Batcher) -> None:
+    def _append(self, sequence: Sequence, sampled: Sampled) -> None:
         """Appends the new token, and retires the sequence if that is its last."""
         sequence.output_tokens.append(sampled.token)
         if sampled.logprob is not None:
@@ -176,7 +181,7 @@ class Engine:
         self.statistics.generated_tokens += 1
         end = self._end_of(sequence)
         if end is not None:
-            batcher.retire(sequence)
+            self._batcher.retire(sequence)
             self.course.ended(sequence)
             sequence.result = self._choice(sequence, end)
             self._finish_if_complete(sequence.request)
@@ -207,16 +212,16 @@ class Engine:
             del self._in_work[request.index]
             self._done.append(Outcome(request=request, choices=finished))
 
-    def _fail(self, request: Request, error: RowError, batcher: Batcher) -> None:
+    def _fail(self, request: Request, error: RowError) -> None:
         for sequence in self._in_work.pop(request.index):
             sequence.is_dropped = True
-            batcher.retire(sequence)
+            self._batcher.retire(sequence)
         self._done.append(Outcome(request=request, error=error))
 
-    def _fail_broken(self, request: Request, place: str, batcher: Batcher) -> None:
+    def _fail_broken(self, request: Request, place: str) -> None:
         """Fails a request whose logits are no numbers. Raises CheckpointError after too many."""
         message = f"the model's logits for this row are not finite, first seen in {place}"
-        self._fail(request, RowError(status=500, code="nan_logits", message=message), batcher)
+        self._fail(request, RowError(status=500, code="nan_logits", message=message))
         self._num_broken += 1
         if self._num_broken > MAX_BROKEN_REQUESTS:
             raise CheckpointError(
@@ -239,7 +244,8 @@ class Engine:
             raise self._interruption
         self.statistics.layer = layer
 
-    def _after_pass(self, slices: list[Slice], batcher: Batcher) -> None:
+    def _after_pass(self, slices: list[Slice]) -> None:
+        batcher = self._batcher
         if self._tail is not None:
             self._tail.after_pass(batcher)
         counts = self.statistics
