@@ -33,7 +33,8 @@ class Device:
         """Its levels; files are at the bottom of every one."""
         if self.kind == "cpu":
             return Ladder(("disk", "dram"))
-        return Ladder(("disk", "dram", "vram"), stages=self._stages, has_gpu=self.is_cuda)
+        stages = self.hardware is not None and stages_pages(self.hardware, self.kind)
+        return Ladder(("disk", "dram", "vram"), stages=stages, has_gpu=self.is_cuda)
 
     @property
     def is_cuda(self) -> bool:
@@ -44,10 +45,6 @@ class Device:
     def torch_device(self) -> torch.device:
         """Where tensors of the level that computes are."""
         return torch.device("cuda" if self.is_cuda else "cpu")
-
-    @property
-    def _stages(self) -> bool:
-        return self.hardware is not None and stages_pages(self.hardware, self.kind)
 
     def rate(self, lane: Lane) -> float:
         """Bytes per second of a link as it was measured; 0 of what is none, or was not measured."""

@@ -51,10 +51,8 @@ class Files:
     def require_there(self, descriptor: int, path: Path) -> None:
         """Raises FileNotFoundError unless an open file is still the one of that name: what is
         written into one that was removed is lost."""
-        ours = os.fstat(descriptor)
         with suppress(FileNotFoundError):
-            theirs = path.stat()
-            if (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino):
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
                 return
         raise FileNotFoundError(errno.ENOENT, _GONE)
 

@@ -143,11 +143,9 @@ def _created(path: Path) -> int | None:
 def _is_found(path: Path, descriptor: int) -> bool:
     """Whether others find the very file that is open: else they lock another one of its name."""
     try:
-        there = path.stat()
+        return os.path.samestat(os.fstat(descriptor), path.stat())
     except OSError:
         return False
-    ours = os.fstat(descriptor)
-    return (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino)
 
 
 def _remove_own(path: Path, descriptor: int) -> None:

@@ -6,6 +6,7 @@ What a wrong scale or zero point makes of them is far from both.
 
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -92,14 +93,11 @@ def examine(files: ModelFiles) -> Examined:
     by_role: dict[str, list[_Lines]] = defaultdict(list)
     for lines in _candidates(files):
         by_role[lines.role].append(lines)
-    reader = TensorReader(_WINDOW_BYTES)
-    try:
+    with closing(TensorReader(_WINDOW_BYTES)) as reader:
         samples = {
             role: [_sampled(reader, lines) for lines in _thinned(of_role)]
             for role, of_role in by_role.items()
         }
-    finally:
-        reader.close()
     return _judged(samples)
 
 

@@ -6,6 +6,7 @@ import functools
 import mmap
 from collections.abc import Callable
 from contextlib import suppress
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +67,8 @@ class Arena:
 
     def tensor(self, start: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A tensor over the bytes from `start`, sharing memory."""
-        num_elements = 1
-        for size in shape:
-            num_elements *= size
-        return torch.frombuffer(self._memory, dtype=dtype, count=num_elements, offset=start).view(
-            shape
-        )
+        flat = torch.frombuffer(self._memory, dtype=dtype, count=prod(shape), offset=start)
+        return flat.view(shape)
 
 
 _REFUSALS = (

@@ -14,7 +14,7 @@ from moebatch.layout.routing import SkewedRouting
 from moebatch.plan.replay.passes import load_of_slices
 from moebatch.plan.simulation.passes import MicroBatches
 from moebatch.predict.predictor import Chosen, RoutingObserver, counts_of
-from moebatch.spec.machine.hardware import LevelName
+from moebatch.schedule.request import Sweep
 from moebatch.spec.model.shape import ModelShape
 
 
@@ -34,14 +34,13 @@ class PassLog(RoutingObserver):
         self._even = SkewedRouting(shape=shape)
         self._shape, self._num_experts = shape, shape.num_experts
 
-    def begin(self, layout: Layout, compute: LevelName) -> None:
-        """A pass of that layout begins, where everything but attention is computed at a level."""
+    def begin(self, layout: Layout, sweep: Sweep) -> None:
+        """A pass of that layout begins."""
         self._layout = layout if len(self.passes) < self._num_passes else None
         if self._layout is not None:
-            on_cpu = tuple(group.place != compute for group in layout.groups)
             ends = [row for _, row in layout.ends]
             loads = tuple(_load(group, ends) for group in layout.groups)
-            self.passes.append(MicroBatches(loads=loads, on_cpu=on_cpu))
+            self.passes.append(MicroBatches(loads=loads, on_cpu=sweep.on_cpu))
 
     def end_pass(self) -> None:
         """All of a pass has been computed: it stays, whatever becomes of its logits."""

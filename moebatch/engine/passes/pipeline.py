@@ -95,12 +95,13 @@ class Pipeline(Passes):
 
     def _run_layers(self, given: PassInput, layer_begins: Callable[[int], None]) -> BrokenRows:
         self._layer_begins, self._last_begun = layer_begins, -1
+        sweep = given.layout.sweep(self._main)
         if self._context.log is not None:
-            self._context.log.begin(given.layout, self._main)
+            self._context.log.begin(given.layout, sweep)
         self._work = PassWork(given.x_TD, given.inputs, self._context)
         with self.computing():
             self._guesses.begin_pass(given.tokens)
-        self._executor.run_pass(given.layout.sweep(self._main))
+        self._executor.run_pass(sweep)
         if self._context.log is not None:
             self._context.log.end_pass()
         return self._work.broken

@@ -99,5 +99,3 @@ def _second_pass(name: str, top: Place, home: LevelName, *, attends_on_cpu: bool
                 )
             case InOrder():
                 answer = iter(range(_EXPERTS))
-            case _:
-                pass
