@@ -19,7 +19,7 @@ import yaml
 from typer.testing import CliRunner
 
 from moebatch.cli import app
-from moebatch.cli.process import naming_paths
+from moebatch.cli.process import explaining_refusals
 from moebatch.errors import ExitCode, MoebatchError, OutOfMemory, StorageError
 from moebatch.measure import machine
 from moebatch.periodic import periodically
@@ -410,14 +410,14 @@ def test_the_same_job_may_run_again_and_gives_the_same_bytes(tmp_path: Path, mod
 
 def test_a_path_that_may_not_be_looked_at_is_a_message() -> None:
     refused = pytest.raises(StorageError, match="job: cannot be reached: Permission denied")
-    with refused, naming_paths():
+    with refused, explaining_refusals():
         raise PermissionError(13, "Permission denied", "job")
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 def test_a_log_without_room_is_a_message_whatever_bounds_it(number: int) -> None:
     refused = pytest.raises(StorageError, match="a screen or log cannot be written")
-    with refused, naming_paths():
+    with refused, explaining_refusals():
         raise OSError(number, os.strerror(number))
 
 
@@ -427,7 +427,7 @@ def test_temporary_files_without_room_are_a_message(monkeypatch: pytest.MonkeyPa
     refused = pytest.raises(StorageError, match=r"No usable temporary directory .*; make room")
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
     try:
-        with refused, naming_paths():
+        with refused, explaining_refusals():
             tempfile.gettempdir()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -437,7 +437,7 @@ def test_a_thread_that_the_system_does_not_start_is_a_message() -> None:
     before = threading.stack_size(2**50)  # more than any process has room for
     refused = pytest.raises(MoebatchError, match="starts no more threads")
     try:
-        with refused, naming_paths(), periodically(lambda: None, 1.0, thread="status"):
+        with refused, explaining_refusals(), periodically(lambda: None, 1.0, thread="status"):
             pass
     finally:
         threading.stack_size(before)
@@ -448,14 +448,14 @@ def test_files_that_the_system_does_not_open_beside_others_are_a_message(tmp_pat
     refused = pytest.raises(MoebatchError, match=rf"{tmp_path}: cannot be opened .*ulimit -n")
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
     try:
-        with refused, naming_paths():
+        with refused, explaining_refusals():
             list(tmp_path.iterdir())
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_memory_that_the_system_refuses_is_a_message() -> None:
-    with pytest.raises(OutOfMemory, match=r"refuses memory; .*ulimit -v"), naming_paths():
+    with pytest.raises(OutOfMemory, match=r"refuses memory; .*ulimit -v"), explaining_refusals():
         bytearray(2**62)  # more than any process has room for
 
 

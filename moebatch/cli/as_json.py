@@ -9,7 +9,7 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from moebatch.cli.process import naming_paths
+from moebatch.cli.process import explaining_refusals
 from moebatch.errors import MoebatchError
 
 AsJson = Annotated[
@@ -34,7 +34,7 @@ def answering(as_json: bool) -> Iterator[None]:
     """While the block runs, an error that ends the command is an object, too, if one is wanted;
     what anything else prints, such as a user's own schedule, then goes to standard error."""
     try:
-        with naming_paths(), _others_aside() if as_json else nullcontext():
+        with explaining_refusals(), _others_aside() if as_json else nullcontext():
             yield
     except MoebatchError as error:
         if as_json:

@@ -14,7 +14,12 @@ from moebatch.calibration.order import CalibrationOrder
 from moebatch.cli.as_json import AsJson, answering, print_json
 from moebatch.cli.parameters import JobFile, Quiet, with_options
 from moebatch.cli.plan import plan
-from moebatch.cli.process import carried_out, hear_interrupts, let_threads_sleep, naming_paths
+from moebatch.cli.process import (
+    carried_out,
+    explaining_refusals,
+    hear_interrupts,
+    let_threads_sleep,
+)
 from moebatch.cli.run import run
 from moebatch.cli.simulate import simulate
 from moebatch.errors import ExitCode, MoebatchError, OutOfMemory
@@ -201,7 +206,7 @@ def main() -> None:
     print_in_any_locale()
     make_logs_presentable()
     try:
-        with naming_paths():
+        with explaining_refusals():
             app(standalone_mode=True)
     except MoebatchError as error:
         with suppress(OSError):  # there may be no room for this either

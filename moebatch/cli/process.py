@@ -52,12 +52,6 @@ def stopping_on_signals(stop: "Stop") -> Iterator[None]:
     from moebatch.job.stop import StopNow
     from moebatch.schedule.registry import own_is_at_work
 
-    tell = sys.unraisablehook
-
-    def tell_others(unraisable: "sys.UnraisableHookArgs") -> None:
-        if not isinstance(unraisable.exc_value, StopNow):  # that one is obeyed a little later
-            tell(unraisable)
-
     is_second = False
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -73,17 +67,34 @@ def stopping_on_signals(stop: "Stop") -> Iterator[None]:
 
     before = {number: signal.signal(number, handle) for number in _signals() if _is_heard(number)}
     before[signal.SIGALRM] = signal.signal(signal.SIGALRM, handle_clock)
-    sys.unraisablehook = tell_others
     if stop.left_s is not None:
         # No time is an alarm that never comes.
         first_s = min(max(stop.left_s, 1e-6), threading.TIMEOUT_MAX)
         signal.setitimer(signal.ITIMER_REAL, first_s, _AGAIN_S)
+    # One where an object is finalised is obeyed a little later.
+    with _told_unless(lambda error: isinstance(error, StopNow)):
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+@contextmanager
+def _told_unless(is_heard: Callable[[BaseException | None], bool]) -> Iterator[None]:
+    """While the block runs, what is raised where an object is finalised, and so gets no further, is
+    told unless `is_heard`."""
+    tell = sys.unraisablehook
+
+    def tell_others(unraisable: "sys.UnraisableHookArgs") -> None:
+        if not is_heard(unraisable.exc_value):
+            tell(unraisable)
+
+    sys.unraisablehook = tell_others
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        for number, handler in before.items():
-            signal.signal(number, handler)
         sys.unraisablehook = tell
 
 
@@ -112,46 +123,49 @@ def hear_interrupts() -> None:
 
 
 @contextmanager
-def naming_paths() -> Iterator[None]:
-    """While the block runs, a name that no file system takes is a mistake of the user, and so is a
-    folder that this user may not look into, a log or temporary files that have no more room, or a
-    limit that allows too few threads or open files, or too little memory for what is loaded."""
+def explaining_refusals() -> Iterator[None]:
+    """While the block runs, what the system refuses is told as a mistake of the user: a name that
+    no file system takes, a folder that this user may not look into, a log or temporary files that
+    have no more room, or a limit that allows too few threads or open files, or too little memory
+    for what is loaded."""
     try:
         yield
-    except ImportError as error:
-        if _NO_SEGMENT not in str(error):
+    except (ImportError, MemoryError, RuntimeError, OSError) as error:
+        explained = _explained(error)
+        if explained is None:
             raise
-        raise OutOfMemory(
-            f"{error}: the system refuses memory for a library; allow this process more (`ulimit "
-            "-v`)"
-        ) from error
-    except MemoryError as error:
-        raise OutOfMemory(
-            "the system refuses memory; allow this process more (`ulimit -v`)"
-        ) from error
-    except RuntimeError as error:
-        if str(error) != _NO_THREAD:
-            raise
-        raise MoebatchError(
-            "the system starts no more threads for this process; allow it more (`ulimit -u`, "
-            "`ulimit -v`, pids.max of its control group)"
-        ) from error
-    except OSError as error:
-        if isinstance(error, PermissionError):
-            raise StorageError(f"{error.filename}: cannot be reached: {error.strerror}") from error
-        if error.errno in NO_ROOM and error.filename is None:
-            raise StorageError(f"a screen or log cannot be written: {error.strerror}") from error
-        if _NO_TEMPORARY in str(error.strerror):
-            raise StorageError(f"{error.strerror}; make room, or set TMPDIR to a folder") from error
-        if error.errno == errno.EMFILE:
-            raise MoebatchError(
+        raise explained from error
+
+
+def _explained(error: Exception) -> MoebatchError | None:
+    match error:
+        case ImportError() if _NO_SEGMENT in str(error):
+            return OutOfMemory(
+                f"{error}: the system refuses memory for a library; allow this process more "
+                "(`ulimit -v`)"
+            )
+        case MemoryError():
+            return OutOfMemory("the system refuses memory; allow this process more (`ulimit -v`)")
+        case RuntimeError() if str(error) == _NO_THREAD:
+            return MoebatchError(
+                "the system starts no more threads for this process; allow it more (`ulimit -u`, "
+                "`ulimit -v`, pids.max of its control group)"
+            )
+        case PermissionError():
+            return StorageError(f"{error.filename}: cannot be reached: {error.strerror}")
+        case OSError() if error.errno in NO_ROOM and error.filename is None:
+            return StorageError(f"a screen or log cannot be written: {error.strerror}")
+        case OSError() if _NO_TEMPORARY in str(error.strerror):
+            return StorageError(f"{error.strerror}; make room, or set TMPDIR to a folder")
+        case OSError(errno=errno.EMFILE):
+            return MoebatchError(
                 f"{error.filename or 'a file'}: cannot be opened beside so many others; allow this "
                 "process more (`ulimit -n`)"
-            ) from error
-        if error.errno != errno.ENAMETOOLONG:
-            raise
-        message = "is longer than a path can be"
-        raise ConfigError([Fault(file=shown(str(error.filename)), message=message)]) from error
+            )
+        case OSError(errno=errno.ENAMETOOLONG):
+            message = "is longer than a path can be"
+            return ConfigError([Fault(file=shown(str(error.filename)), message=message)])
+    return None
 
 
 class Resumable(Protocol[Done]):
@@ -183,18 +197,14 @@ def carried_out(
     """
     from moebatch.report.progress import progress_bar
 
-    tell = sys.unraisablehook
-
     def handle(number: int, frame: FrameType | None) -> None:
         raise _SignalledEnd
 
-    def tell_others(unraisable: "sys.UnraisableHookArgs") -> None:
-        error = unraisable.exc_value
-        if not isinstance(error, KeyboardInterrupt):
-            tell(unraisable)
-            return
-        number = signal.SIGTERM if isinstance(error, _SignalledEnd) else signal.SIGINT
-        threading.Timer(_SOON_S, signal.raise_signal, (number,)).start()
+    def comes_again(error: BaseException | None) -> bool:
+        if isinstance(error, KeyboardInterrupt):
+            number = signal.SIGTERM if isinstance(error, _SignalledEnd) else signal.SIGINT
+            threading.Timer(_SOON_S, signal.raise_signal, (number,)).start()
+        return isinstance(error, KeyboardInterrupt)
 
     def left() -> str:
         continues = f"{kept} and kept: the same command continues after them"
@@ -204,16 +214,15 @@ def carried_out(
     with progress_bar(doing, console, quiet=quiet) as advance:
         work = begin(logger(console, quiet=quiet), advance)
         before = signal.signal(signal.SIGTERM, handle)
-        sys.unraisablehook = tell_others
         try:
-            return work.execute()
+            with _told_unless(comes_again):
+                return work.execute()
         except _SignalledEnd:
             raise Terminated(f"ended by SIGTERM; {left()}") from None
         except KeyboardInterrupt:
             raise Interrupted(f"stopped by Ctrl-C; {left()}") from None
         finally:
             signal.signal(signal.SIGTERM, before)
-            sys.unraisablehook = tell
 
 
 def let_threads_sleep() -> None:
