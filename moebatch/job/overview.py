@@ -2,7 +2,7 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from moebatch.folder.shard import ALL, Shard
 from moebatch.job.job_fields import job_fields, supposed_manifest
 from moebatch.job.status_file import ShardStatus, read_status
 from moebatch.journal.finished import Finished
+from moebatch.rows.parse import RowRules
 from moebatch.rows.prompts import row_rules
 from moebatch.rows.row import Source, no_rows
 from moebatch.rows.source import open_source
@@ -136,22 +137,15 @@ def overview(job: Job) -> Overview:
     folder is damaged."""
     folder = RunFolder(job.output.path)
     claim = read_claim(folder)
-    keys = claim.manifest.row_keys if claim else RowKeys()
     runs = {run.of: run for run in map(read_status, folder.statuses) if run is not None}
     shards = set(runs)
     if claim and claim.first.num_shards:
         num_shards = claim.first.num_shards
         shards |= {Shard(number, num_shards) for number in range(1, num_shards + 1)}
-    # By number of shards, place of a row among them, and what has become of it.
-    counts = {count: Counter[tuple[int, str | None]]() for count in {1, *(s.count for s in shards)}}
+    keys = claim.manifest.row_keys if claim else RowKeys()
     with Finished(folder.journal) as finished:
-        answered = Answered(finished, keys)
         source = open_source(job.input.path)
-        duplicates = recorded_duplicates(source, answered, row_rules(job))
-        for raw in source:
-            found = answered.of(raw, is_duplicate=duplicates.error_of(raw) is not None)
-            for count, counter in counts.items():
-                counter[raw.index % count, found.state if found else None] += 1
+        counts = _count(source, Answered(finished, keys), row_rules(job), {ALL, *shards})
     in_order = sorted(shards, key=lambda shard: (shard.count, shard.number))
     whole = _counted(ALL, counts[1], None)
     is_ours = job.output.path.exists() and claim is not None and claim.first.is_written is not False
@@ -168,6 +162,19 @@ def overview(job: Job) -> Overview:
         shards=tuple(_counted(one, counts[one.count], runs.get(one)) for one in in_order),
         obstacle=_obstacle(job, claim, source, is_done=has_output and not whole.num_left),
     )
+
+
+def _count(
+    source: Source, answered: Answered, rules: RowRules, shards: Collection[Shard]
+) -> Mapping[int, Counter[tuple[int, str | None]]]:
+    """Rows by the number of shards, their place among these, and what has become of them."""
+    counts = {shard.count: Counter[tuple[int, str | None]]() for shard in shards}
+    duplicates = recorded_duplicates(source, answered, rules)
+    for raw in source:
+        found = answered.of(raw, is_duplicate=duplicates.error_of(raw) is not None)
+        for count, counter in counts.items():
+            counter[raw.index % count, found.state if found else None] += 1
+    return counts
 
 
 def _obstacle(job: Job, claim: Claim | None, source: Source, *, is_done: bool) -> str | None:
