@@ -113,7 +113,7 @@ def build_engine(
     def engine(passes: Passes, cache: KVCache, tail: Tail | None = None) -> Engine:
         passes.losses = spec.losses
         return Engine(
-            sweep=passes,
+            passes=passes,
             cache=cache,
             policy=spec.policy,
             sampler=sampler,

@@ -34,7 +34,7 @@ class Engine:
     def __init__(
         self,
         *,
-        sweep: Passes,
+        passes: Passes,
         cache: KVCache,
         policy: Policy,
         sampler: Sampler,
@@ -43,9 +43,9 @@ class Engine:
         grammars: Grammars | None = None,
         tail: Tail | None = None,
     ) -> None:
-        self.statistics = EngineStatistics(num_layers=sweep.num_layers)
+        self.statistics = EngineStatistics(num_layers=passes.num_layers)
         self.course = Course()
-        self._sweep = sweep
+        self._passes = passes
         self._cache = cache
         self._policy = policy
         self._sampler = sampler
@@ -84,16 +84,16 @@ class Engine:
         """Ends the run within a task or so: `run` raises `error`, unless all requests have ended by
         then. Any thread may say so."""
         self._interruption = error
-        self._sweep.interrupt(error)
+        self._passes.interrupt(error)
 
     @property
     def num_ended(self) -> int:
         """Steps of work that have ended so far; grows while anything moves."""
-        return self._sweep.num_ended
+        return self._passes.num_ended
 
     def doing(self) -> str:
         """What is being done, in words, for when nothing moves."""
-        return self._sweep.doing()
+        return self._passes.doing()
 
     def unfinished(self) -> Iterator[tuple[Request, tuple[Begun, ...]]]:
         """Requests that `run` has not yielded and that have tokens, with what there is of each
@@ -106,7 +106,7 @@ class Engine:
                 yield outcome.request, tuple(map(_all_of, outcome.choices))
 
     def _new_batcher(self, requests: Iterable[Request]) -> Batcher:
-        encodes = self._sweep.encodes
+        encodes = self._passes.encodes
         return Batcher(self._sequences(requests), self._cache, self._policy, encodes=encodes)
 
     def _run_or_shrink(self, slices: list[Slice]) -> bool:
@@ -121,14 +121,14 @@ class Engine:
                 size = count_of(sum(piece.num_tokens for piece in slices), "token")
                 raise _out_of_memory(f"even for a pass of {size}", error) from error
         with _between_passes():
-            self._sweep.give_up()  # the schedule begins anew, and looks ahead
+            self._passes.give_up()  # the schedule begins anew, and looks ahead
         self._batcher.repeat(slices)
         self.statistics.num_shrunk += 1
         return False
 
     def _run_pass(self, slices: list[Slice]) -> None:
-        for block in self._sweep.run(slices, self._count_layer):
-            with self._sweep.computing():
+        for block in self._passes.run(slices, self._count_layer):
+            with self._passes.computing():
                 tokens = self._sampler.sample(block.logits_RV, block.sequences)
             with _between_passes():
                 self._take_in(block, tokens)

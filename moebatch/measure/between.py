@@ -79,7 +79,7 @@ def _usual_s(num_sequences: int, device: torch.device, swept: Tensor) -> float:
     )
     passes = _BarePasses(decoder, cache, policy, main=place, swept=swept)
     engine = Engine(
-        sweep=passes,
+        passes=passes,
         cache=cache,
         policy=policy,
         sampler=Sampler(vocab_size=decoder.shape.vocab_size, end_tokens=frozenset(), job_seed=0),
