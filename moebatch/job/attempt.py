@@ -5,6 +5,7 @@ import time
 from collections.abc import Hashable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -12,6 +13,7 @@ from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.engine.approximation import EXACT
 from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.device import Device
+from moebatch.engine.engine import Engine
 from moebatch.engine.progress.time_left import TimeLeft
 from moebatch.engine.spec import EngineSpec
 from moebatch.errors import MoebatchError, OutOfMemory, Stopped, StorageError
@@ -131,24 +133,7 @@ class Attempt:
             if before.num_damaged:
                 records = count_of(before.num_damaged, "record was", "records were")
                 context.log(f"warning: {journal}: {records} damaged; those rows are answered again")
-            results = Results(before, ours, context.claim.manifest.row_keys)
-            self.input = counted = self._scan(results)
-            self.repeats = Repeats(counted.repeated)
-            context.stop.obey()
-            files = context.opened.files
-            if counted.workload is not None:
-                files = self._measure()
-            self.answering = answering = Answering(
-                context.opened.source,
-                context.reader,
-                results,
-                self._served(files, counted),
-                counted,
-            )
-            for warning in context.opened.hints.warnings:
-                context.log(f"warning: {warning}")
-            if counted.workload is not None:
-                self._plan_and_build(files, counted.workload)
+            answering = self._prepare(Results(before, ours, context.claim.manifest.row_keys))
             require_still_own(context.claim, context.job.output.path)
             self.first_pass_s = time.perf_counter()
             self.phase = "running"
@@ -158,6 +143,23 @@ class Attempt:
             else:
                 self._answer_all(answering, self.built)
             self._run_s = self.elapsed_s
+
+    def _prepare(self, results: Results) -> Answering:
+        """All that comes before the first pass; nothing is built where no row can be computed."""
+        context = self.context
+        self.input = counted = self._scan(results)
+        self.repeats = Repeats(counted.repeated)
+        context.stop.obey()
+        files = context.opened.files
+        if counted.workload is not None:
+            files = self._measure()
+        served = self._served(files, counted)
+        self.answering = Answering(context.opened.source, context.reader, results, served, counted)
+        for warning in context.opened.hints.warnings:
+            context.log(f"warning: {warning}")
+        if counted.workload is not None:
+            self._plan_and_build(files, counted.workload)
+        return self.answering
 
     # --- before the first pass ------------------------------------------------------------------
 
@@ -274,14 +276,6 @@ class Attempt:
         def moved() -> Hashable:
             return engine.num_ended, built.reads.num_bytes
 
-        def computed(requests: Iterable[Request]) -> Iterator[Outcome]:
-            for outcome in engine.run(requests):
-                for choice in outcome.choices:
-                    begun = outcome.request.num_begun(choice.index)
-                    num_prompt = len(outcome.request.prompt_tokens) + begun
-                    self.answers.add(Length(num_prompt, max(1, len(choice.tokens) - begun)))
-                yield outcome
-
         try:
             with (
                 torch.inference_mode(),
@@ -289,6 +283,7 @@ class Attempt:
                 stop.deferred(engine.interrupt),
                 watched(moved, engine.doing, self.context.log),
             ):
+                computed = partial(self._computed, engine)
                 for outcome in self.repeats.answer(answering.requests(), computed):
                     answering.ended(outcome)
         except Stopped:
@@ -303,6 +298,14 @@ class Attempt:
             if answering.has_gained:
                 stop.gained(self._num_done_text)
             built.close()
+
+    def _computed(self, engine: Engine, requests: Iterable[Request]) -> Iterator[Outcome]:
+        for outcome in engine.run(requests):
+            for choice in outcome.choices:
+                begun = outcome.request.num_begun(choice.index)
+                num_prompt = len(outcome.request.prompt_tokens) + begun
+                self.answers.add(Length(num_prompt, max(1, len(choice.tokens) - begun)))
+            yield outcome
 
     def _stopped_early(self, num_tokens: int) -> str:
         return (
