@@ -11,6 +11,7 @@ from moebatch.schedule.request import (
     GateChosen,
     InOrder,
     NextPass,
+    Request,
     Route,
     Sweep,
 )
@@ -77,25 +78,29 @@ def _second_pass(name: str, top: Place, home: LevelName, *, attends_on_cpu: bool
     answer: object = None
     while True:
         item = schedule.send(answer)
-        answer = None
-        match item:
-            case Task():
-                if number == 2:
-                    yield item
-            case NextPass():
-                number += 1
-                if number > 2:
-                    return
-                answer = sweep
-            case Route() | GateChosen():
-                answer = tuple(range(_EXPERTS))
-            case Arrivals(step):
-                keys = [ExpertKey(step % _LAYERS, expert) for expert in range(_EXPERTS)]
-                answer = Arriving(
-                    keys,
-                    lambda waiting, of_all: list(waiting),
-                    lambda waiting: None,
-                    most_together=setup.most_together,
-                )
-            case InOrder():
-                answer = iter(range(_EXPERTS))
+        if isinstance(item, NextPass):
+            number += 1
+            if number > 2:
+                return
+            answer = sweep
+            continue
+        if isinstance(item, Task) and number == 2:
+            yield item
+        answer = _answer(item)
+
+
+def _answer(item: Task | Request) -> object:
+    """All experts are chosen, and there at once."""
+    match item:
+        case Route() | GateChosen():
+            return tuple(range(_EXPERTS))
+        case Arrivals(step):
+            return Arriving(
+                [ExpertKey(step % _LAYERS, expert) for expert in range(_EXPERTS)],
+                lambda waiting, of_all: list(waiting),
+                lambda waiting: None,
+                most_together=_EXPERTS,
+            )
+        case InOrder():
+            return iter(range(_EXPERTS))
+    return None
