@@ -50,7 +50,7 @@ def stopping_on_signals(stop: "Stop") -> Iterator[None]:
     it, and is no signal that a second one could follow. A schedule of the user's own that is at
     work is broken off: it may never come to an end."""
     from moebatch.job.stop import StopNow
-    from moebatch.schedule.registry import own_is_at_work
+    from moebatch.schedule.own_file import own_is_at_work
 
     is_second = False
 
