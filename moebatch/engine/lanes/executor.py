@@ -12,7 +12,7 @@ from moebatch.schedule.lanes import RESULT_LANES, lane_of
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.task import Kind, Task
-from moebatch.schedule.timeline.timeline import LAUNCH, Span
+from moebatch.schedule.timeline.timeline import FREE_SLOT, LAUNCH, Span, last_awaited
 from moebatch.store.monitor import Monitor
 
 _MOST_PENDING = 2000
@@ -185,11 +185,7 @@ class Executor(Board, Lanes):
         return lane_of(task.kind, self._setup.compute).name
 
     def _reason(self, task: Task) -> str:
-        """What kept a task from beginning earlier."""
         if task not in self._pending:
-            return "a free slot"
+            return FREE_SLOT
         launched_s, at_launch = self._pending[task]
-        last = max(task.after, key=lambda other: self._ended_s.get(other, 0.0), default=None)
-        if last is not None and self._ended_s.get(last, 0.0) >= launched_s:
-            return str(last)
-        return at_launch
+        return last_awaited(task, self._ended_s, launched_s, at_launch)

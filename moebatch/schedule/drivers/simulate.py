@@ -17,7 +17,7 @@ from moebatch.schedule.slots.expert_load import Chunk, ExpertKey
 from moebatch.schedule.slots.slots import SlotQueue
 from moebatch.schedule.slots.transfer import ChunkStream
 from moebatch.schedule.task import Kind, Task
-from moebatch.schedule.timeline.timeline import LAUNCH, Span, Timeline
+from moebatch.schedule.timeline.timeline import FREE_SLOT, LAUNCH, Span, Timeline, last_awaited
 
 
 class World(Router, Protocol):
@@ -263,11 +263,11 @@ class Simulator(Lanes):
     def _begin(self, lane: _Lane, row: str, found: Task | Chunk) -> None:
         if isinstance(found, Task):
             task, chunk, slots = found, None, self._driver.slots_of(found)
-            reason = self._reason(task)
+            reason = last_awaited(task, self._ended_s, self._pending[task], self._last_reason)
         else:
             assert lane.stream is not None, "chunks come from a stream"
             task, chunk, slots = lane.stream.task_of(found), found, (found.slot,)
-            reason = "a free slot"
+            reason = FREE_SLOT
         one = _Running(
             task=task,
             row=row,
@@ -282,13 +282,6 @@ class Simulator(Lanes):
         )
         self._begun.append(one)
         lane.begin(one)
-
-    def _reason(self, task: Task) -> str:
-        """What kept a task from beginning earlier."""
-        last = max(task.after, key=lambda other: self._ended_s[other], default=None)
-        if last is not None and self._ended_s[last] >= self._pending[task]:
-            return str(last)
-        return self._last_reason
 
     # --- experts --------------------------------------------------------------------------------
 

@@ -1,12 +1,14 @@
 """Timelines: tasks with their start and end, predicted or measured, in one form."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from moebatch.schedule.task import Task
 
 LAUNCH = "launch"
 """What a lane waited for while nothing had been launched for it."""
+FREE_SLOT = "a free slot"
+"""What chunks of experts wait for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,15 @@ class Span:
     def seconds(self) -> float:
         """How long it took."""
         return self.end_s - self.start_s
+
+
+def last_awaited(
+    task: Task, ended_s: Mapping[Task, float], launched_s: float, otherwise: str
+) -> str:
+    """What kept a task from beginning earlier: of what it waits for the one that ended last, if
+    that was not before its launch."""
+    last = max(task.after, key=lambda other: ended_s.get(other, 0.0), default=None)
+    return otherwise if last is None or ended_s.get(last, 0.0) < launched_s else str(last)
 
 
 @dataclass(frozen=True, slots=True)
