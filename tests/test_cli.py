@@ -414,6 +414,12 @@ def test_a_path_that_may_not_be_looked_at_is_a_message() -> None:
         raise PermissionError(13, "Permission denied", "job")
 
 
+def test_a_disk_that_fails_where_nobody_expects_it_is_a_message() -> None:
+    refused = pytest.raises(StorageError, match="model: Input/output error")
+    with refused, explaining_refusals():
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "model")
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 def test_a_log_without_room_is_a_message_whatever_bounds_it(number: int) -> None:
     refused = pytest.raises(StorageError, match="a screen or log cannot be written")

@@ -124,10 +124,10 @@ def hear_interrupts() -> None:
 
 @contextmanager
 def explaining_refusals() -> Iterator[None]:
-    """While the block runs, what the system refuses is told as a mistake of the user: a name that
-    no file system takes, a folder that this user may not look into, a log or temporary files that
-    have no more room, or a limit that allows too few threads or open files, or too little memory
-    for what is loaded."""
+    """While the block runs, what the system refuses is a message: a name that no file system takes,
+    a folder that this user may not look into, a disk that fails, a log or temporary files that have
+    no more room, or a limit that allows too few threads or open files, or too little memory for
+    what is loaded."""
     try:
         yield
     except (ImportError, MemoryError, RuntimeError, OSError) as error:
@@ -157,6 +157,8 @@ def _explained(error: Exception) -> MoebatchError | None:
             return StorageError(f"a screen or log cannot be written: {error.strerror}")
         case OSError() if _NO_TEMPORARY in str(error.strerror):
             return StorageError(f"{error.strerror}; make room, or set TMPDIR to a folder")
+        case OSError(errno=errno.EIO) if error.filename is not None:
+            return StorageError(f"{error.filename}: {error.strerror}")
         case OSError(errno=errno.EMFILE):
             return MoebatchError(
                 f"{error.filename or 'a file'}: cannot be opened beside so many others; allow this "
