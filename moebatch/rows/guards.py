@@ -2,6 +2,7 @@
 never end, and what either would print."""
 
 import ctypes
+import errno
 import os
 import sys
 import threading
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from moebatch.errors import CheckpointError
+from moebatch.errors import CheckpointError, StorageError
 from moebatch.quoting import reason
 
 _LOOKS_PER_LIMIT = 10
@@ -94,15 +95,16 @@ def _take_back(thread: int) -> None:
 
 @contextmanager
 def blamed(folder: Path, fault: str) -> Iterator[None]:
-    """Whatever the libraries raise over damaged files is a CheckpointError. Panics of those that
-    are written in Rust are no Exception."""
+    """Whatever the libraries raise over damaged files is a CheckpointError, but StorageError where
+    the disk fails. Panics of those that are written in Rust are no Exception."""
     try:
         yield
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         message = f"{folder}: the tokenizer {fault}: {reason(error)}"
-        raise CheckpointError(message) from error
+        is_of_disk = isinstance(error, OSError) and error.errno == errno.EIO
+        raise (StorageError if is_of_disk else CheckpointError)(message) from error
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 import tokenizers
 
-from moebatch.errors import CheckpointError, ExitCode
+from moebatch.errors import CheckpointError, ExitCode, StorageError
 from moebatch.rows import tokenizer as module
 from moebatch.rows.guards import TimeLimit, TooLong
 from moebatch.rows.refused import RowRefused
@@ -20,6 +20,7 @@ from moebatch.rows.row import Chat
 from moebatch.rows.tokenizer import Tokenizer
 from moebatch.rows.tokenizer_files import load_tokenizer
 from tests.patience import PATIENCE_S
+from tests.reliability.faulty_os import FaultyOs
 from tests.tiny import write_tokenizer
 
 Make = Callable[..., Path]
@@ -224,6 +225,17 @@ def test_a_file_that_cannot_be_read_is_named(make: Make) -> None:
     (folder / "added_tokens.json").symlink_to("nowhere")
     with pytest.raises(CheckpointError, match=r"added_tokens.json: cannot be read: No such file"):
         load(folder)
+
+
+def test_a_disk_that_fails_is_no_damage(make: Make) -> None:
+    folder = make()
+    counting = FaultyOs([folder], -1, "fails")
+    with counting.in_force():
+        load(folder)
+    assert counting.num_operations
+    for number in range(1, counting.num_operations + 1):
+        with pytest.raises(StorageError), FaultyOs([folder], number, "fails").in_force():
+            load(folder)
 
 
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.jinja"])
