@@ -19,7 +19,7 @@ from moebatch.job.notices import prompts_without_template
 from moebatch.job.opened import OpenedJob, require_exact
 from moebatch.job.options import CheckOptions
 from moebatch.job.planning import job_problem, plan_job
-from moebatch.job.scan import InputSummary, scan
+from moebatch.job.scan import InputSummary, Read, scan
 from moebatch.model.native import loader
 from moebatch.model.rope import Rope
 from moebatch.rows.parse import parse_row
@@ -243,7 +243,6 @@ def _plan(opened: OpenedJob, workload: Workload, hints: Hints | None) -> None:
 
 def _scan(opened: OpenedJob, reader: RowReader | None) -> InputSummary:
     """With a usable model every prompt is tokenised; without one rows are only parsed."""
-    source, rules = opened.source, row_rules(opened.job)
-    if reader is not None:
-        return scan(source, reader.request, rules=rules, most_faults=MOST_FAULTS)
-    return scan(source, lambda raw: parse_row(raw, rules), rules=rules, most_faults=MOST_FAULTS)
+    rules = row_rules(opened.job)
+    read: Read = reader.request if reader else lambda raw: parse_row(raw, rules)
+    return scan(opened.source, read, rules=rules, most_faults=MOST_FAULTS)

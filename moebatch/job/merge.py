@@ -56,10 +56,8 @@ def merge(job: Job) -> Merged:
 
 
 def _not_ended(missing: RowsMissing, folder: RunFolder) -> str:
-    first = missing.missing[0]
-    place = f"line {first.line}" if first.line is not None else f"row {first.index + 1}"
     return (
         f"{count_of(missing.num_missing, 'row has', 'rows have')} not ended yet, the first in "
-        f"{place}; run the shards that have them again (`moebatch status` lists them), then "
-        f"merge. What is there is kept in {folder.path}"
+        f"{missing.missing[0].place}; run the shards that have them again (`moebatch status` lists "
+        f"them), then merge. What is there is kept in {folder.path}"
     )

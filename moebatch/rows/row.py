@@ -18,13 +18,22 @@ class Base64(str):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RawRow:
-    """One row."""
-
+class _Numbered:
     index: int
     """Place among the rows, counted from 0; blank lines are no rows."""
-    line: int | None
+    line: int | None = None
     """Line in the file, counted from 1; None where the file has no lines."""
+
+    @property
+    def place(self) -> str:
+        """``line 3``, or ``row 3`` where there are no lines."""
+        return f"row {self.index + 1}" if self.line is None else f"line {self.line}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RawRow(_Numbered):
+    """One row."""
+
     content: bytes | Mapping[str, object] | RowError
     """The line, the columns, or why the row could not even be read."""
 
@@ -64,13 +73,9 @@ Kind = Literal["chat", "completion"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class Row(_Numbered):
     """What the writer needs to know of a row; small enough to keep while the row is computed."""
 
-    index: int
-    """Place among the rows, counted from 0."""
-    line: int | None = None
-    """Line in the file, counted from 1; None where the file has no lines."""
     custom_id: str | None = None
     """The user's name of the row; None where it could not be read."""
     dialect: Dialect | None = None
@@ -86,11 +91,6 @@ class Row:
     no API was asked for that."""
     columns: bytes = b""
     """A plain row as JSON, for the output; empty for batch lines, whose answers repeat nothing."""
-
-    @property
-    def place(self) -> str:
-        """``line 3``, or ``row 3`` where there are no lines."""
-        return f"row {self.index + 1}" if self.line is None else f"line {self.line}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
