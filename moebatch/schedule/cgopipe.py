@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from itertools import islice
 
-from moebatch.schedule.definition import Traits, fetch_window, job_schedule
+from moebatch.schedule.definition import Traits, job_schedule, prefetch_to_dram
 from moebatch.schedule.request import NextPass, Schedule, Sweep
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.steps.attention import LOOK_AHEAD, attend_on_cpu, load_or_attend
@@ -32,7 +32,7 @@ def cgopipe(setup: Setup) -> Schedule:
         yield from _attend_ahead(sweep, kv, pages, islice(ahead, _num_ahead(m)))
         for j, k in posts:
             if k == 0:
-                yield from fetch_window(setup, j)
+                yield from prefetch_to_dram(setup, j)
             yield from load_or_attend(sweep, j, k, kv)
             yield from pages.page(j + 1, k, m)
             yield pages.post(sweep, j, k)
@@ -69,7 +69,7 @@ def fastdecode(setup: Setup) -> Schedule:
             yield from attend_on_cpu(sweep, j, k, kv)
         for j, k in posts:
             if k == 0:
-                yield from fetch_window(setup, j)
+                yield from prefetch_to_dram(setup, j)
                 yield from pages.stage(j + 1, 0, 1)
             yield from load_or_attend(sweep, j, k, kv)
             if k == m - 1:

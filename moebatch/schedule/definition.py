@@ -93,7 +93,7 @@ class Layer:
         """Their attention, wherever it is computed."""
         return Attention(self.sweep, self.micro_batches, self.step, self.kv)
 
-    def prefetch_cache(self) -> Iterator[Task]:
+    def prefetch_kv(self) -> Iterator[Task]:
         """Brings up keys and values that the next layer needs first, if the pass has one."""
         if self.setup.layer(self.step) + 1 < self.setup.num_layers:
             yield from self.kv.up(self.sweep, self.step + 1, 0)
@@ -172,7 +172,7 @@ def walk(setup: Setup, traits: Traits, of_layer: LayerSchedule) -> Schedule:
             step += 1
 
 
-def fetch_window(setup: Setup, step: int) -> Iterator[Request]:
+def prefetch_to_dram(setup: Setup, step: int) -> Iterator[Request]:
     """While one step computes and the next one goes up from main memory, experts of those that
     follow come from disk (Klotski); nothing where no experts live on disk below a GPU."""
     for later in setup.next_moe(step, setup.window):
@@ -183,7 +183,7 @@ def prefetch_likely(setup: Setup, step: int) -> Iterator[Request]:
     """The K likeliest experts of each of the steps that follow, the nearest first."""
     for later in setup.next_moe(step, setup.depth):
         yield Prefetch(later, setup.num_hot)
-    yield from fetch_window(setup, step)
+    yield from prefetch_to_dram(setup, step)
 
 
 def prefetch_layer(setup: Setup, step: int) -> Iterator[Request]:
@@ -193,7 +193,7 @@ def prefetch_layer(setup: Setup, step: int) -> Iterator[Request]:
         yield Prefetch(step)
     for later in setup.next_moe(step, 1):
         yield Prefetch(later)
-    yield from fetch_window(setup, step)
+    yield from prefetch_to_dram(setup, step)
 
 
 def dense_layer(layer: Layer) -> Schedule:

@@ -1,6 +1,6 @@
 """FlexGen's zig-zag block schedule, with attention on the GPU or on the CPU."""
 
-from moebatch.schedule.definition import Traits, fetch_window, job_schedule
+from moebatch.schedule.definition import Traits, job_schedule, prefetch_to_dram
 from moebatch.schedule.request import NextPass, Schedule, Sync
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.steps.attention import attend_on_cpu, load_or_attend
@@ -31,10 +31,10 @@ def zig_zag(setup: Setup) -> Schedule:
     kv, weights, i = KvTraffic(setup), PagedWeights(setup), 0
     while sweep := (yield NextPass()):
         if i == 0:
-            yield from fetch_window(setup, -1)
+            yield from prefetch_to_dram(setup, -1)
             yield from weights.block(0)
         for _ in range(setup.num_layers):
-            yield from fetch_window(setup, i)
+            yield from prefetch_to_dram(setup, i)
             yield from weights.block(i + 1)
             for k in sweep.micro_batches:
                 yield from attend_on_cpu(sweep, i, k, kv)

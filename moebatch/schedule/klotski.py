@@ -42,7 +42,7 @@ def klotski(layer: Layer) -> Schedule:
     yield CancelPrefetch(layer.step)
     chosen: Arriving = yield Arrivals(layer.step)
     yield from prefetch_beside_ready(layer, chosen)
-    yield from layer.prefetch_cache()
+    yield from layer.prefetch_kv()
     yield from as_they_arrive(layer, chosen)
 
 

@@ -1,6 +1,6 @@
 """Pre-gated MoE, and the two baselines that it compares itself with."""
 
-from moebatch.schedule.definition import Layer, fetch_window, schedule
+from moebatch.schedule.definition import Layer, prefetch_to_dram, schedule
 from moebatch.schedule.klotski import as_they_arrive, attend_and_load_all, attend_and_route
 from moebatch.schedule.request import Arrivals, Arriving, Free, Schedule, Select
 from moebatch.schedule.task import combine, experts
@@ -26,7 +26,7 @@ def ondemand(layer: Layer) -> Schedule:
     Of several experts of a block, one computes while the next one comes; the paper, with one expert
     of one sequence, adds both up, which is the same there.
     """
-    yield from fetch_window(layer.setup, layer.step - 1)
+    yield from prefetch_to_dram(layer.setup, layer.step - 1)
     yield from attend_and_route(layer)
     yield from as_they_arrive(layer, (yield Arrivals(layer.step)))
 

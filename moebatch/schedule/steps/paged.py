@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterator
 
-from moebatch.schedule.definition import fetch_window
+from moebatch.schedule.definition import prefetch_to_dram
 from moebatch.schedule.request import Request, Sweep
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.task import Task, attend, block, load, page, post, stage
@@ -26,7 +26,7 @@ class PagedWeights:
 
     def first(self, num_pages: int) -> Iterator[Task | Request]:
         """Weights of the very first step, before anything can be computed."""
-        yield from fetch_window(self._setup, -1)
+        yield from prefetch_to_dram(self._setup, -1)
         for p in range(num_pages):
             yield from self.stage(0, p, num_pages)
             yield from self.page(0, p, num_pages)
