@@ -68,7 +68,7 @@ class BuiltEngine:
     """What has been written there."""
     experts: ExpertStore | None
     """Those in main memory; None where pages are read straight to where they are computed."""
-    opened: ExitStack
+    opened: ExitStack = field(default_factory=ExitStack)
     """Ends lanes and readers, and gives files back."""
     gating_count: GatingCount | None
     """What was left out of the choices of gates; None if nothing may be."""
@@ -160,7 +160,6 @@ class _Assembly:
             memory=self._memory,
             reads=reading.statistics,
             experts=store,
-            opened=self._opened,
             gating_count=decoder.gating_count,
         )
 
@@ -188,12 +187,7 @@ class _Assembly:
             log=log,
             computing=self._streams.computing if self._streams else nullcontext,
         )
-        pipeline = Pipeline(context, executor)
-        self._opened.callback(pipeline.close)
-        moved = {READ: reads, WRITE: writes}
-        self._add_lanes(executor, self._works(pipeline, weights, moved))
-        executor.sleep(weights.has_residents)
-        pipeline.start()
+        pipeline = self._started(context, executor, {READ: reads, WRITE: writes})
         return BuiltEngine(
             engine=self._engine(pipeline, cache, self._tail(store, cache)),
             cache=cache,
@@ -201,7 +195,6 @@ class _Assembly:
             reads=reads,
             writes=writes,
             experts=store,
-            opened=self._opened,
             gating_count=decoder.gating_count,
             foresight=context.foresight,
             recorder=recorder,
@@ -359,6 +352,17 @@ class _Assembly:
         return Tail(cache, store)
 
     # --- lanes ----------------------------------------------------------------------------------
+
+    def _started(
+        self, context: PassContext, executor: Executor, moved: Mapping[Lane, MoveStatistics]
+    ) -> Pipeline:
+        """A pipeline whose lanes are running, with all residents there."""
+        pipeline = Pipeline(context, executor)
+        self._opened.callback(pipeline.close)
+        self._add_lanes(executor, self._works(pipeline, context.weights, moved))
+        executor.sleep(context.weights.has_residents)
+        pipeline.start()
+        return pipeline
 
     def _add_lanes(self, executor: Executor, works: Mapping[Lane, LaneWork]) -> None:
         make = cuda_lanes(executor, self._streams) if self._streams else None
