@@ -213,12 +213,11 @@ def carried_out(
         return f"{work.num_kept} {continues}" if work.num_kept else "nothing is kept yet"
 
     console = error_console()
-    with progress_bar(doing, console, quiet=quiet) as advance:
+    with progress_bar(doing, console, quiet=quiet) as advance, _told_unless(comes_again):
         work = begin(logger(console, quiet=quiet), advance)
         before = signal.signal(signal.SIGTERM, handle)
         try:
-            with _told_unless(comes_again):
-                return work.execute()
+            return work.execute()
         except _SignalledEnd:
             raise Terminated(f"ended by SIGTERM; {left()}") from None
         except KeyboardInterrupt:
