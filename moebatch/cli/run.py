@@ -74,8 +74,7 @@ class Ending:
         from moebatch.report.summary import failed_rows, summary_view
 
         if self.as_json:
-            code = ExitCode.ROWS_FAILED if summary.num_failed else ExitCode.OK
-            print_json({"exit_code": int(code), **summary.as_json()})
+            print_json(summary.as_json())
         elif not self.quiet:
             show(error_console(), summary_view(summary, job, details=self.details))
         if self.quiet and summary.num_failed:
@@ -123,7 +122,7 @@ def run(
                 raise
             ending.queued_again(stopped)
             raise typer.Exit(stopped.exit_code) from None
-    raise typer.Exit(ExitCode.ROWS_FAILED if summary.num_failed else ExitCode.OK)
+    raise typer.Exit(summary.exit_code)
 
 
 def _queue_again(stopped: Stopped) -> str | None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from moebatch.engine.statistics import EngineStatistics
+from moebatch.errors import ExitCode
 from moebatch.folder.shard import Shard
 from moebatch.plan.as_json import policy_json, prediction_json
 from moebatch.plan.prediction import Prediction
@@ -146,6 +147,11 @@ class RunSummary(RunStatus):
     """What the CPU multiplied, by which instruction set, and how fast it is known to be."""
 
     @property
+    def exit_code(self) -> ExitCode:
+        """With which the command ends."""
+        return ExitCode.ROWS_FAILED if self.num_failed else ExitCode.OK
+
+    @property
     def has_output(self) -> bool:
         """Whether the output was written."""
         return self.shard.is_all
@@ -154,6 +160,7 @@ class RunSummary(RunStatus):
         """Plain data, as `moebatch run --json` prints it."""
         foreseen = {"prediction": self.prediction, "hindsight": self.hindsight}
         return {
+            "exit_code": int(self.exit_code),
             "output": self.output,
             "has_output": self.has_output,
             "shard": str(self.shard),
