@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from moebatch.engine.batcher import Batcher, Slice
 from moebatch.engine.progress.endings import Endings
 from moebatch.engine.progress.time_left import PassDone, Standing
-from moebatch.engine.sequence import Sequence as Generation
+from moebatch.engine.sequence import Sequence as TokenSequence
 from moebatch.layout.load import PassLoad
 from moebatch.plan.replay.passes import load_of_slices
 
@@ -55,7 +55,7 @@ class Course:
             self._looked_s = now_s
             self.standing = batcher.standing(self._num_passes)
 
-    def ended(self, sequence: Generation) -> None:
+    def ended(self, sequence: TokenSequence) -> None:
         """An answer has come to its end."""
         self.endings.add(
             len(sequence.output_tokens),

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from moebatch.engine.sampling import mass, penalties
 from moebatch.engine.sampling.mass import noise
-from moebatch.engine.sequence import Sequence as Row
+from moebatch.engine.sequence import Sequence as TokenSequence
 from moebatch.spec.request import TokenLogprob
 
 _BLOCK_COLUMNS = 640
@@ -50,7 +50,7 @@ class Sampler:
         self._end_tokens = end_tokens
         self._job_seed = job_seed
 
-    def sample(self, logits_RV: Tensor, rows: Sequence[Row]) -> list[Sampled]:
+    def sample(self, logits_RV: Tensor, rows: Sequence[TokenSequence]) -> list[Sampled]:
         """Next tokens from float32 or bfloat16 logits, one row each; the logits stay untouched."""
         expected = (len(rows), self._vocab_size)
         assert logits_RV.shape == expected, f"logits of {expected}, not {tuple(logits_RV.shape)}"
@@ -64,7 +64,7 @@ class Sampler:
                 sampled[place] = result
         return sampled
 
-    def _sample_group(self, logits_RV: Tensor, rows: Sequence[Row]) -> list[Sampled]:
+    def _sample_group(self, logits_RV: Tensor, rows: Sequence[TokenSequence]) -> list[Sampled]:
         reported = [i for i, row in enumerate(rows) if row.request.sampling.logprobs is not None]
         logprobs_RV = logits_RV[reported].log_softmax(-1) if reported else None
         faults = []
@@ -81,7 +81,7 @@ class Sampler:
                     sampled[i] = Sampled(token=sampled[i].token, logprob=logprob)
         return [s._replace(fault=fault) for s, fault in zip(sampled, faults, strict=True)]
 
-    def _choose(self, logits_RV: Tensor, rows: Sequence[Row]) -> list[Sampled]:
+    def _choose(self, logits_RV: Tensor, rows: Sequence[TokenSequence]) -> list[Sampled]:
         """Tokens from the adjusted logits, greedy or drawn."""
         peak_R, token_R = first_max(logits_RV)
         sampled = _checked(peak_R, token_R)
@@ -97,7 +97,7 @@ class Sampler:
             sampled[i] = Sampled(token=token)
         return sampled
 
-    def _draw(self, logits_RV: Tensor, peak_R: Tensor, rows: Sequence[Row]) -> list[int]:
+    def _draw(self, logits_RV: Tensor, peak_R: Tensor, rows: Sequence[TokenSequence]) -> list[int]:
         samplings = [row.request.sampling for row in rows]
         mass_RV = mass.to_mass(logits_RV, peak_R, [s.temperature for s in samplings])
         mass.keep(
@@ -118,7 +118,7 @@ class Sampler:
         return mass.draw(mass_RV, noises)
 
 
-def _restrict(logits_V: Tensor, row: Row) -> str:
+def _restrict(logits_V: Tensor, row: TokenSequence) -> str:
     constraint = row.constraint
     return "" if constraint is None else constraint.restrict(logits_V, row.output_tokens)
 
@@ -152,7 +152,7 @@ def _checked(peak_R: Tensor, token_R: Tensor) -> list[Sampled]:
     return list(map(Sampled, token_R.where(peak_R.isfinite(), -1).tolist()))
 
 
-def _is_plain(row: Row) -> bool:
+def _is_plain(row: TokenSequence) -> bool:
     """Whether the likeliest token is all that the row wants."""
     sampling = row.request.sampling
     return (
