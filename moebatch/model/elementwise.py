@@ -24,28 +24,32 @@ from moebatch.spec.model.blocks import ClampedGate
 
 
 class RowKernels(Protocol):
-    """Each function says whether it did its work, and leaves to torch what does not suit it."""
+    """Of tensors whose rows suit them."""
 
-    def gate(self, gate_MF: Tensor, up_MF: Tensor, clamped: ClampedGate | None) -> bool:
+    def suits(self, *tensors: Tensor | None) -> bool:
+        """Whether rows of these can be gone through together: without gaps, of one type that is
+        known."""
+
+    def gate(self, gate_MF: Tensor, up_MF: Tensor, clamped: ClampedGate | None) -> None:
         """SwiGLU in place of the gate."""
 
     def place(
         self, y_MD: Tensor, tokens: ExpertTokens, outputs_TKD: Tensor, weights_TK: Tensor
-    ) -> bool:
+    ) -> None:
         """Weighs rows, and puts each where its choice stands."""
 
-    def add(self, x_MD: Tensor, scale: float, first: Tensor, second: Tensor | None) -> bool:
+    def add(self, x_MD: Tensor, scale: float, first: Tensor, second: Tensor | None) -> None:
         """Adds the scaled sum of the parts of each row to it."""
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> bool:
-        """As `layers.rms_norm`."""
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+        """As `layers.rms_norm`, of rows that lie alike in both. The weight may be in float32."""
 
     def norm_gated(
         self, x_THV: Tensor, weight_V: Tensor, eps: float, z_THV: Tensor, out_THV: Tensor
-    ) -> bool:
+    ) -> None:
         """As `layers.norm_gated`."""
 
-    def rotate(self, x_THC: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> bool:
+    def rotate(self, x_THC: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> None:
         """As `rope.rotate`."""
 
 
@@ -69,9 +73,10 @@ class Elementwise:
     def gate(self, gate_MF: Tensor, up_MF: Tensor) -> None:
         """``activation(gate) * up``, or what a `ClampedGate` says, in place of the gate; of the
         latter up may become anything."""
-        clamped, kernels = self._clamped, self._kernels
+        clamped = self._clamped
         is_swiglu = clamped is not None or self._activation is layers.silu_in_place
-        if is_swiglu and kernels is not None and kernels.gate(gate_MF, up_MF, clamped):
+        if is_swiglu and (kernels := self._kernels_for(gate_MF, up_MF)):
+            kernels.gate(gate_MF, up_MF, clamped)
             return
         if clamped is None:
             torch.mul(self._activation(gate_MF), up_MF, out=gate_MF)
@@ -93,7 +98,9 @@ class Elementwise:
     ) -> None:
         """Weighs what an expert made of tokens and puts it into the outputs of all."""
         assert weights_TK.dtype == torch.float32, "weights of a routing are float32"
-        if self._kernels and self._kernels.place(y_MD, tokens, outputs_TKD, weights_TK):
+        kernels = self._kernels_for(outputs_TKD, y_MD)
+        if kernels and kernels.suits(weights_TK):
+            kernels.place(y_MD, tokens, outputs_TKD, weights_TK)
             return
         rows_M, choices_M = tokens
         y_MD = y_MD.mul_(weights_TK[rows_M, choices_M][:, None])
@@ -112,7 +119,9 @@ class Elementwise:
         """Adds to x, in place, the scaled sum of one or two parts, [M, D] or [M, K, D] and [M, D],
         taken in their order in float32; it is rounded before it is scaled, and before it is
         added."""
-        if self._kernels is None or not self._kernels.add(x_MD, scale, first, second):
+        if kernels := self._kernels_for(x_MD, first, second):
+            kernels.add(x_MD, scale, first, second)
+        else:
             _add_by_torch(frame, x_MD, scale, first, second)
 
     def sum(self, frame: Frame, first: Tensor, second: Tensor | None = None) -> Tensor:
@@ -123,7 +132,7 @@ class Elementwise:
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, room: Tensor, out: Tensor) -> Tensor:
         """As `layers.rms_norm`; `room` is for torch alone."""
-        if self._kernels is not None and self._kernels.rms_norm(x, weight, eps, out):
+        if self._is_normed(x, weight, eps, out):
             return out
         return layers.rms_norm(x, weight, eps, room, out)
 
@@ -132,21 +141,39 @@ class Elementwise:
     ) -> None:
         """That norm into `out`, in place if None; torch takes room of the frame for it."""
         out = x if out is None else out
-        if self._kernels is None or not self._kernels.rms_norm(x, weight, eps, out):
+        if not self._is_normed(x, weight, eps, out):
             layers.rms_norm(x, weight, eps, frame.branch().take_float(*x.shape), out)
 
     def norm_gated(
         self, x_THV: Tensor, weight_V: Tensor, eps: float, z_THV: Tensor, out_THV: Tensor
     ) -> None:
         """As `layers.norm_gated`."""
-        if self._kernels and self._kernels.norm_gated(x_THV, weight_V, eps, z_THV, out_THV):
-            return
-        layers.norm_gated(x_THV, weight_V, eps, z_THV, out_THV)
+        kernels, is_exact = self._kernels_for(x_THV), x_THV.dtype == torch.float32
+        if kernels and is_exact and kernels.suits(weight_V, z_THV[:1], out_THV):
+            kernels.norm_gated(x_THV, weight_V, eps, z_THV, out_THV)
+        else:
+            layers.norm_gated(x_THV, weight_V, eps, z_THV, out_THV)
 
     def rotate(self, x_THC: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> None:
         """As `rope.rotate`."""
-        if self._kernels is None or not self._kernels.rotate(x_THC, cos_TR, sin_TR):
+        if kernels := self._kernels_for(x_THC[:1, 0], cos_TR, sin_TR):
+            kernels.rotate(x_THC, cos_TR, sin_TR)
+        else:
             rope.rotate(x_THC, cos_TR, sin_TR)
+
+    def _kernels_for(self, *tensors: Tensor | None) -> RowKernels | None:
+        """Where they suit; what does not is left to torch."""
+        kernels = self._kernels
+        return kernels if kernels is not None and kernels.suits(*tensors) else None
+
+    def _is_normed(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> bool:
+        """Whether a kernel has done it."""
+        kernels, is_alike = self._kernels_for(x[:1], out[:1]), x.stride() == out.stride()
+        is_known = weight.dtype in (torch.float32, x.dtype)
+        if kernels is None or not is_alike or not is_known or not kernels.suits(weight):
+            return False
+        kernels.rms_norm(x, weight, eps, out)
+        return True
 
 
 def _kernels_on(device: torch.device) -> RowKernels | None:

@@ -29,7 +29,6 @@ from moebatch.model.gpu.coding import Coding
 from moebatch.model.gpu.delta_steps import take_delta_steps
 from moebatch.model.gpu.experts import GroupedExperts
 from moebatch.model.gpu.gates import GpuGates
-from moebatch.model.gpu.rows import GpuRows
 from moebatch.model.grouped import GroupedExpert
 from moebatch.model.native import loader
 from moebatch.model.native.attention_work import Cached, SingleQueries
@@ -527,14 +526,14 @@ def test_codes_that_do_not_suit_are_left_to_torch(
 
 
 def test_what_does_not_suit_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    elementwise, x = in_triton(), noise(1, torch.float32, 4, 8)
     monkeypatch.setattr(rows, "launch", lambda *_, **__: pytest.fail("a kernel was launched"))
-    kernels, x = GpuRows(), noise(1, torch.float32, 4, 8)
-    assert not kernels.gate(x[:, ::2], x[:, ::2], None), "gaps"
-    assert not kernels.gate(x, x.half(), None), "two types"
-    assert not kernels.add(x.double(), 1.0, x.double(), None), "a type that is not known"
-    assert not kernels.rms_norm(x, x[0].half(), 1e-5, x)
-    wide = torch.empty(1, 2**15, device=DEVICE)
-    assert not kernels.rms_norm(wide, wide[0], 1e-5, wide), "longer than a block"
+    wide, frame = torch.empty(1, 2**15, device=DEVICE), Frame(torch.empty(2**16, device=DEVICE))
+    elementwise.gate(x[:, ::2], x[:, ::2])  # gaps
+    elementwise.gate(x, x.half())  # two types
+    elementwise.add(frame, x.double(), x.double())  # a type that is not known
+    elementwise.norm(frame, x, x[0].half(), 1e-5)
+    elementwise.norm(frame, wide, wide[0], 1e-5)  # longer than a block
 
 
 @pytest.mark.exhaustive  # interprets all of them in three types

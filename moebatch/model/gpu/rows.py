@@ -20,70 +20,57 @@ _CLAMPING = ("most_gate", "most_activated", "limit", "alpha", "added")
 class GpuRows:
     """`RowKernels` on a GPU."""
 
-    def gate(self, gate_MF: Tensor, up_MF: Tensor, clamped: ClampedGate | None) -> bool:
-        if not _suit(gate_MF, up_MF):
-            return False
+    @staticmethod
+    def suits(*tensors: Tensor | None) -> bool:
+        there = [tensor for tensor in tensors if tensor is not None]
+        dtype = there[0].dtype
+        alike = all(tensor.dtype == dtype and tensor.is_contiguous() for tensor in there)
+        widths = (tensor.shape[-1] for tensor in there)
+        return alike and dtype in _DTYPES and max(widths) <= _LARGEST_BLOCK
+
+    def gate(self, gate_MF: Tensor, up_MF: Tensor, clamped: ClampedGate | None) -> None:
         count = gate_MF.numel()
         grid = (math.ceil(count / _GATE_BLOCK),)
         options = clamping(clamped)
         self._run("gate_rows", grid, gate_MF, up_MF, count, block=_GATE_BLOCK, **options)
-        return True
 
     def place(
         self, y_MD: Tensor, tokens: ExpertTokens, outputs_TKD: Tensor, weights_TK: Tensor
-    ) -> bool:
-        if not _suit(outputs_TKD, y_MD) or not _suit(weights_TK):
-            return False
+    ) -> None:
         (num_rows, width), num_choices = y_MD.shape, outputs_TKD.shape[1]
         tensors = outputs_TKD, y_MD, weights_TK, *(each.contiguous() for each in tokens)
         self._run("place", (num_rows,), *tensors, num_choices, width, block=block_of(width))
-        return True
 
-    def add(self, x_MD: Tensor, scale: float, first: Tensor, second: Tensor | None) -> bool:
-        if not _suit(x_MD, first, second):
-            return False
+    def add(self, x_MD: Tensor, scale: float, first: Tensor, second: Tensor | None) -> None:
         num_rows, width = x_MD.shape
         num_parts = first.shape[1] if first.dim() == 3 else 1
         tensors = x_MD, first, first if second is None else second
         options = {"has_second": second is not None, "block": block_of(width)}
         self._run("add", (num_rows,), *tensors, num_parts, width, scale, **options)
-        return True
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> bool:
-        is_exact = weight.dtype == torch.float32
-        suit = _suit(x[:1], out[:1]) and x.stride() == out.stride() and _suit(weight)
-        if not suit or not (is_exact or weight.dtype == x.dtype):
-            return False
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         num_parts, width = math.prod(x.shape[1:-1]), x.shape[-1]
         sizes = x.stride(0), eps, width
-        options = {"is_exact": is_exact, "block": block_of(width)}
+        options = {"is_exact": weight.dtype == torch.float32, "block": block_of(width)}
         self._run("norm", (len(x), num_parts), out, x, weight, *sizes, **options)
-        return True
 
     def norm_gated(
         self, x_THV: Tensor, weight_V: Tensor, eps: float, z_THV: Tensor, out_THV: Tensor
-    ) -> bool:
-        suit = _suit(weight_V, z_THV[:1], out_THV) and _suit(x_THV)
-        if not suit or x_THV.dtype != torch.float32:
-            return False
+    ) -> None:
         num_rows, num_parts, width = out_THV.shape
         tensors = out_THV, x_THV, weight_V, z_THV
         options = {"block": block_of(width)}
         self._run(
             "norm_gated", (num_rows, num_parts), *tensors, z_THV.stride(0), eps, width, **options
         )
-        return True
 
-    def rotate(self, x_THC: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> bool:
-        if not _suit(x_THC[:1, 0], cos_TR, sin_TR):
-            return False
+    def rotate(self, x_THC: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> None:
         num_rows, num_heads, _ = x_THC.shape
         strides, width = x_THC.stride()[:2], cos_TR.shape[1]
         options = {"block": block_of(width)}
         self._run(
             "rotate", (num_rows, num_heads), x_THC, cos_TR, sin_TR, *strides, width, **options
         )
-        return True
 
     def _run(self, name: str, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
         if all(grid) and options["block"]:
@@ -104,15 +91,6 @@ def clamping(clamped: ClampedGate | None) -> dict[str, Any]:
     if clamped is None:
         return dict.fromkeys(_CLAMPING, 0.0) | {"is_clamped": False}
     return {name: getattr(clamped, name) for name in _CLAMPING} | {"is_clamped": True}
-
-
-def _suit(*tensors: Tensor | None) -> bool:
-    """Whether these lie in memory without gaps, are of one type, and rows of them fit a block."""
-    there = [tensor for tensor in tensors if tensor is not None]
-    dtype = there[0].dtype
-    alike = all(tensor.dtype == dtype and tensor.is_contiguous() for tensor in there)
-    widths = (tensor.shape[-1] for tensor in there)
-    return alike and dtype in _DTYPES and max(widths) <= _LARGEST_BLOCK
 
 
 def block_of(width: int) -> int:

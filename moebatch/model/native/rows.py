@@ -61,19 +61,6 @@ def clamping_of(clamped: ClampedGate) -> Clamping:
     return Clamping(*(getattr(clamped, name) for name, _ in Clamping._fields_))
 
 
-def suits(*tensors: Tensor | None) -> bool:
-    """Whether rows of these can be gone through together: in memory without gaps, of one type."""
-    dtype = None
-    for tensor in tensors:
-        if tensor is None:
-            continue
-        if dtype is None:
-            dtype = tensor.dtype
-        if tensor.dtype != dtype or not tensor.is_cpu or not tensor.is_contiguous():
-            return False
-    return dtype in ROW_DTYPES
-
-
 def row_work(
     out: Tensor,
     first: Tensor,
@@ -106,21 +93,28 @@ class NativeRows:
         self._kernels = kernels
         self._helpers = Helpers(torch_parallel())
 
-    def gate(self, gate_MF: Tensor, up_MF: Tensor, clamped: ClampedGate | None) -> bool:
-        if not suits(gate_MF, up_MF):
-            return False
-        num_rows, width = gate_MF.shape
+    @staticmethod
+    def suits(*tensors: Tensor | None) -> bool:
+        dtype = None
+        for tensor in tensors:
+            if tensor is None:
+                continue
+            if dtype is None:
+                dtype = tensor.dtype
+            if tensor.dtype != dtype or not tensor.is_cpu or not tensor.is_contiguous():
+                return False
+        return dtype in ROW_DTYPES
+
+    def gate(self, gate_MF: Tensor, up_MF: Tensor, clamped: ClampedGate | None) -> None:
+        (num_rows, width), kernel = gate_MF.shape, self._kernels.gate
         work = row_work(gate_MF, up_MF, num_rows=num_rows, width=width)
-        if clamped is None:
-            return self._run(self._kernels.gate, work, gate_MF)
-        work.clamping = clamping_of(clamped)
-        return self._run(self._kernels.gate_clamped, work, gate_MF)
+        if clamped is not None:
+            kernel, work.clamping = self._kernels.gate_clamped, clamping_of(clamped)
+        self._run(kernel, work, gate_MF)
 
     def place(
         self, y_MD: Tensor, tokens: ExpertTokens, outputs_TKD: Tensor, weights_TK: Tensor
-    ) -> bool:
-        if not suits(outputs_TKD, y_MD) or not suits(weights_TK):
-            return False
+    ) -> None:
         rows_M, choices_M = (each.contiguous() for each in tokens)
         _, num_choices, width = outputs_TKD.shape
         work = row_work(
@@ -133,23 +127,17 @@ class NativeRows:
             choices=choices_M.data_ptr(),
             weights=weights_TK.data_ptr(),
         )
-        return self._run(self._kernels.place, work, y_MD)
+        self._run(self._kernels.place, work, y_MD)
 
-    def add(self, x_MD: Tensor, scale: float, first: Tensor, second: Tensor | None) -> bool:
-        if not suits(x_MD, first, second):
-            return False
+    def add(self, x_MD: Tensor, scale: float, first: Tensor, second: Tensor | None) -> None:
         num_rows, width = x_MD.shape
         num_parts = first.shape[1] if first.dim() == 3 else 1
         work = row_work(
             x_MD, first, second, num_rows=num_rows, num_parts=num_parts, width=width, scale=scale
         )
-        return self._run(self._kernels.add, work, x_MD)
+        self._run(self._kernels.add, work, x_MD)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> bool:
-        is_exact = weight.dtype == torch.float32
-        suit = suits(x[:1], out[:1]) and x.stride() == out.stride()
-        if not (suit and suits(weight) and (is_exact or weight.dtype == x.dtype)):
-            return False
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         work = row_work(
             out,
             x,
@@ -159,18 +147,13 @@ class NativeRows:
             width=x.shape[-1],
             stride=x.stride(0),
             eps=eps,
-            is_exact=is_exact,
+            is_exact=weight.dtype == torch.float32,
         )
-        return self._run(self._kernels.norm, work, out)
+        self._run(self._kernels.norm, work, out)
 
     def norm_gated(
         self, x_THV: Tensor, weight_V: Tensor, eps: float, z_THV: Tensor, out_THV: Tensor
-    ) -> bool:
-        if (
-            not (suits(x_THV) and suits(weight_V, z_THV[:1], out_THV))
-            or x_THV.dtype != torch.float32
-        ):
-            return False
+    ) -> None:
         num_rows, num_parts, width = out_THV.shape
         work = row_work(
             out_THV,
@@ -183,11 +166,9 @@ class NativeRows:
             third=z_THV.data_ptr(),
             eps=eps,
         )
-        return self._run(self._kernels.norm_gated, work, out_THV)
+        self._run(self._kernels.norm_gated, work, out_THV)
 
-    def rotate(self, x_THC: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> bool:
-        if not suits(x_THC[:1, 0], cos_TR, sin_TR):
-            return False
+    def rotate(self, x_THC: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> None:
         num_rows, num_heads, _ = x_THC.shape
         work = row_work(
             x_THC,
@@ -199,10 +180,9 @@ class NativeRows:
             stride=x_THC.stride(0),
             part_stride=x_THC.stride(1),
         )
-        return self._run(self._kernels.rotate, work, x_THC)
+        self._run(self._kernels.rotate, work, x_THC)
 
-    def _run(self, kernel: Kernel, work: RowWork, written: Tensor) -> bool:
+    def _run(self, kernel: Kernel, work: RowWork, written: Tensor) -> None:
         if written.numel():
             num_threads = threads_for(written.nbytes, _LEAST_SHARED_BYTES)
             self._helpers.run(kernel, work, num_threads)
-        return True
