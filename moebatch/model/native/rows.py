@@ -61,28 +61,17 @@ def clamping_of(clamped: ClampedGate) -> Clamping:
     return Clamping(*(getattr(clamped, name) for name, _ in Clamping._fields_))
 
 
-def row_work(
-    out: Tensor,
-    first: Tensor,
-    second: Tensor | None = None,
-    *,
-    num_rows: int,
-    num_parts: int = 1,
-    width: int,
-    stride: int = 0,
-    **others: Any,
-) -> RowWork:
-    """Work on tensors that suit. Only pointers: the tensors must live until it has been done."""
+def row_work(out: Tensor, first: Tensor, second: Tensor | None = None, **others: Any) -> RowWork:
+    """Work on tensors that suit, as many rows of as many parts as `out` has, each as wide, but for
+    what `others` say. Only pointers: the tensors must live until it has been done."""
+    num_rows, *parts, width = out.shape
+    sizes = {"num_rows": num_rows, "num_parts": math.prod(parts), "width": width}
     return RowWork(
         out=out.data_ptr(),
         first=first.data_ptr(),
         second=None if second is None else second.data_ptr(),
-        num_rows=num_rows,
-        num_parts=num_parts,
-        width=width,
-        stride=stride,
         dtype=DTYPES[out.dtype],
-        **others,
+        **(sizes | others),
     )
 
 
@@ -106,8 +95,7 @@ class NativeRows:
         return dtype in ROW_DTYPES
 
     def gate(self, gate_MF: Tensor, up_MF: Tensor, clamped: ClampedGate | None) -> None:
-        (num_rows, width), kernel = gate_MF.shape, self._kernels.gate
-        work = row_work(gate_MF, up_MF, num_rows=num_rows, width=width)
+        kernel, work = self._kernels.gate, row_work(gate_MF, up_MF)
         if clamped is not None:
             kernel, work.clamping = self._kernels.gate_clamped, clamping_of(clamped)
         self._run(kernel, work, gate_MF)
@@ -116,13 +104,10 @@ class NativeRows:
         self, y_MD: Tensor, tokens: ExpertTokens, outputs_TKD: Tensor, weights_TK: Tensor
     ) -> None:
         rows_M, choices_M = (each.contiguous() for each in tokens)
-        _, num_choices, width = outputs_TKD.shape
         work = row_work(
             outputs_TKD,
             y_MD,
             num_rows=y_MD.shape[0],
-            num_parts=num_choices,
-            width=width,
             rows=rows_M.data_ptr(),
             choices=choices_M.data_ptr(),
             weights=weights_TK.data_ptr(),
@@ -130,56 +115,26 @@ class NativeRows:
         self._run(self._kernels.place, work, y_MD)
 
     def add(self, x_MD: Tensor, scale: float, first: Tensor, second: Tensor | None) -> None:
-        num_rows, width = x_MD.shape
         num_parts = first.shape[1] if first.dim() == 3 else 1
-        work = row_work(
-            x_MD, first, second, num_rows=num_rows, num_parts=num_parts, width=width, scale=scale
-        )
+        work = row_work(x_MD, first, second, num_parts=num_parts, scale=scale)
         self._run(self._kernels.add, work, x_MD)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-        work = row_work(
-            out,
-            x,
-            weight,
-            num_rows=len(x),
-            num_parts=math.prod(x.shape[1:-1]),
-            width=x.shape[-1],
-            stride=x.stride(0),
-            eps=eps,
-            is_exact=weight.dtype == torch.float32,
-        )
+        is_exact = weight.dtype == torch.float32
+        work = row_work(out, x, weight, stride=x.stride(0), eps=eps, is_exact=is_exact)
         self._run(self._kernels.norm, work, out)
 
     def norm_gated(
         self, x_THV: Tensor, weight_V: Tensor, eps: float, z_THV: Tensor, out_THV: Tensor
     ) -> None:
-        num_rows, num_parts, width = out_THV.shape
-        work = row_work(
-            out_THV,
-            x_THV,
-            weight_V,
-            num_rows=num_rows,
-            num_parts=num_parts,
-            width=width,
-            stride=z_THV.stride(0),
-            third=z_THV.data_ptr(),
-            eps=eps,
-        )
+        gates = {"third": z_THV.data_ptr(), "stride": z_THV.stride(0)}
+        work = row_work(out_THV, x_THV, weight_V, eps=eps, **gates)
         self._run(self._kernels.norm_gated, work, out_THV)
 
     def rotate(self, x_THC: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> None:
-        num_rows, num_heads, _ = x_THC.shape
-        work = row_work(
-            x_THC,
-            cos_TR,
-            sin_TR,
-            num_rows=num_rows,
-            num_parts=num_heads,
-            width=cos_TR.shape[1],
-            stride=x_THC.stride(0),
-            part_stride=x_THC.stride(1),
-        )
+        stride, part_stride, _ = x_THC.stride()
+        sizes = {"width": cos_TR.shape[1], "stride": stride, "part_stride": part_stride}
+        work = row_work(x_THC, cos_TR, sin_TR, **sizes)
         self._run(self._kernels.rotate, work, x_THC)
 
     def _run(self, kernel: Kernel, work: RowWork, written: Tensor) -> None:
