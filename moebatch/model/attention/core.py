@@ -27,7 +27,7 @@ from moebatch.model.native.attention_work import (
 )
 from moebatch.model.native.helpers import Helpers, threads_for, torch_parallel
 from moebatch.model.native.scoring import Scoring, SinkQueries
-from moebatch.model.rope import Angles, rotate
+from moebatch.model.rope import rotate
 from moebatch.model.scratch import Frame, Scratch
 from moebatch.spec.model.shape import ModelShape
 
@@ -170,8 +170,9 @@ class AttentionCore:
     ) -> Scoring:
         attention, sinks = self._attentions[layer], None
         if num_sinks:
-            assert micro_batch.turns is not None, "queries turn where there are sinks"
-            turned_THC = _turned(frame, q_THC, micro_batch.turns, attention.rotated_from)
+            turns, turned_THC = micro_batch.turns, frame.take(*q_THC.shape).copy_(q_THC)
+            assert turns is not None, "queries turn where there are sinks"
+            rotate(turned_THC[..., attention.rotated_from :], turns.cos_TR, turns.sin_TR)
             sinks = SinkQueries(num_sinks, turned_THC)
         return Scoring(attention.scale, sinks, self._sink_scores.get(layer))
 
@@ -202,9 +203,3 @@ class AttentionCore:
         self._helpers.run(kernel, work, num_threads)
         if work.has_failed:
             raise MemoryError("no memory for the scratch of attention")
-
-
-def _turned(frame: Frame, q_THC: Tensor, turns: Angles, rotated_from: int) -> Tensor:
-    turned_THC = frame.take(*q_THC.shape).copy_(q_THC)
-    rotate(turned_THC[..., rotated_from:], turns.cos_TR, turns.sin_TR)
-    return turned_THC
