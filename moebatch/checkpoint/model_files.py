@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain, islice
 from math import prod
 from pathlib import Path
@@ -40,7 +41,7 @@ COMPUTE_DTYPES: Mapping[Dtype, torch.dtype] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: weights are sampled once
 class ModelFiles:
     """A model folder that has been validated against its config.json."""
 
@@ -51,7 +52,7 @@ class ModelFiles:
     dtype: torch.dtype
     """In which everything is computed."""
 
-    @property
+    @cached_property
     def owner(self) -> ModelOwner:
         """The model, as files that are made for it name it. Raises CheckpointError."""
         described = checkpoint_fingerprint(self.config, self.checkpoint)
