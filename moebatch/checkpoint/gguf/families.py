@@ -329,37 +329,23 @@ _MAMBA_SIZES = {
     "mamba_n_groups": "ssm.group_count",
     "mamba_n_heads": "ssm.time_step_rank",
 }
-_QWEN3 = GgufFamily(
-    architecture="Qwen3MoeForCausalLM",
-    entries={"norm_topk_prob": True},
-)
+_QWEN3 = GgufFamily(architecture="Qwen3MoeForCausalLM", entries={"norm_topk_prob": True})
 FAMILIES = {
     "llama": GgufFamily(
         architecture="MixtralForCausalLM",
         width="intermediate_size",
-        entries={"sliding_window": None},
         arranged=_interleaved,
     ),
-    "qwen2moe": GgufFamily(
-        architecture="Qwen2MoeForCausalLM",
-        entries={"norm_topk_prob": False, "qkv_bias": True},
-    ),
+    "qwen2moe": GgufFamily(architecture="Qwen2MoeForCausalLM"),
     "qwen3moe": _QWEN3,
     "qwen3vlmoe": _QWEN3,  # of text alone, whose positions are those of one axis
-    "olmoe": GgufFamily(
-        architecture="OlmoeForCausalLM",
-        width="intermediate_size",
-        entries={"norm_topk_prob": False},
-    ),
+    "olmoe": GgufFamily(architecture="OlmoeForCausalLM", width="intermediate_size"),
     "glm4moe": GgufFamily(
         architecture="Glm4MoeForCausalLM",
         sizes=_SHARED_SIZES | _GROUP_SIZES,
         flags={"attention_bias": "attn_q.bias", "use_qk_norm": "attn_q_norm.weight"},
     ),
-    "minimax-m2": GgufFamily(
-        architecture="MiniMaxM2ForCausalLM",
-        width="intermediate_size",
-    ),
+    "minimax-m2": GgufFamily(architecture="MiniMaxM2ForCausalLM", width="intermediate_size"),
     "gpt-oss": GgufFamily(
         architecture="GptOssForCausalLM",
         width="intermediate_size",
@@ -370,7 +356,6 @@ FAMILIES = {
     "deepseek": GgufFamily(
         architecture="DeepseekForCausalLM",
         sizes=_SHARED_SIZES,
-        entries={"norm_topk_prob": False},
         arranged=_interleaved,
     ),
     "deepseek2": GgufFamily(
@@ -429,14 +414,12 @@ FAMILIES = {
             "routed_scaling_factor": "expert_weights_scale",
         },
         flags={"mamba_conv_bias": "ssm_conv1d.bias"},
-        entries={"hidden_act": "relu2"},
         keys=_nemotron,
         arranged=_state_space,
     ),
     "lfm2moe": GgufFamily(
         architecture="Lfm2MoeForCausalLM",
         sizes={"conv_L_cache": "shortconv.l_cache"},
-        entries={"norm_topk_prob": True, "use_expert_bias": True, "routed_scaling_factor": 1.0},
         keys=_lfm2,
         arranged=_short_convolution,
     ),
@@ -447,24 +430,20 @@ FAMILIES = {
         keys=_kimi,
         arranged=_channel_delta,
     ),
-    "hunyuan-moe": GgufFamily(
-        architecture="HunYuanMoEV1ForCausalLM",
-        width="intermediate_size",
-    ),
+    "hunyuan-moe": GgufFamily(architecture="HunYuanMoEV1ForCausalLM", width="intermediate_size"),
     "gemma4": GgufFamily(
         architecture="Gemma4ForCausalLM",
         sizes={
             "sliding_window": "attention.sliding_window",
             "final_logit_softcapping": "final_logit_softcapping",
         },
-        entries={"hidden_act": "gelu_pytorch_tanh", "enable_moe_block": True},
+        entries={"enable_moe_block": True},
         keys=_gemma,
         knows_factors=True,
     ),
     "qwen3next": GgufFamily(
         architecture="Qwen3NextForCausalLM",
         sizes=_RECURRENT_SIZES,
-        entries={"norm_topk_prob": True},
         keys=_recurrent,
         arranged=_qwen3_next,
     ),

@@ -126,7 +126,7 @@ class GgufFamily:
     flags: Mapping[str, str] = field(default_factory=dict)
     """Keys of transformers that are true where a layer has a tensor."""
     entries: Mapping[str, Any] = field(default_factory=dict)
-    """What llama.cpp takes for granted."""
+    """What llama.cpp takes for granted and transformers does not."""
     keys: Callable[[GgufMetadata], dict[str, Any]] = lambda said: {}
     """Keys of transformers that take more than one of GGUF."""
     positions: Mapping[str, Any] = field(default_factory=dict)
@@ -151,7 +151,6 @@ class GgufFamily:
             "architectures": [self.architecture],
             "model_type": described.model_type,
             "dtype": "bfloat16",
-            "hidden_act": "silu",
             "vocab_size": vocab_size,
             "tie_word_embeddings": is_tied,
             "intermediate_size": said.get("feed_forward_length") or width,

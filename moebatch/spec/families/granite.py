@@ -20,12 +20,15 @@ from moebatch.spec.model.tensor_names import OF_MAMBA, behind, stacked_experts, 
 _BLOCK = "block_sparse_moe."
 
 
-def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
+def _layers(keys: ConfigKeys, num_layers: int, *, rotates: bool = True) -> Layers:
     shared = "shared_intermediate_size"
     residual = Residual(added=keys.positive("residual_multiplier"))
     return Layers(
         attention=grouped_attention(
-            keys, biases="attention_bias", score_scale=keys.positive("attention_multiplier")
+            keys,
+            biases="attention_bias",
+            rotates=rotates,
+            score_scale=keys.positive("attention_multiplier"),
         ),
         **mlps(
             keys,
@@ -92,14 +95,9 @@ def _bases(keys: ConfigKeys, num_layers: int, rotary: dict[str, Any]) -> Sequenc
 
 
 def _hybrid(keys: ConfigKeys, num_layers: int) -> Layers:
-    layers, usual = _layers(keys, num_layers), ("mamba",) * num_layers
-    assert isinstance(layers.attention, GroupedAttention), "that of the family"
-    has_positions = keys.value("position_embedding_type") == "rope"
-    return replace(
-        layers,
-        attention=layers.attention if has_positions else replace(layers.attention, num_rotated=0),
-        **recurring(keys, usual, _state_space, recur=_RECUR, attend=_ATTEND),
-    )
+    layers = _layers(keys, num_layers, rotates=keys.value("position_embedding_type") == "rope")
+    usual = ("mamba",) * num_layers
+    return replace(layers, **recurring(keys, usual, _state_space, recur=_RECUR, attend=_ATTEND))
 
 
 def _state_space(keys: ConfigKeys) -> StateSpace:

@@ -1,7 +1,6 @@
 """Jamba (AI21): most layers are Mamba-1 with norms, every eighth attends without positions, and
 every second one has experts."""
 
-from dataclasses import replace
 from math import ceil
 
 from moebatch.spec.families.family import FamilySpec
@@ -29,7 +28,7 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     require_attention(keys, bool(attending))
     recurrent = tuple(layer for layer in range(num_layers) if layer not in attending)
     return Layers(
-        attention=replace(grouped_attention(keys), num_rotated=0),
+        attention=grouped_attention(keys, rotates=False),
         **recurring_in(keys, recurrent, _scan),
         **mlps(keys, num_layers, moe_layers, width="intermediate_size"),
         router=Router(),

@@ -12,7 +12,6 @@ alone.
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 
 from moebatch.spec.families.family import FamilySpec
 from moebatch.spec.families.parts import corrected_router, grouped_attention
@@ -62,7 +61,7 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
         for key in ("moe_shared_expert_intermediate_size", "intermediate_size")
     )
     return Layers(
-        attention=replace(grouped_attention(keys), num_rotated=0),
+        attention=grouped_attention(keys, rotates=False),
         sliding_windows=(None,) * len(layers),
         **recurring_in(keys, _places(mixers, "M"), _state_space),
         moe_layers=_places(mlps, "E"),

@@ -13,24 +13,26 @@ def grouped_attention(
     *,
     biases: str | None = None,
     qkv_bias: str | None = None,
+    rotates: bool = True,
     rotates_part: bool = False,
     fills_hidden: bool = False,
     **others: Any,
 ) -> GroupedAttention:
     """Attention with keys and values of their own; `biases` is the key that says whether all
-    projections have one, `qkv_bias` whether all but the last have, `rotates_part` says that a part
-    of a head may rotate alone, as rotary parameters of its kind have it, and `fills_hidden` that
-    heads together have to be as wide as hidden states. What else the attention of a family is like,
-    it says in fields of `GroupedAttention`."""
+    projections have one, `qkv_bias` whether all but the last have, `rotates` says whether there are
+    rotary positions, `rotates_part` that a part of a head may rotate alone, as rotary parameters of
+    its kind have it, and `fills_hidden` that heads together have to be as wide as hidden states.
+    What else the attention of a family is like, it says in fields of `GroupedAttention`."""
     has_biases = biases is not None and keys.flag(biases)
     heads, kv_heads, head_dim = keys.heads(fill_hidden=fills_hidden)
+    part = keys.rotary_dim(head_dim, others.get("rotary")) if rotates_part else None
     return GroupedAttention(
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         qkv_bias=has_biases or (qkv_bias is not None and keys.flag(qkv_bias)),
         output_bias=has_biases,
-        num_rotated=keys.rotary_dim(head_dim, others.get("rotary")) if rotates_part else None,
+        num_rotated=part if rotates else 0,
         **others,
     )
 
