@@ -147,6 +147,7 @@ class GgufFamily:
             **{key: said.get(name) for key, name in _USUAL_SIZES.items()},
             **{key: value for key, value in own if value is not None},
             **{key: said.has(name) for key, name in self.flags.items()},
+            "mamba_conv_bias": said.has("ssm_conv1d.bias"),
             "num_hidden_layers": said.num_layers,
             "architectures": [self.architecture],
             "model_type": described.model_type,

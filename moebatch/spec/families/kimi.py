@@ -3,13 +3,12 @@ rotary positions."""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from moebatch.spec.families.deepseek import latent_attention, latent_layers
 from moebatch.spec.families.family import FamilySpec
 from moebatch.spec.families.kinds import FULL, LINEAR
 from moebatch.spec.families.parts import corrected_router
-from moebatch.spec.families.recurring import conv_width, recurring, require_silu
+from moebatch.spec.families.recurring import alike_heads, conv_width, recurring, require_silu
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.recurrence import ChannelDelta
 from moebatch.spec.model.shape import Layers
@@ -50,23 +49,12 @@ def _listed(layers: object) -> list[int]:
 
 def _delta(keys: ConfigKeys) -> ChannelDelta:
     """Gates and fading go through as many numbers as a head has."""
-    heads, head_dim = keys.count("linear_num_heads"), keys.count("linear_head_dim")
-    return channel_delta(keys, heads, head_dim, "linear_conv_kernel_dim", rank=head_dim)
-
-
-def channel_delta(
-    keys: ConfigKeys, heads: int, head_dim: int, width: str, **others: Any
-) -> ChannelDelta:
-    """Whose heads of keys and of values are alike, and whose convolutions are as wide as the key
-    `width` says; `others` are further fields."""
     require_silu(keys)
+    heads, head_dim = keys.count("linear_num_heads"), keys.count("linear_head_dim")
     return ChannelDelta(
-        num_key_heads=heads,
-        num_value_heads=heads,
-        key_head_dim=head_dim,
-        value_head_dim=head_dim,
-        conv_width=conv_width(keys, width),
-        **others,
+        **alike_heads(heads, head_dim),
+        conv_width=conv_width(keys, "linear_conv_kernel_dim"),
+        rank=head_dim,
     )
 
 

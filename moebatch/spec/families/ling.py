@@ -7,10 +7,10 @@ from math import inf
 
 from moebatch.spec.families.deepseek import latent_attention, latent_layers
 from moebatch.spec.families.family import FamilySpec
-from moebatch.spec.families.kimi import OF_DELTA, channel_delta
+from moebatch.spec.families.kimi import OF_DELTA
 from moebatch.spec.families.kinds import FULL, LINEAR
 from moebatch.spec.families.parts import clamps_by_layer, corrected_router
-from moebatch.spec.families.recurring import recurring
+from moebatch.spec.families.recurring import alike_heads, conv_width, recurring, require_silu
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.recurrence import ChannelDelta
 from moebatch.spec.model.shape import Layers
@@ -71,12 +71,18 @@ def _usual_types(keys: ConfigKeys, num_layers: int) -> Sequence[str]:
 
 def _delta(keys: ConfigKeys) -> ChannelDelta:
     """Sizes are those of attention, unless transformers has written them."""
+    require_silu(keys)
     heads = keys.count_or_none("linear_num_heads") or keys.count("num_attention_heads")
     head_dim = keys.count_or_none("linear_head_dim") or keys.count("head_dim")
     conv = "linear_conv_kernel_dim"
     if keys.value(conv) is None:
         conv = "short_conv_kernel_size"
-    return channel_delta(keys, heads, head_dim, conv, rank=None, least_fading=_least_fading(keys))
+    return ChannelDelta(
+        **alike_heads(heads, head_dim),
+        conv_width=conv_width(keys, conv),
+        rank=None,
+        least_fading=_least_fading(keys),
+    )
 
 
 def _least_fading(keys: ConfigKeys) -> float | None:

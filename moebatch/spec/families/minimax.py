@@ -7,7 +7,7 @@ from dataclasses import replace
 from moebatch.spec.families.family import FamilySpec
 from moebatch.spec.families.kinds import FULL, LINEAR, everywhere
 from moebatch.spec.families.parts import grouped_attention, mlps, sigmoid_router
-from moebatch.spec.families.recurring import recurring
+from moebatch.spec.families.recurring import alike_heads, recurring
 from moebatch.spec.model.blocks import Residual, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.recurrence import LightningAttention
@@ -59,11 +59,7 @@ def _usual_types(keys: ConfigKeys, num_layers: int) -> Sequence[str]:
 def _lightning(keys: ConfigKeys) -> LightningAttention:
     heads, _, head_dim = keys.heads()
     return LightningAttention(
-        num_key_heads=heads,
-        num_value_heads=heads,
-        key_head_dim=head_dim,
-        value_head_dim=head_dim,
-        num_layers=keys.count("num_hidden_layers"),
+        **alike_heads(heads, head_dim), num_layers=keys.count("num_hidden_layers")
     )
 
 

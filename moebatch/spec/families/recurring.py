@@ -40,6 +40,16 @@ def recurring_in(
     }
 
 
+def alike_heads(heads: int, head_dim: int) -> dict[str, Any]:
+    """What a recurrence says whose heads of keys and of values are alike."""
+    return {
+        "num_key_heads": heads,
+        "num_value_heads": heads,
+        "key_head_dim": head_dim,
+        "value_head_dim": head_dim,
+    }
+
+
 def require_attention(keys: ConfigKeys, is_there: bool) -> None:
     """Notes a fault where no layer attends."""
     if not is_there:
