@@ -22,7 +22,7 @@ from moebatch.plan.search.refusal import fewest_pages, too_small
 from moebatch.plan.search.whole import most_residents, with_rest_below
 from moebatch.schedule.registry import traits_of
 from moebatch.spec.machine.hardware import LevelName
-from moebatch.spec.policy.policy import Placement, Policy, pages_of
+from moebatch.spec.policy.policy import STREAMING_SLOTS, Placement, Policy, pages_of
 
 _MOST_REPLAYED = 2**25
 """Sequences in all passes that are replayed: a second or two."""
@@ -51,6 +51,9 @@ _LEAST_GAIN = 1.01
 """What is less than that is not worth a round: rough replays do not show it."""
 _BATCHES = (0.75, 0.875, 1.125, 1.25, 1.5, 2.0)
 _TOKENS = (0.5, 0.75, 1.5, 2.0)
+_PASSES = ((0.875, 0.5), (1.5, 1.5))
+"""Sequences and tokens of smaller and of larger passes: where experts are computed in another way
+for fewer rows, or where each of the two needs the other, no climb by one of them leads there."""
 _FEWER = (0.5, 0.75)
 """Tokens of a pass that leave room."""
 _FEW_PASSES = 8
@@ -60,8 +63,10 @@ _PAGES = (0.8, 0.9)
 _MICRO_BATCHES = (0.5, 2.0)
 _BESIDE = 1.1
 """Places for so many more sequences than are held in the mean."""
-_RESIDENTS = (-8, -4, -2, -1, 1, 2, 4, 8)
-_SLOTS = (-2, -1, 1, 2, 4)
+_RESIDENTS = (-4, -1, 1, 4, 8)
+_PARTS = 256
+"""More of so many parts of all experts stay: of many, a single one makes no difference."""
+_SLOTS = (-2, 1, 2)
 _MORE_SLOTS = (2, 3)
 """Times as many: what is read while experts wait for the rest of a layer to be computed."""
 _FAR_TOKENS = (0.75, 1.0, 1.25, 1.5, 2.0)
@@ -264,9 +269,11 @@ def _neighbours(problem: Problem, policy: Policy) -> Iterator[Policy]:
     batch, tokens = policy.batch_size, policy.tokens_per_pass
     most = _largest_batch(problem, policy)
     num_resident = problem.num_resident(policy)
+    step = max(1, problem.num_experts // _PARTS)
     longer = [_with_tokens(problem, policy, round(tokens * by)) for by in _TOKENS]
     # What buffers of smaller micro-batches leave, a pass of more tokens may need.
-    sizes = product((policy, *longer), _MICRO_BATCHES if problem.ladder.top == "vram" else ())
+    larger_ones = (other for other in longer if other.tokens_per_pass > tokens)
+    sizes = ((policy, 2.0), *product(larger_ones, _MICRO_BATCHES))
     # A batch that bounds its micro-batches grows with them.
     both = (round(batch * by) for by in _BATCHES if by > 1 and _bounds_micro_batch(policy))
     larger = _each_once(
@@ -274,7 +281,8 @@ def _neighbours(problem: Problem, policy: Policy) -> Iterator[Policy]:
         # As many each time, in as many rounds and in one more.
         *(_with_batch(policy, ceil(most / (ceil(most / batch) + more))) for more in (0, 1)),
         *longer,
-        *(_with_micro_batch(other, by) for other, by in sizes),
+        *(_with_pass(problem, policy, *by) for by in _PASSES),
+        *(_with_micro_batch(one, by) for one, by in sizes if problem.ladder.top == "vram"),
         *(_with_micro_batch(_with_batch(policy, min(size, most)), 2) for size in both),
     )
     changed = _each_once(
@@ -283,9 +291,9 @@ def _neighbours(problem: Problem, policy: Policy) -> Iterator[Policy]:
         *(_with_room_used(problem, policy, level) for level in _homes(policy)),
         # What a larger batch needs for its cache, experts that stay may have.
         *(_filled(problem, other) for other in larger),
-        *(_with_residents(problem, policy, num_resident + more) for more in _RESIDENTS),
-        *(_with_slots(problem, policy, policy.num_slots + more) for more in _SLOTS),
-        *(_with_slots(problem, policy, policy.num_slots * by) for by in _MORE_SLOTS),
+        *_with_cache_moved(problem, policy),
+        *(_with_residents(problem, policy, num_resident + more * step) for more in _RESIDENTS),
+        *(_with_slots(problem, policy, number) for number in _slot_counts(policy.num_slots)),
     )
     yield from (other for other in changed if other != policy)
 
@@ -321,6 +329,13 @@ def _with_tokens(problem: Problem, policy: Policy, tokens: int) -> Policy:
     return replace(policy, tokens_per_pass=max(least, min(tokens, most)))
 
 
+def _with_pass(problem: Problem, policy: Policy, by: float, of_tokens: float) -> Policy:
+    """So many times the sequences, and the tokens of a pass."""
+    batch_size = min(round(policy.batch_size * by), _largest_batch(problem, policy))
+    tokens = round(policy.tokens_per_pass * of_tokens)
+    return _with_tokens(problem, _with_batch(policy, batch_size), tokens)
+
+
 def _with_micro_batch(policy: Policy, by: float) -> Policy:
     size = round(policy.micro_batch_size * by)
     most = widest_micro_batch(traits_of(policy), policy.batch_size)
@@ -343,6 +358,20 @@ def _in_one_place(policy: Policy, level: LevelName) -> Policy:
     return replace(policy, kv_cache=Placement(**{level: 1.0}))
 
 
+def _with_cache_moved(problem: Problem, policy: Policy) -> Iterator[Policy]:
+    """The other processor attends, to a cache below the GPU; without a GPU, a cache that is all in
+    one place is in the other."""
+    cache = policy.kv_cache
+    if problem.ladder.top == "vram":
+        if traits_of(policy).attention is None and problem.shape.attends_beside_gpu:
+            below = replace(cache, vram=0.0, dram=cache.vram + cache.dram)
+            on_gpu = not policy.attention_on_gpu
+            other = replace(policy, attention_on_gpu=on_gpu, kv_cache=below)
+            yield _filled(problem, other) if cache.vram else other
+    elif problem.keeps_kv_on_disk and not _homes(policy):
+        yield _filled(problem, _in_one_place(policy, "disk" if cache.dram else "dram"))
+
+
 def _with_room_used(problem: Problem, policy: Policy, level: LevelName) -> Policy:
     """The cache at one level, and what it leaves elsewhere for experts: slots that are never full
     where a disk fills them, and others that stay."""
@@ -353,6 +382,14 @@ def _with_room_used(problem: Problem, policy: Policy, level: LevelName) -> Polic
     if num_slots >= problem.num_experts:
         return _filled(problem, moved)
     return _filled(problem, _with_residents(problem, replace(moved, num_slots=num_slots), 0))
+
+
+def _slot_counts(num_slots: int) -> Iterator[int]:
+    """Some more or fewer, times as many or half, and as many as are enough on most machines: beside
+    attention on a CPU a candidate has those of a whole layer."""
+    yield from (num_slots + more for more in _SLOTS)
+    yield from (num_slots * by for by in _MORE_SLOTS)
+    yield from (max(STREAMING_SLOTS, num_slots // 2), STREAMING_SLOTS)
 
 
 def _slots_never_full(problem: Problem, policy: Policy) -> int:
