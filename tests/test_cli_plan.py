@@ -300,3 +300,36 @@ def test_a_policy_that_was_made_for_others_says_so() -> None:
         "made for" in note
         for note in answer("--hw", "t4-moe-lightning", *T4[2:], "--policy", SAVED)["notes"]
     )
+
+
+@pytest.mark.parametrize(
+    "command, same",
+    [
+        (
+            ("sbatch", "job.yaml", "--shards", "2", "-o", "./job.yaml"),
+            "--output: is the same as JOB",
+        ),
+        (("plan", "job.yaml", "-o", "link.yaml"), "--output: is the same as JOB"),
+        (("plan", *T4, "--hw", "./hw.yaml", "-o", "hw.yaml"), "--output: is the same as --hw"),
+        (
+            ("plan", *T4, "--roofline", "a.svg", "-o", "a.svg"),
+            "--roofline: is the same as --output",
+        ),
+        (
+            ("simulate", *T4, "--durations", "s.json", "--trace", "s.json"),
+            "--trace: is the same as --durations",
+        ),
+    ],
+)
+def test_nothing_is_written_over_what_the_command_reads_or_writes(
+    tmp_path: Path, command: tuple[str, ...], same: str
+) -> None:
+    read = ("job.yaml", "hw.yaml", "s.json")
+    for name in read:
+        (tmp_path / name).write_text("{}")
+    (tmp_path / "link.yaml").symlink_to("job.yaml")
+    line = [sys.executable, "-m", "moebatch", *command]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == ExitCode.CONFIG
+    assert f"{same}; choose another" in done.stderr
+    assert [(tmp_path / name).read_text() for name in read] == ["{}"] * len(read)

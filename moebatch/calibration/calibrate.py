@@ -27,7 +27,6 @@ from moebatch.calibration.texts import HELD_OUT_SHARE, SEQUENCE_TOKENS, PlacedTe
 from moebatch.engine.approximation_files import GATING, PREGATES
 from moebatch.engine.spec import EngineSpec, shares_beginnings
 from moebatch.errors import ConfigError, Fault
-from moebatch.folder.output_path import is_same_file
 from moebatch.folder.work_folder import WorkFolder
 from moebatch.job.opened import OpenedJob
 from moebatch.measure.saved import require_writable_file
@@ -44,6 +43,7 @@ from moebatch.predict.learnt_files import (
 from moebatch.predict.path_table import PathTable
 from moebatch.predict.routing_habits import measure_habits
 from moebatch.predict.trace import TRACE
+from moebatch.spec.files.text_file import is_same_file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

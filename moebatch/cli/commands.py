@@ -12,7 +12,7 @@ import typer
 import moebatch
 from moebatch.calibration.order import CalibrationOrder
 from moebatch.cli.as_json import AsJson, answering, print_json
-from moebatch.cli.parameters import JobFile, Quiet, with_options
+from moebatch.cli.parameters import JobFile, Quiet, require_apart, with_options
 from moebatch.cli.plan import plan
 from moebatch.cli.process import (
     carried_out,
@@ -96,6 +96,7 @@ def sbatch(job: JobFile, asked: Submission, output: Script = None) -> None:
     from moebatch.spec.files.text_file import write_text
     from moebatch.spec.job import load_job
 
+    require_apart("moebatch sbatch", {"--output": output}, {"JOB": job})
     script = submission_script(job, load_job(job), asked)
     if output is None:
         typer.echo(script, nl=False)

@@ -1,7 +1,7 @@
 """Parameters of commands: fields of dataclasses, and what several commands have."""
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
@@ -10,6 +10,8 @@ from typing import Annotated, Any, get_args, get_origin
 import typer
 from typer.models import ParameterInfo
 
+from moebatch.errors import ConfigError, Fault
+from moebatch.spec.files.text_file import is_no_regular_file, is_same_file
 from moebatch.spec.option import Option, choices
 
 
@@ -100,6 +102,22 @@ def named(*endings: str) -> Callable[[Path | None], Path | None]:
         return path
 
     return check
+
+
+def require_apart(
+    command: str, written: Mapping[str, Path | None], read: Mapping[str, str | Path | None]
+) -> None:
+    """Raises ConfigError where a command would write over a file that it reads, or that it writes
+    itself. Files by the options that name them; what is read may also be a name of no file."""
+    taken = {option: Path(path) for option, path in read.items() if path and Path(path).is_file()}
+    for option, path in written.items():
+        if path is None or is_no_regular_file(path):
+            continue
+        same = next((other for other, theirs in taken.items() if is_same_file(path, theirs)), None)
+        if same is not None:
+            message = f"is the same as {same}; choose another"
+            raise ConfigError([Fault(file=command, where=option, message=message)])
+        taken[option] = path
 
 
 PICTURES = (".svg", ".html", ".png", ".pdf")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moebatch.cli.as_json import AsJson, answering, print_json
-from moebatch.cli.parameters import PICTURES, PlannedJob, either, named, with_options
+from moebatch.cli.parameters import PICTURES, PlannedJob, either, named, require_apart, with_options
 from moebatch.cli.process import let_threads_sleep
 from moebatch.garbage import importing
 from moebatch.plan.options import PlanOptions
@@ -41,6 +41,8 @@ def plan(
     with answering(as_json):
         options = replace(options, has_job=job is not None)
         options.require_consistent()
+        written = {"--output": output, "--roofline": roofline}
+        require_apart(options.command, written, files_read(job, options))
         with importing():
             from moebatch.plan.as_json import answer_json
             from moebatch.plan.methods import answer_policy_file, answer_question
@@ -60,6 +62,12 @@ def plan(
     else:
         for view in plan_views(answer):
             show(output_console(), view)
+
+
+def files_read(job: Path | None, options: PlanOptions) -> dict[str, str | Path | None]:
+    """What may be files that are planned by, as `require_apart` takes it. A policy may be written
+    back with its prediction."""
+    return {"JOB": job, "--hw": options.hw, "--model": options.model}
 
 
 def asked_question(job: Path | None, options: PlanOptions) -> "Question":

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from moebatch.errors import ConfigError, Fault, StorageError
 from moebatch.journal.files import NUM_ADDED
+from moebatch.spec.files.text_file import is_same_file
 from moebatch.spec.job import Job
 
 _OTHER_FORMATS = frozenset({".parquet", ".csv", ".zst", ".bz2", ".xz", ".zip"})
@@ -80,11 +81,3 @@ def _obstacle(path: Path) -> str | None:
     if not os.access(folder, os.W_OK | os.X_OK):
         return f"the folder {folder} cannot be written to; check its permissions"
     return None
-
-
-def is_same_file(path: Path, other: Path) -> bool:
-    """Whether both name one place, there or not, through whatever links."""
-    try:
-        return path.resolve() == other.resolve() or path.samefile(other)
-    except (OSError, RuntimeError):  # a name that is too long, links in a circle
-        return False

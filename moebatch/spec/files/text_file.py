@@ -33,6 +33,14 @@ def write_bytes(path: Path, data: bytes) -> None:
         raise StorageError(f"{path}: cannot be written: {reason}") from error
 
 
+def is_same_file(path: Path, other: Path) -> bool:
+    """Whether both name one place, there or not, through whatever links."""
+    try:
+        return path.resolve() == other.resolve() or path.samefile(other)
+    except (OSError, RuntimeError):  # a name that is too long, links in a circle
+        return False
+
+
 def is_no_regular_file(path: Path) -> bool:
     """Whether there is something at `path` that cannot be replaced, such as a pipe. It may have no
     other path: ``/dev/stdout`` of a pipeline is a link to a name that no folder has.
