@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from moebatch.errors import ConfigError, Fault, StorageError
+from moebatch.folder.run_folder import RunFolder
 from moebatch.journal.files import NUM_ADDED
 from moebatch.spec.files.text_file import is_same_file
 from moebatch.spec.job import Job
@@ -55,6 +56,7 @@ def _faults(job: Job) -> Iterator[Fault]:
             continue
         same = next((other for other, theirs in taken.items() if is_same_file(path, theirs)), None)
         message = f"is the same as {same}; choose another" if same else _obstacle(path)
+        message = message or _in_run_folder(path, RunFolder(job.output.path).path)
         if message:
             yield Fault(file=str(path), where=where, message=message)
         taken[where] = path
@@ -81,3 +83,11 @@ def _obstacle(path: Path) -> str | None:
     if not os.access(folder, os.W_OK | os.X_OK):
         return f"the folder {folder} cannot be written to; check its permissions"
     return None
+
+
+def _in_run_folder(path: Path, run_folder: Path) -> str | None:
+    """Whether the run folder, which need not be there yet, is or holds what `path` names."""
+    target = path.resolve()
+    if run_folder not in (target, *target.parents):
+        return None
+    return f"lies in {run_folder}, which is for what the job keeps; choose another"

@@ -249,6 +249,15 @@ class TestPath:
         assert "output.path: is a folder" in found
         assert "output.errors: is the same as output.path" in found
 
+    @pytest.mark.parametrize("name", ["o.jsonl.moebatch", "o.jsonl.moebatch/bad.jsonl"])
+    def test_failed_rows_do_not_go_where_the_job_keeps_its_own(
+        self, tmp_path: Path, name: str
+    ) -> None:
+        """Not only once a run has made that folder, since then all rows have been answered."""
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        found = self.message(tmp_path, tmp_path / "o.jsonl", tmp_path / name)
+        assert "output.errors: lies in" in found and "choose another" in found
+
     @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
     def test_read_only_folder(self, tmp_path: Path) -> None:
         (tmp_path / "locked").mkdir(mode=0o500)
