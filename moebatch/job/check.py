@@ -11,7 +11,7 @@ from moebatch.checkpoint.checksums import SUMS_NAME, known_checksums, require_ch
 from moebatch.checkpoint.inventory import Inventory
 from moebatch.checkpoint.model_files import ModelFiles, open_model
 from moebatch.errors import ExitCode, Fault, FaultyFile, MoebatchError
-from moebatch.folder.output_path import require_writable
+from moebatch.folder.output_path import require_no_fewer, require_writable
 from moebatch.job.hints import Hints
 from moebatch.job.limits import require_within_machine
 from moebatch.job.machine import job_machine, known_device, rough_profile
@@ -38,7 +38,7 @@ class Findings:
     """What a check has found."""
 
     faults: tuple[Fault, ...]
-    """In the order: job file, output, model, input."""
+    """In the order in which a run would come upon them."""
     num_rows: int
     num_bad_rows: int
     num_unlisted: int = 0
@@ -132,7 +132,9 @@ def check_job(
     input, or the first ones; that nothing changes answers if they are to be exact; and the bytes
     of all weights if there is `checksums`, which gets how many more have been read. `log` gets what
     takes time. A model in the place of a job file is checked by itself. Raises nothing that a user
-    could cause, but OSError for a name that is too long or hidden: all else is in the findings."""
+    could cause, but OSError for a name that is too long or hidden: all else is in the findings.
+
+    Looks in the order of a run, so that the first fault is the one that a run would end with."""
     found = _Collector()
     if not path.exists():
         message = "there is no such job file, model folder or GGUF file"
@@ -144,26 +146,29 @@ def check_job(
     if job is None:
         return found.findings()
     opened = OpenedJob(job, limit=options.limit)
-    if options.is_exact:
-        found.attempt(lambda: require_exact(job), str(path))
     has_output = found.passes(lambda: require_writable(job), str(path))
     found.attempt(lambda: require_within_machine(job), str(path))
     has_device = found.passes(lambda: known_device(job), str(path))
-    folder = str(job.model.path)
+    if options.is_exact:
+        found.attempt(lambda: require_exact(job), str(path))
+    folder, rows = str(job.model.path), str(job.input.path)
     has_files = found.passes(lambda: opened.files, folder)
-    has_positions = has_files and found.passes(lambda: _require_positions(opened.files), folder)
-    of_weights = _check_weights(found, opened.files, folder, checksums) if has_files else ()
-    reader = found.attempt(lambda: opened.reader, folder, has_files)
-    hints = found.attempt(lambda: opened.hints, folder, has_files)
     has_gating = has_files and found.passes(lambda: opened.approximation, folder)
-    counted = found.attempt(lambda: _scan(opened, reader), str(job.input.path))
+    has_input = found.passes(lambda: opened.source, rows)
+    is_ready = has_gating and has_input and has_output
+    found.attempt(opened.require_own_output, str(path), is_ready)
+    found.attempt(lambda: require_no_fewer(job, options.limit), str(path), has_output)
+    reader = found.attempt(lambda: opened.reader, folder, has_files)
+    counted = found.attempt(lambda: _scan(opened, reader), rows, has_input)
     if counted is not None:
         _check_rows(found, job, reader, counted)
-        found.attempt(opened.require_own_output, str(path), has_gating and has_output)
-        workload = counted.workload
-        if has_positions and workload and has_device:
-            loader.log_compiling(log)
-            found.attempt(lambda: _plan(opened, workload, hints), str(path))
+    hints = found.attempt(lambda: opened.hints, folder, has_files)
+    has_positions = has_files and found.passes(lambda: _require_positions(opened.files), folder)
+    workload = counted.workload if counted else None
+    if workload is not None and has_positions and has_device:
+        loader.log_compiling(log)
+        found.attempt(lambda: _plan(opened, workload, hints), str(path))
+    of_weights = _check_weights(found, opened.files, folder, checksums) if has_files else ()
     warnings = (
         *(reader.warnings if reader else ()),
         *(hints.warnings if hints else ()),

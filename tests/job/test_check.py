@@ -2,17 +2,21 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from moebatch.errors import ExitCode, Fault
+from moebatch.errors import ExitCode, Fault, MoebatchError
 from moebatch.job.check import Findings, check_job
-from moebatch.job.options import CheckOptions
+from moebatch.job.options import CheckOptions, RunOptions
+from moebatch.job.run import JobRun
 from moebatch.report.console import output_console
 from moebatch.report.overview import print_findings
+from moebatch.spec.job import load_job
 from tests.quantised import write_quantised
 from tests.tiny import edit_config, write_checkpoint
 
@@ -138,3 +142,52 @@ def test_a_model_is_checked_without_a_job(model: Path, capsys: pytest.CaptureFix
     assert check_job(model).warnings == checked(model).warnings != ()
     refused = check_job(model, CheckOptions(limit=3))
     assert refused.exit_code is ExitCode.CONFIG and "--limit" in refused.faults[0].message
+
+
+GONE = {"input": {"path": "gone.jsonl"}}
+OTHERS = {"output": {"path": "out.jsonl", "column": "text"}}
+NOT_LEARNT = {"experts": {"predictor": "correlation"}}
+TOO_LITTLE = {"resources": {"dram": "100MiB"}}
+"""Each is a fault of a job with an output already."""
+
+
+@pytest.mark.parametrize(
+    "faults, limit",
+    [
+        ((GONE, NOT_LEARNT), None),
+        ((GONE, OTHERS), None),
+        ((OTHERS, NOT_LEARNT), None),
+        ((OTHERS, TOO_LITTLE), None),
+        ((NOT_LEARNT, TOO_LITTLE), None),
+        ((), 1),
+        ((NOT_LEARNT,), 1),
+    ],
+)
+def test_of_several_faults_that_decides_with_which_a_run_would_end(
+    tmp_path: Path,
+    tiny_checkpoint: Callable[..., Path],
+    faults: tuple[dict[str, dict[str, str]], ...],
+    limit: int | None,
+) -> None:
+    sections: dict[str, dict[str, Any]] = {
+        "model": {"path": str(tiny_checkpoint()), "dtype": "float32"},
+        "input": {"path": "in.jsonl"},
+        "output": {"path": "out.jsonl"},
+        "sampling": {"max_tokens": 2},
+        "resources": {"dram": "1GiB", "threads": 1, "hardware": "generic-cpu"},
+    }
+    (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    job = tmp_path / "job.yaml"
+    job.write_text(json.dumps(sections))
+    JobRun(load_job(job), lambda line: None).execute()
+    with (tmp_path / "in.jsonl").open("a") as rows:
+        rows.write('{"prompt": "c"}\n')  # there is something to plan for
+    for fault in faults:
+        for section, keys in fault.items():
+            sections.setdefault(section, {}).update(keys)
+    job.write_text(json.dumps(sections))
+    with pytest.raises(MoebatchError) as ended:
+        JobRun(load_job(job), lambda line: None, RunOptions(limit=limit)).execute()
+    found = check_job(job, CheckOptions(limit=limit))
+    assert found.exit_code is ended.value.exit_code
+    assert found.faults[0].message in str(ended.value)
