@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from moebatch.spec.model.cache_layout import KvCache, SinkWindow, StateCache
-from moebatch.spec.option import Option, Options
+from moebatch.spec.option import WEIGHTS, Option, Options
 
 if TYPE_CHECKING:  # `moebatch --help` need not load them
     from moebatch.plan.simulation.world import Routing
@@ -16,10 +16,6 @@ if TYPE_CHECKING:  # `moebatch --help` need not load them
     from moebatch.spec.workload import Workload
 
 ChosenMethod = Literal["milp", "klotski"]
-_WEIGHTS = "weights"
-"""What ``--what-if`` calls the format of experts."""
-
-
 ScheduleName = Annotated[str | None, Option("Plan for this schedule: a name, or file.py:name.")]
 
 
@@ -77,12 +73,12 @@ class PlanOptions(Options):
     @property
     def figures(self) -> tuple[str, ...]:
         """Changes of the machine's figures."""
-        return tuple(change for name, _, change in self._changes() if name != _WEIGHTS)
+        return tuple(change for name, _, change in self._changes() if name != WEIGHTS)
 
     @property
     def stored(self) -> str | None:
         """Name of the format that experts are supposed to be stored in, if any is given."""
-        named = [value for name, value, _ in self._changes() if name == _WEIGHTS]
+        named = [value for name, value, _ in self._changes() if name == WEIGHTS]
         return named[-1] if named else self.weights
 
     def _changes(self) -> Iterator[tuple[str, str, str]]:
@@ -130,10 +126,10 @@ class PlanOptions(Options):
             where = "--weights" if self.stored == self.weights else "--what-if: weights"
             yield from ((where, message) for message in unknown_format(self.stored))
         changed = Counter(name.removesuffix(".capacity") for name, _, _ in self._changes())
-        changed[_WEIGHTS] += self.weights is not None
+        changed[WEIGHTS] += self.weights is not None
         for name, count in changed.items():
             if count > 1:
-                also = " (--weights is one)" * (name == _WEIGHTS and self.weights is not None)
+                also = " (--weights is one)" * (name == WEIGHTS and self.weights is not None)
                 yield "--what-if", f"{name} is given {count} times{also}; give one"
         if self.paper and self.vendor:
             yield "--vendor", "not together with --paper, which has constants of its own"

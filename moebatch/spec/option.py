@@ -9,6 +9,8 @@ from moebatch.quoting import not_one_of
 from moebatch.units import parse_bytes
 
 DRAM_HELP = "Limit of main memory, such as 4GiB."
+WEIGHTS = "weights"
+"""What ``--what-if`` calls the format of experts, which is no figure of a machine."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -480,7 +480,11 @@ class TestChange:
         ("text", "message"),
         [
             ("drum=1GiB", "--what-if: mine has no figure 'drum'; did you mean dram? write NAME="),
-            ("dram", "--what-if: cannot read 'dram'; write NAME=VALUE such as dram=64GiB; names "),
+            (
+                "dram",
+                "--what-if: cannot read 'dram'; write NAME=VALUE such as dram=64GiB, or weights",
+            ),
+            ("weigths=int4", "--what-if: mine has no figure 'weigths'; did you mean weights? "),
             ("", "--what-if: cannot read ''; write NAME=VALUE"),
             ("=3", "--what-if: cannot read '=3'; write NAME=VALUE"),
             ("disk.bandwidth=1GB/s", "--what-if: mine has no figure 'disk.bandwidth'; "),

@@ -18,6 +18,7 @@ from moebatch.spec.files.yaml_file import as_yaml
 from moebatch.spec.machine.hardware import LINKS, Basis, Hardware, LevelName, LinkName
 from moebatch.spec.machine.levels import LevelFigures, LinkFigures, beside_rate, ends_of
 from moebatch.spec.machine.values import LINK_RATE, WHAT_IF, CurveFigure, Figure, Quantity, supposed
+from moebatch.spec.option import WEIGHTS
 
 _TEXTS = ("name", "title", "date", "method", "source")
 
@@ -164,11 +165,13 @@ class HardwareProfile:
         return replace(self, links={**self.links, link.name: link})
 
     def _no_such_change(self, text: str, name: str, known: Sequence[str]) -> Fault:
-        advice = f"write NAME=VALUE such as dram=64GiB; names are {', '.join(known)}"
+        advice = (
+            f"write NAME=VALUE such as dram=64GiB, or {WEIGHTS}=int4; names are {', '.join(known)}"
+        )
         subject = (
             f"{self.name} has no figure {shown(name)}" if name else f"cannot read {shown(text)}"
         )
-        guess = f"{did_you_mean(name, known)} ".lstrip()
+        guess = f"{did_you_mean(name, (*known, WEIGHTS))} ".lstrip()
         return Fault(file=WHAT_IF, message=f"{subject}; {guess}{advice}")
 
 
