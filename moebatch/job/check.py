@@ -65,7 +65,8 @@ class _Collector:
     """Runs one part of the check after the other and keeps what each complains about."""
 
     def __init__(self) -> None:
-        self.faults: list[Fault] = []
+        self.faults: dict[Fault, None] = {}
+        """In order, each once: what several parts need fails in each of them."""
         self.exit_code = ExitCode.OK
 
     def attempt(self, action: Callable[[], T], file: str, is_possible: bool = True) -> T | None:
@@ -83,9 +84,12 @@ class _Collector:
 
     def passes(self, action: Callable[[], object], file: str) -> bool:
         """Whether `action` finds nothing wrong; what it finds is noted."""
-        num_faults = len(self.faults)
-        self.attempt(action, file)
-        return len(self.faults) == num_faults
+
+        def passed() -> bool:
+            action()
+            return True
+
+        return self.attempt(passed, file) is not None
 
     def findings(
         self,
@@ -108,7 +112,7 @@ class _Collector:
     def add(self, faults: Sequence[Fault], exit_code: ExitCode) -> None:
         """Notes faults. The first of them decides over the exit code, as it would end a run; bad
         rows do not, so they only decide where there is nothing else."""
-        self.faults += faults
+        self.faults |= dict.fromkeys(faults)
         if faults and self.exit_code in (ExitCode.OK, ExitCode.ROWS_FAILED):
             self.exit_code = exit_code
 
@@ -154,8 +158,9 @@ def check_job(
     folder, rows = str(job.model.path), str(job.input.path)
     has_files = found.passes(lambda: opened.files, folder)
     has_gating = has_files and found.passes(lambda: opened.approximation, folder)
+    is_known = has_gating and found.passes(lambda: opened.manifest, folder)
     has_input = found.passes(lambda: opened.source, rows)
-    is_ready = has_gating and has_input and has_output
+    is_ready = is_known and has_input and has_output
     found.attempt(opened.require_own_output, str(path), is_ready)
     found.attempt(lambda: require_no_fewer(job, options.limit), str(path), has_output)
     reader = found.attempt(lambda: opened.reader, folder, has_files)

@@ -51,10 +51,10 @@ def multiply_scales(model: Path, factor: float) -> None:
 def test_files_of_the_tokenizer_are_read_only_as_far_as_they_can_be_some(model: Path) -> None:
     with (model / "vocab.json").open("wb") as file:
         file.truncate(200_000_000)
-    assert "vocab.json: is longer than 64.0 MiB" in str(checked(model).faults)
+    assert "vocab.json: is longer than 64.0 MiB" in str(checked(model).faults[0])
     (model / "vocab.json").unlink()
     os.mkfifo(model / "vocab.json")  # nobody writes into it
-    assert "vocab.json: is no regular file" in str(checked(model).faults)
+    assert "vocab.json: is no regular file" in str(checked(model).faults[0])
 
 
 def test_sound_weights_are_listed_by_kind(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,6 +118,13 @@ def test_rotary_positions_that_no_run_can_compute_are_a_fault(model: Path, kind:
         (fault,) = found.faults
         assert found.exit_code is ExitCode.CHECKPOINT
         assert fault.message.startswith("config.json: rope parameters")
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "tokenizer_config.json"])
+def test_a_file_that_several_parts_need_is_one_fault(model: Path, name: str) -> None:
+    (model / name).write_text("{")
+    (fault,) = checked(model).faults
+    assert fault.file.startswith(str(model))
 
 
 def test_the_last_line_says_how_many_rows_are_bad(capsys: pytest.CaptureFixture[str]) -> None:
