@@ -80,9 +80,9 @@ class DirectFile:
     def _open(self) -> int:
         if self.is_direct:
             try:
-                return os.open(self.path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+                return os.open(self.path, os.O_RDONLY | os.O_DIRECT)
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
                 self.is_direct = False  # some file systems, tmpfs among them, know no O_DIRECT
-        return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        return os.open(self.path, os.O_RDONLY)

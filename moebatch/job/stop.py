@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 from moebatch.errors import Stopped
 from moebatch.periodic import periodically
@@ -87,15 +88,17 @@ class Stop:
         self._reason = self._reason or reason
         self._asked.set()
         if (at_once or not self._is_deferred) and not self._is_over:
-            self._broke_off = True
-            raise StopNow(self._said_at_once)
+            self._break_off()
 
     def obey(self) -> None:
         """Raises StopNow if a stop was asked for and the run goes on all the same: what is raised
         while an object is finalised gets no further."""
         if self._asked.is_set():
-            self._broke_off = True
-            raise StopNow(self._said_at_once)
+            self._break_off()
+
+    def _break_off(self) -> NoReturn:
+        self._broke_off = True
+        raise StopNow(self._said_at_once)
 
     @contextmanager
     def heard(self) -> Iterator[None]:

@@ -33,7 +33,7 @@ class Files:
 
     def create(self, path: Path) -> int:
         """Opens a new file to append to. Raises FileExistsError if there is one."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
         return os.open(path, flags, 0o666)
 
     def write(self, descriptor: int, data: bytes) -> int:

@@ -82,7 +82,7 @@ class Finished:
         if descriptor is None:
             while len(self._open) >= self._most_open:
                 os.close(self._open.pop(next(iter(self._open))))
-            descriptor = os.open(self._paths[number], os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(self._paths[number], os.O_RDONLY)
         self._open[number] = descriptor
         return descriptor
 
@@ -163,7 +163,7 @@ def records(path: Path) -> Iterator[tuple[int, int, Record | None]]:
     offset = 0
     try:
         # A pipe of that name would otherwise be waited for.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb", buffering=_BUFFER_BYTES) as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise StorageError(f"{path}: is no regular file")

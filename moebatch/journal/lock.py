@@ -125,7 +125,7 @@ class RunLock:
 
 def _opened(path: Path, flags: int) -> int:
     try:
-        return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        return os.open(path, flags | os.O_CREAT, 0o666)
     except FileExistsError:
         raise
     except OSError as error:

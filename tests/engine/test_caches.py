@@ -1,11 +1,13 @@
 """Experts that stay after they have been computed change nothing but what is read."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from moebatch.schedule.task import Kind
 from moebatch.spec.policy.policy import CacheRule, Policy
 from tests.engine.test_engine import policy, requests, tokens_of
 from tests.engine.test_schedules import gpu_policy, run
@@ -59,6 +61,26 @@ def test_on_an_emulated_gpu_tokens_are_those_of_transformers(
     chosen = replace(EMULATED[title], schedule=name, cache=rule)
     outcomes, _ = run(tiny_checkpoint("mixtral"), chosen, requests())
     assert tokens_of(outcomes) == expected("mixtral")
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [policy(num_slots=2, resident=1), gpu_policy(vram=1, num_slots=2)],
+    ids=["in memory", "emulated"],
+)
+def test_with_room_for_all_each_expert_comes_once(
+    tiny_checkpoint: Callable[..., Path], chosen: Policy
+) -> None:
+    _, built = run(tiny_checkpoint("mixtral"), replace(chosen, cache="lru"), requests())
+    assert built.recorder is not None
+    timeline = built.recorder.timeline
+    come = Counter(
+        (span.task.kind, span.task.step % timeline.num_layers, span.task.expert, span.task.part)
+        for span in timeline.spans
+        if span.task.kind in (Kind.FETCH, Kind.CHUNK)
+    )
+    assert len(timeline.pass_ends_s) > 1
+    assert set(come.values()) == {1}
 
 
 @pytest.mark.parametrize("family", CACHED_APART)

@@ -232,6 +232,26 @@ def test_every_schedule_begins_anew_when_memory_was_refused(
     assert tokens_of(outcomes) == expected("mixtral")
 
 
+def held() -> tuple[list[threading.Thread], list[str]]:
+    """Threads and open files of this process."""
+    files = (str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.exists())
+    return threading.enumerate(), sorted(files)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_plain"), [("klotski", False), ("klotski", True), ("cgopipe", False)]
+)
+def test_an_engine_that_is_closed_leaves_neither_threads_nor_open_files(
+    tiny_checkpoint: Callable[..., Path], tmp_path: Path, name: str, is_plain: bool
+) -> None:
+    folder, before = tiny_checkpoint("mixtral"), held()
+    chosen = replace(policy(), schedule=name, kv_cache=Placement(disk=1), streamed_layers=1)
+    built = built_for(folder, chosen, scratch=tmp_path, is_plain=is_plain)
+    assert all(len(now) > len(then) for now, then in zip(held(), before, strict=True))
+    built.close()
+    assert held() == before
+
+
 def tensors_in_cycles() -> list[torch.Tensor]:
     """Those that only a collection finds to be free; lanes may go on meanwhile."""
     gc.set_debug(gc.DEBUG_SAVEALL)

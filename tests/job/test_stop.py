@@ -111,6 +111,26 @@ def test_while_something_can_be_interrupted_it_is_told_and_nothing_is_raised() -
     assert stop.is_out_of_time
 
 
+def test_what_was_kept_before_a_stop_at_once_is_told() -> None:
+    stop = Stop(max_runtime_s=3600)
+    with pytest.raises(Stopped, match="seven tokens are kept"), stop.heard():
+        try:
+            with stop.deferred(lambda error: None):
+                stop.ask_in_time(at_once=True)
+        except Stopped:
+            raise Stopped("seven tokens are kept") from None
+
+
+def test_after_what_failed_while_it_could_be_interrupted_a_stop_is_at_once_again() -> None:
+    """As between a plan that the system has no memory for, and one for less."""
+    stop, told = Stop(), queue.SimpleQueue[BaseException]()
+    with suppress(MemoryError), stop.deferred(told.put):
+        raise MemoryError
+    with pytest.raises(Stopped, match="SIGTERM; nothing was computed yet"), stop.heard():
+        stop.ask("SIGTERM")
+    assert told.empty()
+
+
 def test_what_has_ended_is_told_of_no_stop_and_the_run_goes_on() -> None:
     stop, told = Stop(), queue.SimpleQueue[BaseException]()
     with stop.deferred(told.put):

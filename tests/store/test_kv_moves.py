@@ -106,9 +106,9 @@ DOWN = ["index_select", "index_copy_"]
 
 
 @pytest.mark.parametrize("is_up", [True, False], ids=["up", "down"])
-@pytest.mark.parametrize("is_pinned", [True, False])
+@pytest.mark.parametrize(("is_pinned", "width"), [(True, 8), (True, 7), (False, 8)])
 def test_between_memories_one_kernel_takes_what_lies_scattered(
-    monkeypatch: pytest.MonkeyPatch, is_up: bool, is_pinned: bool
+    monkeypatch: pytest.MonkeyPatch, is_up: bool, is_pinned: bool, width: int
 ) -> None:
     """The other device has no memory here: it only knows how much is moved."""
 
@@ -117,8 +117,8 @@ def test_between_memories_one_kernel_takes_what_lies_scattered(
 
     monkeypatch.setattr(kv_moves, "seen_from", reach)
     units = list(range(0, 2 * NUM_UNITS, 2))
-    here = torch.zeros(2 * NUM_UNITS, 8)
-    there = torch.zeros(3 * NUM_UNITS, 8, device="meta")
+    here = torch.zeros(2 * NUM_UNITS, width)
+    there = torch.zeros(3 * NUM_UNITS, width, device="meta")
     source, target = (here, there) if is_up else (there, here)
     placed = list(range(NUM_UNITS)) if is_up else units
     moves = Moves.of(units, placed)

@@ -82,7 +82,7 @@ class Group:
     def rows_in(self, shape: ModelShape, layer: int) -> slice:
         """Those of them that go through a layer: none where it is for other tokens."""
         rows = self.rows
-        if shape.encoder is None or shape.encodes(layer) == self.encodes:
+        if shape.encodes(layer) == self.encodes:
             return rows
         return slice(rows.start, rows.start)
 

@@ -75,7 +75,7 @@ def read_object(path: Path, *, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
 
 def read_regular(path: Path, *, most_bytes: int) -> bytes:
     """All bytes of a file. Raises as `read_json` does; never waits for the far end of a pipe."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):

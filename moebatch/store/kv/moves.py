@@ -83,7 +83,7 @@ class Moves:
         """
         if source.device != target.device:
             apart = source, target
-            if self._mean_run * source[:1].nbytes < _LEAST_RUN_BYTES:
+            if len(self) * source[:1].nbytes < _LEAST_RUN_BYTES * len(self.runs):
                 source, target = _from_one_device(source, target)
             if source.device != target.device:
                 self._copy_runs(*apart)
@@ -106,10 +106,6 @@ class Moves:
                 for first, stop in _stretches(in_file.diff() != 1, len(in_file))
             ]
         return self._file_runs[from_file]
-
-    @property
-    def _mean_run(self) -> float:
-        return len(self) / max(1, len(self.runs))
 
     def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Sources and targets; they go to a device once, for all layers."""

@@ -162,9 +162,8 @@ class KvPages:
             if self._prefixes:
                 self._prefixes.move(source, target)
         for owner, pages in self.by_owner.items():
-            if not moved.keys().isdisjoint(pages):
-                pages[:] = [moved.get(page, page) for page in pages]
-                self._rows[owner] = rows_of_pages(pages, self.group.page_rows)
+            pages[:] = [moved.get(page, page) for page in pages]
+            self._rows[owner] = rows_of_pages(pages, self.group.page_rows)
 
     def _add(self, owner: Hashable, new: list[int]) -> None:
         self.by_owner.setdefault(owner, []).extend(new)
