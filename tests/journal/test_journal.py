@@ -247,22 +247,6 @@ def test_a_disk_that_fails_behind_the_last_record_is_told(tmp_path: Path) -> Non
         journal.close()
 
 
-def test_the_last_record_outlives_a_loss_of_power_once_its_journal_is_closed(
-    tmp_path: Path,
-) -> None:
-    class Synced(Files):
-        num_bytes = 0
-
-        def sync(self, descriptor: int) -> None:
-            super().sync(descriptor)
-            self.num_bytes = os.fstat(descriptor).st_size
-
-    disk = Synced()
-    with JournalWriter(tmp_path, files=disk) as journal:
-        journal.add(record(1))
-    assert disk.num_bytes == journal.path.stat().st_size > 0
-
-
 def test_what_a_run_that_was_killed_has_begun_to_write_is_in_nobodys_way(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     path.with_name(_DRAFT.format(path.name)).write_bytes(b"half")
