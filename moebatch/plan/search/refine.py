@@ -83,6 +83,7 @@ def refined(
     near_s = known.mean_s(policy) * _NEAR
     near = [one for one in (policy, *rivals) if known.mean_s(one) <= near_s]
     climbed = [_climbed(problem, known, one) for one in near]
+    spilled = [end for one in climbed for end in _spilled(problem, known, one)]
     # Mean lengths may lead astray: lengths differ, or sequences that are alike all begin together.
     led_astray = near if problem.workload.lengths else ()
     if not led_astray and _num_replays(problem, policy) >= _CHEAP:
@@ -91,7 +92,7 @@ def refined(
             for one, end in zip(near, climbed, strict=True)
             if known.replayed_s(one) < known.replayed_s(end)
         ]
-    begun = _each_once(*led_astray, *climbed)
+    begun = _each_once(*led_astray, *climbed, *spilled)
     timed = [(known.replayed_s(one), one) for one in begun]
     near_s = min(seconds for seconds, _ in timed) * _ABREAST
     ends = [
@@ -167,6 +168,32 @@ def _climbed(problem: Problem, known: Known, policy: Policy) -> Policy:
         if not better:
             return policy
         policy = better[0]
+
+
+def _spilled(problem: Problem, known: Known, policy: Policy) -> Iterator[Policy]:
+    """Where climbs end that begin with twice the sequences of where the last one did, as long as
+    mean lengths say that this is faster. Where experts come from a disk in each pass, that is worth
+    a disk for the cache, and no climb leads there: all that a larger batch needs changes at
+    once."""
+    while True:
+        enough_s = known.mean_s(policy) / _LEAST_GAIN
+        better = _below(problem, known, enough_s, _with_more_on_disk(problem, policy))
+        if not better:
+            return
+        policy = _climbed(problem, known, better[0])
+        yield policy
+
+
+def _with_more_on_disk(problem: Problem, policy: Policy) -> Iterator[Policy]:
+    """Twice the sequences, tokens and pages; what main memory then has no room for of the cache is
+    on the disk. Nothing where none may be there, or all sequences are in work."""
+    other = _with_pass(problem, policy, 2.0, 2.0)
+    grown, cache = other.batch_size / policy.batch_size, policy.kv_cache
+    if problem.keeps_kv_on_disk and cache.dram and grown > 1:
+        num_layers = problem.shape.num_keeping_layers
+        dram = int(cache.dram * num_layers / grown) / num_layers
+        spilled = replace(cache, dram=dram, disk=1 - cache.vram - dram)
+        yield _filled(problem, replace(other, kv_cache=spilled))
 
 
 def _fastest(
