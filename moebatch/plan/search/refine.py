@@ -41,6 +41,8 @@ _NEAR = 1.3
 _NEEDS_DISK = 1.01
 """So much faster has a policy to be that needs a disk in every pass: other programs want it too,
 and it wears where keys and values are written."""
+_WORTH_A_DISK = 1.05
+"""So much faster by mean lengths have twice the sequences to be, with more of the cache there."""
 _ABREAST = 1.03
 """A climb begins at every rival that takes no longer than this when replayed: which of them leads
 higher does not show from below."""
@@ -176,7 +178,7 @@ def _spilled(problem: Problem, known: Known, policy: Policy) -> Iterator[Policy]
     a disk for the cache, and no climb leads there: all that a larger batch needs changes at
     once."""
     while True:
-        enough_s = known.mean_s(policy) / _LEAST_GAIN
+        enough_s = known.mean_s(policy) / _WORTH_A_DISK
         better = _below(problem, known, enough_s, _with_more_on_disk(problem, policy))
         if not better:
             return
@@ -186,10 +188,11 @@ def _spilled(problem: Problem, known: Known, policy: Policy) -> Iterator[Policy]
 
 def _with_more_on_disk(problem: Problem, policy: Policy) -> Iterator[Policy]:
     """Twice the sequences, tokens and pages; what main memory then has no room for of the cache is
-    on the disk. Nothing where none may be there, or all sequences are in work."""
+    on the disk. Nothing where none may be there, all has room, or all sequences are in work."""
     other = _with_pass(problem, policy, 2.0, 2.0)
     grown, cache = other.batch_size / policy.batch_size, policy.kv_cache
-    if problem.keeps_kv_on_disk and cache.dram and grown > 1:
+    has_room = grown == 1 or problem.fits(_with_all_pages(problem, other))
+    if problem.keeps_kv_on_disk and cache.dram and not has_room:
         num_layers = problem.shape.num_keeping_layers
         dram = int(cache.dram * num_layers / grown) / num_layers
         spilled = replace(cache, dram=dram, disk=1 - cache.vram - dram)
