@@ -68,7 +68,7 @@ _BESIDE = 1.1
 _RESIDENTS = (-4, -1, 1, 4, 8)
 _PARTS = 256
 """More of so many parts of all experts stay: of many, a single one makes no difference."""
-_SLOTS = (-2, 1, 2)
+_SLOTS = (-2, 1, 2, 4)
 _MORE_SLOTS = (2, 3)
 """Times as many: what is read while experts wait for the rest of a layer to be computed."""
 _FAR_TOKENS = (0.75, 1.0, 1.25, 1.5, 2.0)
@@ -302,8 +302,11 @@ def _neighbours(problem: Problem, policy: Policy) -> Iterator[Policy]:
     step = max(1, problem.num_experts // _PARTS)
     longer = [_with_tokens(problem, policy, round(tokens * by)) for by in _TOKENS]
     # What buffers of smaller micro-batches leave, a pass of more tokens may need.
-    larger_ones = (other for other in longer if other.tokens_per_pass > tokens)
-    sizes = ((policy, 2.0), *product(larger_ones, _MICRO_BATCHES))
+    sizes = (
+        (other, by)
+        for other, by in product((policy, *longer), _MICRO_BATCHES)
+        if by > 1 or other.tokens_per_pass > tokens
+    )
     # A batch that bounds its micro-batches grows with them.
     both = (round(batch * by) for by in _BATCHES if by > 1 and _bounds_micro_batch(policy))
     larger = _each_once(
