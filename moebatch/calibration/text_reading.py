@@ -16,7 +16,7 @@ from pydantic import BaseModel
 import moebatch
 from moebatch.calibration.reading_policy import read_through
 from moebatch.calibration.texts import PlacedText
-from moebatch.checkpoint.fingerprint import file_digest, weights_sample
+from moebatch.checkpoint.fingerprint import file_digest
 from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.engine.engine import Engine
 from moebatch.errors import CheckpointError
@@ -201,7 +201,7 @@ def _portions(text: PlacedText, policy: Policy, *, first: int) -> Iterator[range
 def _fingerprint(text: PlacedText, files: ModelFiles, *, with_hidden: bool) -> str:
     """Stands for everything that decides over what is kept at which place."""
     digest = hashlib.blake2b(digest_size=16)
-    numerics, weights = numerics_fingerprint(files), weights_sample(files.checkpoint)
+    numerics, weights = numerics_fingerprint(files), files.sample
     digest.update(repr((moebatch.__version__, numerics, weights, with_hidden)).encode())
     for tokens in text.sequences:
         digest.update(np.array([len(tokens), *tokens], np.int64).tobytes())

@@ -53,12 +53,17 @@ class ModelFiles:
     """In which everything is computed."""
 
     @cached_property
+    def sample(self) -> str:
+        """`weights_sample` of the checkpoint, read once. Raises CheckpointError."""
+        return weights_sample(self.checkpoint)
+
+    @cached_property
     def owner(self) -> ModelOwner:
         """The model, as files that are made for it name it. Raises CheckpointError."""
         described = checkpoint_fingerprint(self.config, self.checkpoint)
         return ModelOwner(
             folder=self.checkpoint.folder,
-            fingerprint=f"{described}-{weights_sample(self.checkpoint)}",
+            fingerprint=f"{described}-{self.sample}",
             moe_layers=tuple(self.shape.moe_layers),
             num_experts=self.shape.num_experts,
             experts_per_token=self.shape.experts_per_token,

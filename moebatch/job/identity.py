@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from moebatch.checkpoint.fingerprint import checkpoint_fingerprint, weights_sample
+from moebatch.checkpoint.fingerprint import checkpoint_fingerprint
 from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.engine.approximation import EXACT, Approximation
 from moebatch.folder.claim import GENERATION, Manifest
@@ -34,7 +34,7 @@ def manifest_of(job: Job, files: ModelFiles, approximation: Approximation) -> Ma
     return Manifest(
         fields={
             "model": numerics_fingerprint(files),
-            "model.weights": weights_sample(files.checkpoint),
+            "model.weights": files.sample,
             "tokenizer": _tokenizer(job, files),
             GENERATION: _generation(job, files),
             **job_fields(job),

@@ -14,7 +14,6 @@ from pydantic import BaseModel
 
 import moebatch
 from moebatch.calibration.perplexity import Perplexity, TextOrder, measure_perplexity
-from moebatch.checkpoint.fingerprint import weights_sample
 from moebatch.checkpoint.header import Extent
 from moebatch.checkpoint.index import INDEX_NAME, file_inside
 from moebatch.checkpoint.model_files import ModelFiles, open_model
@@ -158,7 +157,7 @@ class Pack:
         """Stands for everything that decides over what is written."""
         order, digest = self._order, hashlib.blake2b(digest_size=16)
         parts: list[object] = [moebatch.__version__, numerics_fingerprint(files)]
-        parts += [weights_sample(files.checkpoint), [encoding.scheme for encoding in encodings]]
+        parts += [files.sample, [encoding.scheme for encoding in encodings]]
         if order.bits is not None:
             parts += [order.bits, popularity_source(files, self._text)]
         digest.update(repr(parts).encode())

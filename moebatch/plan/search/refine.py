@@ -189,11 +189,10 @@ def _spilled(problem: Problem, known: Known, policy: Policy) -> Iterator[Policy]
 def _with_more_on_disk(problem: Problem, policy: Policy) -> Iterator[Policy]:
     """Twice the sequences, tokens and pages; what main memory then has no room for of the cache is
     on the disk. Nothing where none may be there, all has room, or all sequences are in work."""
-    other = _with_pass(problem, policy, 2.0, 2.0)
-    grown, cache = other.batch_size / policy.batch_size, policy.kv_cache
-    has_room = grown == 1 or problem.fits(_with_all_pages(problem, other))
-    if problem.keeps_kv_on_disk and cache.dram and not has_room:
-        num_layers = problem.shape.num_keeping_layers
+    cache, other = policy.kv_cache, _with_pass(problem, policy, 2.0, 2.0)
+    may_spill = problem.keeps_kv_on_disk and cache.dram and other.batch_size > policy.batch_size
+    if may_spill and not problem.fits(_with_all_pages(problem, other)):
+        num_layers, grown = problem.shape.num_keeping_layers, other.batch_size / policy.batch_size
         dram = int(cache.dram * num_layers / grown) / num_layers
         spilled = replace(cache, dram=dram, disk=1 - cache.vram - dram)
         yield _filled(problem, replace(other, kv_cache=spilled))
