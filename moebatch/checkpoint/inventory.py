@@ -103,7 +103,7 @@ def _weights(files: ModelFiles) -> Iterator[tuple[str, Weight]]:
 
 
 def _kind_of(role: str) -> str:
-    if role.removesuffix("_bias").endswith("norm"):
+    if role.removesuffix("_bias").endswith("norm") or "_norm_gate" in role:
         return "norms"
     if "_streams" in role:
         return "streams"

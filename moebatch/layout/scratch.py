@@ -244,6 +244,7 @@ def step_elements(shape: ModelShape, limits: Limits) -> int:
     rows = bucket_rows(limits.micro_batch_tokens)
     attentions = [_attention_elements(shape, each, rows, limits) for each in shape.attentions]
     recurrence = _recurrence_elements(shape, rows)
+    attentions = [(*each, *_norm_gate_elements(shape, rows)) for each in attentions]
     # What is merged, in float32 and as it is, and all streams in float32.
     of_streams = (3 * D + 2 * shape.hidden_width) * (shape.streams is not None)
     attentions = [(*each, rows * of_streams, _ALIGNMENT) for each in attentions]
@@ -267,6 +268,8 @@ def step_elements(shape: ModelShape, limits: Limits) -> int:
         *(num_biased * [width, width, D]),  # biases of experts that are computed together
     )
     mlp += (rows * of_streams, *(bool(of_streams) * [_ALIGNMENT, rows * D, rows * D * 2]))
+    gates = _norm_gate_elements(shape, rows)
+    mlp += gates
     more_norms = MLP_NORMS & {*shape.norms, *shape.moe_norms}
     mlp += len(more_norms) * (rows * D, rows * D * 2)  # a sum or normed input, and in float32
     words = 2 if shape.router.has_exact_logits else 1
@@ -280,6 +283,7 @@ def step_elements(shape: ModelShape, limits: Limits) -> int:
         rows * D * 2 * shape.router.has_own_norm,  # the norm's input in float32
         rows * of_streams,  # what is merged of them
         _ALIGNMENT * bool(of_streams),
+        *gates,
     )
     return max(sum(map(aligned, step)) for step in (*attentions, recurrence, mlp, router))
 
@@ -301,6 +305,19 @@ def _attention_elements(
         rows * D,  # projected output
         rows * D * 2 * ("attention_out_norm" in shape.norms),  # its norm's input in float32
         *gate,
+    )
+
+
+def _norm_gate_elements(shape: ModelShape, rows: int) -> tuple[int, ...]:
+    """What a norm takes to weigh what it has made, piece by piece."""
+    if shape.norm_gates is None:
+        return ()
+    D = shape.hidden_size
+    return (
+        rows * D,  # what it has made, with more rows
+        rows * shape.norm_gates.rank,
+        rows * D,  # gates
+        rows * D * 2,  # the same in float32
     )
 
 

@@ -2,7 +2,8 @@
 
 A part is attention or recurrence, the first one of a layer, or experts or an MLP, the last one.
 
-Shape letters: T tokens of the pass, N rows after bucketing, M rows, K experts per token, D hidden.
+Shape letters: T tokens of the pass, N rows after bucketing, M rows, K experts per token, D hidden,
+R rank of gates.
 """
 
 from typing import NamedTuple
@@ -73,6 +74,17 @@ class Residuals:
             layers.layer_norm(x_MD, weight_D, weights.get(f"{role}_bias"), eps, room, out_MD)
         else:
             self._elementwise.norm(frame, x_MD, weight_D, eps, out_MD)
+        if f"{role}_gate_down" in weights:
+            self._weigh(frame.branch(), weights, role, out_MD)
+
+    def _weigh(self, frame: Frame, weights: Weights, role: str, normed_MD: Tensor) -> None:
+        """What a norm has made, by gates that it opens, in place; not rounded before."""
+        normed_ND = self._products.bucketed(frame, normed_MD)
+        low_NR = self._products.of_role(frame, normed_ND, weights, f"{role}_gate_down")
+        layers.silu_in_place(low_NR)
+        gate_ND = self._products.of_role(frame, low_NR, weights, f"{role}_gate_up")
+        opened_MD = frame.take_float(*normed_MD.shape).copy_(gate_ND[: len(normed_MD)])
+        normed_MD.mul_(opened_MD.sigmoid_())
 
     def made(self, frame: Frame, weights: Weights, norm: str, *parts: Tensor) -> tuple[Tensor, ...]:
         """What has been made, [M, D] or [M, K, D] each; or its sum through the norm of that role,

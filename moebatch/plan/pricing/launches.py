@@ -101,7 +101,7 @@ class Launches(MixerLaunches):
         chosen = _LOGITS + shape.router.has_exact_logits + self._choice
         latents = _LATENTS * (shape.latent_width is not None)
         before = self._before(shape.norm_of_mlps)
-        gate = before + own_norm + chosen + latents
+        gate = self._before(shape.norm_of_mlps, has_experts=True) + own_norm + chosen + latents
         gate += self._grouping + _READING_BACK + _LEFT_OUT * bool(shape.router.num_identities)
         behind = self._norm * ("mlp_out_norm" in shape.norms)
         added = self._spread or (self._rows.add if shape.adds_experts_late else 1)

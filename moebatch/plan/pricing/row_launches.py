@@ -41,6 +41,8 @@ _SPREAD = 22
 """What it makes, over them: with how they are mixed as it is at first."""
 _SPREAD_UNMIXED = 16
 """The same, over streams that are not mixed with each other."""
+_WEIGHED = 6
+"""What a norm has made: two products, what follows each, a copy, and what is weighed."""
 _BALANCING = 6
 """Of its rows and columns, once more."""
 
@@ -62,9 +64,17 @@ class RowLaunches:
         norm = self.shape.norm
         return _LAYER_NORM + norm.has_bias if norm.kind == "layer" else self._rows.norm
 
-    def _before(self, role: str) -> int:
+    def _before(self, role: str, *, has_experts: bool = False) -> int:
         """A norm of hidden states, or without it a copy; of streams, when they are merged."""
-        return self._merged + (self._norm if role in self.shape.norms else 1)
+        norm = self._norm + self._weighed(role, has_experts) if role in self.shape.norms else 1
+        return self._merged + norm
+
+    def _weighed(self, role: str, has_experts: bool) -> int:
+        """What becomes of what the norm makes, in layers with experts or without."""
+        gates = self.shape.norm_gates
+        if gates is None:
+            return 0
+        return _WEIGHED * (role in gates.roles + gates.moe_roles * has_experts)
 
     @property
     def _merged(self) -> int:

@@ -136,6 +136,24 @@ class Norm:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class NormGates:
+    """Some norms weigh what they have made of hidden states, each number by a gate that the whole
+    of it opens: a sigmoid of what two matrices make of it, with SiLU between them (A.X-K2)."""
+
+    rank: int
+    """Numbers between the two."""
+    roles: tuple[str, ...] = ("input_norm",)
+    """Norms of all layers that do so."""
+    moe_roles: tuple[str, ...] = ("mlp_norm",)
+    """Those of layers with experts that do so beside these."""
+
+    def tensors(self, role: str, hidden_size: int) -> Sizes:
+        """Sizes of what weighs the norm of that role."""
+        D, R = hidden_size, self.rank
+        return {f"{role}_gate_down": (R, D), f"{role}_gate_up": (D, R)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Residual:
     """How what a part of a layer has made is added to hidden states."""
 

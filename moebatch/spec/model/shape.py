@@ -13,7 +13,15 @@ from moebatch.errors import ConfigError, Fault
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.spec.machine.hardware import Dtype
 from moebatch.spec.model.attention import Attention, Sizes
-from moebatch.spec.model.blocks import ClampedGate, Mlp, Norm, Residual, Router, Streams
+from moebatch.spec.model.blocks import (
+    ClampedGate,
+    Mlp,
+    Norm,
+    NormGates,
+    Residual,
+    Router,
+    Streams,
+)
 from moebatch.spec.model.cache import CacheGroup
 from moebatch.spec.model.cache_layout import UNLIMITED, CacheLayout, KvCache, SinkWindow, StateCache
 from moebatch.spec.model.grouped_attention import RelativeAttention
@@ -111,6 +119,8 @@ class Layers:
     """Those with experts in which these are looked up by the token, and not chosen (Roller et al.
     2021)."""
     norm: Norm = field(default_factory=Norm)
+    norm_gates: NormGates | None = None
+    """None where no norm weighs what it makes."""
     encoder: Encoder | None = None
     """None where prompts go through the same layers as answers."""
     embedding_scale: float = 1.0
@@ -338,6 +348,7 @@ class ModelShape(Layers):
         for role in ("input_norm", "mlp_norm") if self.streams else ():
             assert self.streams is not None, "there are several"
             streams |= self.streams.tensors(role, self.hidden_size)
+        norms |= self._norm_gate_tensors(layer)
         return norms | self.mixer_tensors(layer) | self._mlp_tensors(layer) | scale | streams
 
     def streamed_tensors(self, layer: int) -> Sizes:
@@ -390,6 +401,13 @@ class ModelShape(Layers):
     def _norm_tensors(self, *roles: str) -> Sizes:
         biases = [f"{role}_bias" for role in roles if self.norm.has_bias]
         return dict.fromkeys((*roles, *biases), (self.hidden_size,))
+
+    def _norm_gate_tensors(self, layer: int) -> Sizes:
+        sizes: Sizes = {}
+        if (gates := self.norm_gates) is not None:
+            for role in gates.roles + gates.moe_roles * self.is_moe(layer):
+                sizes |= gates.tensors(role, self.hidden_size)
+        return sizes
 
     @cached_property
     def _encoder_tensors(self) -> Sizes:
