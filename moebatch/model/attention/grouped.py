@@ -82,13 +82,21 @@ class GroupedAttentionBlock:
                 self._elementwise.norm(work.frame, normed, norm, self._eps)
 
 
-def put_out(work: LayerWork, attention: Attention, out_NHV: Tensor, products: Products) -> Tensor:
+def put_out(
+    work: LayerWork,
+    attention: Attention,
+    out_NHV: Tensor,
+    products: Products,
+    gate_NX: Tensor | None = None,
+) -> Tensor:
     """What attention adds to the hidden states, [N, D], of what it has made, which becomes
-    anything: weighed by gates that its input opens where it has such, each number by its own
-    (Qwen3-Next) or all of a head by one (Step-3.5), and projected."""
+    anything: weighed by gates where it has such, each number by its own (Qwen3-Next) or all of a
+    head by one (Step-3.5), and projected. Its input opens them, unless what does is given, which
+    becomes anything as well."""
     if attention.output_gate is not None:
-        frame = work.frame.branch()
-        gate_NX = products.of_role(frame, work.normed_ND, work.weights, "output_gate")
+        if gate_NX is None:
+            frame = work.frame.branch()
+            gate_NX = products.of_role(frame, work.normed_ND, work.weights, "output_gate")
         if attention.output_gate == "softplus":
             torch.logaddexp(gate_NX, gate_NX.new_zeros(()), out=gate_NX)
         else:

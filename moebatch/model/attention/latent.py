@@ -42,7 +42,7 @@ class LatentAttentionBlock:
 
     def project(self, work: LayerWork) -> Qkv:
         """Queries as they meet latents, and latents with the rotated keys behind them."""
-        q_NHC, latents, _ = self._projected(work)
+        q_NHC, latents = self._projected(work, self._compressed(work)[0])
         absorbed_NHC = self._absorbed(work, q_NHC[: len(latents)], slice(None))
         return Qkv(absorbed_NHC, (latents,))
 
@@ -51,14 +51,15 @@ class LatentAttentionBlock:
         [N, H, L]."""
         results_NHV = self._results_room(work.frame, len(out_NHV))
         self._bring_back(out_NHV, work.weights, results_NHV)
-        return put_out(work, self._attention, results_NHV, self._products)
+        is_gated = self._attention.gate == "with queries"
+        return self._put_out(work, results_NHV, self._compressed(work)[0] if is_gated else None)
 
     def attend(self, work: LayerWork) -> Tensor:
         """All of it, where the core and the cache are on the device of the weights."""
-        q_NHC, latents, compressed = self._projected(work)
+        seen, compressed = self._compressed(work)
+        q_NHC, latents = self._projected(work, seen)
         core, micro_batch, layer = self._core, work.micro_batch, work.layer
         if self._indexer is not None:
-            assert compressed is not None, "an indexer takes compressed queries"
             self._indexer.choose(work, compressed, core)
         parts = work.parts[:1]
         some = self._in_few_counts(core.plan_of(layer, micro_batch).as_cached, len(q_NHC))
@@ -72,21 +73,45 @@ class LatentAttentionBlock:
             return self._expanded(work.frame.branch(), cached_S1C[:, 0], work.weights)
 
         core.attend_expanded(layer, q_NHC, micro_batch, parts, expand, results_NHV)
-        return put_out(work, self._attention, results_NHV[: len(latents)], self._products)
+        return self._put_out(work, results_NHV[: len(latents)], seen)
 
-    def _projected(self, work: LayerWork) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _put_out(self, work: LayerWork, results_NHV: Tensor, seen: Tensor | None) -> Tensor:
+        """What attention adds; `seen` is what queries have been made of, where these are with
+        gates."""
+        attention, gate_NX = self._attention, None
+        if attention.gate == "with queries":
+            assert seen is not None, "gates lie with queries"
+            gate_NX = work.frame.branch().take(len(seen), attention.gate_width)
+            weight = work.weights["gated_q_b"][attention.query_width :]
+            self._products.linear(seen, weight, None, gate_NX)
+        return put_out(work, attention, results_NHV, self._products, gate_NX)
+
+    def _compressed(self, work: LayerWork) -> tuple[Tensor, Tensor]:
+        """What queries are made of, and of it what an indexer takes: compressed queries; what the
+        layer sees where there are none."""
+        attention, frame = self._attention, work.frame
+        if attention.query_rank is None:
+            return work.normed_ND, work.normed_ND
+        compressed = self._products.of_role(frame, work.normed_ND, work.weights, "q_a")
+        num_rows, width = compressed.shape
+        joined = frame.take(num_rows, 2 * width) if attention.joins_compressed else None
+        if joined is not None:
+            joined[:, width:] = compressed
+        self._norm(work, compressed[: work.num_tokens], "q_a_norm")
+        if joined is None:
+            return compressed, compressed
+        joined[:, :width] = compressed
+        return joined, compressed
+
+    def _projected(self, work: LayerWork, seen: Tensor) -> tuple[Tensor, Tensor]:
         """Rotated queries, [N, H, C], with room behind them for as many rows as a library's
-        products take; what is cached, [N, 1, L + rotated key]; and compressed queries, if there are
-        such."""
+        products take; and what is cached, [N, 1, L + rotated key]."""
         attention, frame, weights = self._attention, work.frame, work.weights
         normed_ND, num_tokens = work.normed_ND, work.num_tokens
-        compressed, num_rows = None, len(normed_ND)
-        if attention.query_rank is not None:
-            compressed = self._products.of_role(frame, normed_ND, weights, "q_a")
-            self._norm(work, compressed[:num_tokens], "q_a_norm")
-        x, role = (normed_ND, "q") if compressed is None else (compressed, "q_b")
+        num_rows, roles = len(normed_ND), ("q", "q_b", "gated_q_b")
         q = frame.take(self._products.library_rows(num_rows), attention.query_width)
-        self._products.linear(x, weights[role], None, q[:num_rows])
+        weight = next(weights[role] for role in roles if role in weights)
+        self._products.linear(seen, weight[: attention.query_width], None, q[:num_rows])
         cached = self._products.of_role(frame, normed_ND, weights, "kv_a")
         latents_TL = cached[:num_tokens, : attention.kv_rank]
         self._norm(work, latents_TL, "kv_a_norm")
@@ -99,7 +124,7 @@ class LatentAttentionBlock:
             self._elementwise.rotate(y[:num_tokens], angles.cos_TR, angles.sin_TR)
         if angles.query_scales_T11 is not None:
             q_NHC[:num_tokens].mul_(angles.query_scales_T11)
-        return q_NHC, latents, compressed
+        return q_NHC, latents
 
     def _norm(self, work: LayerWork, x_TX: Tensor, role: str) -> None:
         eps = self._attention.norm_eps

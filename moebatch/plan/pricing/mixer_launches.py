@@ -60,8 +60,10 @@ class MixerLaunches(RowLaunches):
 
         def of(attention: Attention) -> int:
             gates = self._gates(attention)
-            normed = self._before("input_norm") * (gates > 0 or residual.keeps_normed)
-            return normed + attention.launches.brought_back + gates
+            own, normed = attention.launches, gates > 0 or residual.keeps_normed
+            again = self._before("input_norm") * normed
+            reopened = own.reopening + self._norm * (own.reopening > 0)
+            return again + reopened + own.brought_back + gates
 
         return self._mean(of) + self._added(residual)
 

@@ -65,6 +65,9 @@ class AttentionLaunches(NamedTuple):
     """For each that is attended by itself, a slice of a prompt among them."""
     query_block: int = 0
     """For some of its queries."""
+    reopening: int = 0
+    """Products up to what opens gates of the output, beside a norm, where that is not what the
+    layer sees and has been lost since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +102,8 @@ class Attention(ABC):
     temperature: Temperature | None = None
     gate: OutputGate = "none"
     """Each number that attention puts out is weighed by a gate, whose projection lies with the
-    queries' head by head, the query's rows before the gate's, or apart; or all numbers of a head
-    are weighed by one gate. Those that lie apart have no biases."""
+    queries' head by head, the query's rows before the gate's, and is of what these are made of; or
+    apart; or all numbers of a head are weighed by one gate. Those that lie apart have no biases."""
     gate_opening: GateOpening = "sigmoid"
     """What its projection goes through."""
     has_sink_scores: bool = False

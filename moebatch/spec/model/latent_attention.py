@@ -23,6 +23,8 @@ _ABSORBED = 2
 _BROUGHT_BACK = 1
 _GROUP = 4 + _ABSORBED + _BROUGHT_BACK
 """Queries and latents are gathered, meet, and results are put back."""
+_JOINED = 2
+"""Compressed queries are kept as they are, and as they are normed."""
 _OF_INDEXER = 15
 """Queries, what weighs heads, and keys through a layer norm, but for rotations."""
 _INDEX_KEYS = 2
@@ -49,6 +51,9 @@ class LatentAttention(Attention):
     """Part of a query's and a key's head that has positions; the key's is one for all heads."""
     value_head_dim: int
     """Size of a head of values; ``head_dim`` is that of queries and keys."""
+    joins_compressed: bool = False
+    """Queries, and gates that lie with them, are made of compressed queries as they are normed and,
+    behind that, as they are (A.X-K2)."""
     norm_eps: float = 1e-6
     """Of the norms of compressed queries and latents."""
     latent_scale: float = 1.0
@@ -75,12 +80,23 @@ class LatentAttention(Attention):
         plain, rope = self.nope_head_dim, self.rope_head_dim
         if role == "kv_b":
             return rows_by_part(self.num_heads, (plain, self.value_head_dim))
+        if role == "gated_q_b":
+            return self._gated_row_order
         widths = {"q": plain, "q_b": plain, "kv_a": self.kv_rank, "kv_a_bias": self.kv_rank}
         if role not in widths or not self.rotates_neighbours:
             return None
         before, num_heads = widths[role], 1 if role.startswith("kv_a") else self.num_heads
         rotating = (before + row for row in halves_of_neighbours(rope, rope))
         return in_all_heads(num_heads, [*range(before), *rotating])
+
+    @property
+    def _gated_row_order(self) -> list[int]:
+        """Queries of all heads before their gates."""
+        order = rows_by_part(self.num_heads, (self.head_dim, self.value_head_dim))
+        queries = self.row_order("q")
+        if queries is None:
+            return order
+        return [*(order[row] for row in queries), *order[self.query_width :]]
 
     @property
     def cached_parts(self) -> CacheLayout:
@@ -124,7 +140,11 @@ class LatentAttention(Attention):
         compresses, scored = self.query_rank is not None, SCORED * self.has_sink_scores
         chooses, is_own = self.indexer is not None, self.own_indexer is not None
         return AttentionLaunches(
-            projected=2 + compresses + (self.latent_scale != 1) + is_own * _OF_INDEXER,
+            projected=2
+            + compresses
+            + _JOINED * self.joins_compressed
+            + (self.latent_scale != 1)
+            + is_own * _OF_INDEXER,
             norms=1 + compresses,
             rotations=(self.rotary_dim > 0) + is_own,
             group=_GROUP + scored + chooses * _PLANNED,
@@ -133,6 +153,7 @@ class LatentAttention(Attention):
             prompt_slice=_PROMPT_SLICE + 2 * self.num_heads + scored,
             sequence=chooses * _ROWS_OF_CHOSEN + is_own * _INDEX_KEYS,
             query_block=is_own * _CHOSEN,
+            reopening=(1 + _JOINED * self.joins_compressed) * (self.gate == "with queries"),
         )
 
     @property
@@ -170,6 +191,7 @@ class LatentAttention(Attention):
         of_row = (
             self.query_rank or 0,
             2 * (self.query_rank or 0),
+            2 * (self.query_rank or 0) * self.joins_compressed,
             self.cached_key_dim,
             2 * self.kv_rank,
             self.query_width,
@@ -202,14 +224,17 @@ class LatentAttention(Attention):
     def tensors(self, hidden_size: int) -> Sizes:
         """Projections down to the latents and up from them, their biases and norms."""
         sizes: Sizes = {}
-        if self.query_rank is None:
-            sizes["q"] = (self.query_width, hidden_size)
-        else:
+        seen, role = hidden_size, "q"
+        if self.query_rank is not None:
             sizes["q_a"] = (self.query_rank, hidden_size)
             sizes["q_a_norm"] = (self.query_rank,)
-            sizes["q_b"] = (self.query_width, self.query_rank)
+            seen, role = self.query_rank * (1 + self.joins_compressed), "q_b"
             if self.qkv_bias:
                 sizes["q_a_bias"] = (self.query_rank,)
+        if self.gate == "with queries":
+            sizes["gated_q_b"] = (self.query_width + self.gate_width, seen)
+        else:
+            sizes[role] = (self.query_width, seen)
         value_width = self.num_heads * self.value_head_dim
         key_width = self.num_heads * self.nope_head_dim
         sizes["kv_a"] = (self.cached_key_dim, hidden_size)
@@ -217,7 +242,7 @@ class LatentAttention(Attention):
             sizes["kv_a_bias"] = (self.cached_key_dim,)
         sizes["kv_a_norm"] = (self.kv_rank,)
         sizes["kv_b"] = (key_width + value_width, self.kv_rank)
-        if self.gate != "none":
+        if self.gate not in ("none", "with queries"):
             sizes["output_gate"] = (self.gate_width, hidden_size)
         if self.has_sink_scores:
             sizes["sink_scores"] = (self.num_heads,)
