@@ -18,7 +18,7 @@ GROUPED = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe", "minimax_m2
 """Those in which every layer caches keys and values of heads."""
 LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 RECURRENT = ("qwen3_next", "qwen3_5_moe_text")
-ON_GPU_ALONE = (*RECURRENT, "deepseek_v4", "deepseek_v32", "hy_v4", "hy_v4_vl")
+ON_GPU_ALONE = (*RECURRENT, "deepseek_v4", "deepseek_v32", "hy_v4", "hy_v4_vl", "axk2")
 """Some of those that some policies do not suit: a CPU beside a GPU does not attend in their layers,
 which recur, make entries of tokens or choose among these."""
 FAMILIES = (*GROUPED, *LATENT, *RECURRENT)
@@ -201,6 +201,16 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
     },
     "deepseek_v32": _LATENT | _INDEXED,
     "glm_moe_dsa": _LATENT | _INDEXED,
+    "axk2": _LATENT
+    | _INDEXED
+    | {
+        "index_topk": 37,
+        "v_head_dim": 14,
+        "gated_norm_rank": 7,
+        "n_group": None,
+        "topk_group": None,
+        "routed_scaling_factor": 1.7,
+    },
     "ernie4_5_moe": {
         "intermediate_size": 56,
         "moe_intermediate_size": 20,

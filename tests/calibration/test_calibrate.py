@@ -447,7 +447,7 @@ def test_predictors_learn_and_are_examined_on_what_was_held_out(tmp_path: Path, 
     "family",
     [
         *(*CACHED_APART, "granitemoehybrid", "lfm2_moe", "kimi_linear", "minimax"),
-        *("nemotron_h", "flex_olmo", "bailing_hybrid", "hy_v4", "jamba"),
+        *("nemotron_h", "flex_olmo", "bailing_hybrid", "hy_v4", "jamba", "axk2"),
     ],
 )
 def test_the_gate_of_the_next_layer_is_asked_with_what_this_one_saw(

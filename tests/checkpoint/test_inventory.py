@@ -17,6 +17,7 @@ from moebatch.checkpoint.model_files import open_model
         ({"family": "nemotron_h", "moe_latent_size": 18}, "latents of experts"),
         ({"family": "deepseek_v4"}, "streams"),
         ({"family": "hy_v4"}, "streams"),
+        ({"family": "axk2"}, "shared experts"),
     ],
 )
 def test_every_number_of_a_model_is_of_a_kind(

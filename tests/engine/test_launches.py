@@ -200,6 +200,7 @@ def decoded(
         ("laguna", False),
         ("deepseek_v4", False),
         ("hy_v4", False),
+        ("axk2", False),
         ("cohere2_moe", False),
         ("phimoe", False),
         ("deepseek_v3", False),
@@ -364,6 +365,7 @@ def assert_planned(counting: CountingDevice, launches: Launches) -> None:
         ("afmoe", False),
         ("step3p7", False),
         ("hy_v4", False),
+        ("axk2", False),
         ("laguna", False),
         pytest.param("granitemoeshared", True, marks=pytest.mark.exhaustive),  # takes 5 s
     ],
@@ -372,7 +374,7 @@ def assert_planned(counting: CountingDevice, launches: Launches) -> None:
 def test_tasks_around_attention_on_the_cpu_launch_as_much_as_they_are_priced_for(
     tiny_checkpoint: Callable[..., Path], counting: CountingDevice, tmp_path: Path, family: str
 ) -> None:
-    options = {"index_topk": 5000} if family == "hy_v4" else {}  # of more would be chosen
+    options = {"index_topk": 5000} if family in ("hy_v4", "axk2") else {}  # of more would be chosen
     folder = tiny_checkpoint(family, **options)
     launches = decoded(counting, folder, tmp_path, "CPU attention", "cgopipe")
     kinds = (Kind.PRE, Kind.OFF, Kind.LOAD)
@@ -385,6 +387,7 @@ def test_tasks_around_attention_on_the_cpu_launch_as_much_as_they_are_priced_for
     if not counting.is_fused:
         num_gates = sum(counted["silu_"] for _, counted in counting.tasks[Kind.POST])
         num_mlps = shape.num_layers - num_moe + num_moe * bool(shape.shared_expert)
+        num_mlps += (shape.num_layers + num_moe) * bool(shape.norm_gates)  # which have SiLU too
         experts = (num_gates - of_layer * num_mlps) * launches.of_experts([1])
     beside = sum(launches.of_gates) + num_moe * launches.of_combine(is_joined=False)
     out = num_posts * launches.of_batch(Kind.OUT, counting.load)

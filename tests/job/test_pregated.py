@@ -126,7 +126,7 @@ def test_gates_learn_what_is_wanted_of_them(tiny_checkpoint: Checkpoint) -> None
     [
         *("qwen2_moe", "deepseek_v3", "qwen3_next", "granitemoehybrid", "nemotron_h"),
         *("kimi_linear", "minimax", "bailing_hybrid", "laguna", "cohere2_moe", "hy_v4"),
-        "jamba",
+        *("jamba", "axk2"),
     ],
 )
 def test_calibration_teaches_and_keeps_pregates(

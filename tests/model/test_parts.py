@@ -167,6 +167,7 @@ def test_frames_hand_out_separate_views_of_one_buffer() -> None:
         {"family": "cohere2_moe"},
         {"family": "deepseek_v4"},
         {"family": "hy_v4"},
+        {"family": "axk2"},
     ],
 )
 def test_scratch_bytes_is_what_a_decoder_holds(

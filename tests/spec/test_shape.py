@@ -69,6 +69,7 @@ ARCHITECTURES = {
     "deepseek_v3": "DeepseekV3ForCausalLM",
     "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
     "axk1": "AXK1ForCausalLM",
+    "axk2": "AXK2ForCausalLM",
     "deepseek_v32": "DeepseekV32ForCausalLM",
     "glm_moe_dsa": "GlmMoeDsaForCausalLM",
     "qwen3_next": "Qwen3NextForCausalLM",
@@ -96,8 +97,18 @@ OTHERS = (
     "sarvam_moe",
     "sarvam_mla",
     "axk1",
+    "axk2",
 )
-LATENT = (*tiny.LATENT, "mistral4", "kimi_linear", "bailing_hybrid", "sarvam_mla", "axk1", "hy_v4")
+LATENT = (
+    *tiny.LATENT,
+    "mistral4",
+    "kimi_linear",
+    "bailing_hybrid",
+    "sarvam_mla",
+    "axk1",
+    "hy_v4",
+    "axk2",
+)
 NEEDED = {"glm4_moe": {"head_dim": 128}, "deepseek_v2": {"num_experts_per_tok": 6}}
 """What is refused without: the default sizes do not divide each other."""
 BIASES = ("correction_bias", "expert_bias")
@@ -150,6 +161,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("exaone_moe", {"num_shared_experts": 3, "n_group": 4, "sliding_window_pattern": 5}),
     ("solar_open", {"n_group": 4, "attention_bias": True, "n_shared_experts": 2}),
     ("sarvam_moe", {"num_experts": 16, "num_shared_experts": 2, "use_qkv_bias": True}),
+    ("axk2", {"n_group": 4, "topk_group": 2, "gated_norm_rank": 5, "moe_layer_freq": 3}),
     ("axk1", {"first_k_dense_replace": 2, "moe_layer_freq": 3, "num_local_experts": 64}),
     ("sarvam_moe", {"n_group": 4, "use_qk_norm": False, "partial_rotary_factor": 0.5}),
     ("sarvam_mla", {"num_experts": 16, "q_lora_rank": 40, "rope_interleave": False}),
