@@ -556,17 +556,18 @@ class ModelShape(Layers):
         return {}
 
     def _grouped(self, max_tokens: int) -> tuple[CacheGroup, ...]:
-        found: dict[tuple[SinkWindow | None, CacheLayout], list[int]] = {}
+        found: dict[tuple[int, SinkWindow | None, CacheLayout], list[int]] = {}
         for layer, seen in enumerate(map(self._seen_through, self.sliding_windows)):
             if self.is_recurrent(layer) or self.encodes(layer):
                 continue
             is_kept = seen is None or seen.most_cached >= max_tokens
             kept = None if is_kept else seen
-            for layout in self.attention_of(layer).caches:
-                found.setdefault((kept, layout), []).append(layer)
+            for number, layout in enumerate(self.attention_of(layer).caches):
+                found.setdefault((number, kept, layout), []).append(layer)
+        in_order = sorted(found.items(), key=lambda each: each[0][0])  # as layers take their parts
         groups = [
             CacheGroup(layers=tuple(layers), layout=layout, sink_window=seen)
-            for (seen, layout), layers in found.items()
+            for (_, seen, layout), layers in in_order
         ]
         assert groups, "some layers attend"
         states: dict[CacheLayout, list[int]] = {}
