@@ -13,7 +13,7 @@ from torch import Tensor
 from moebatch.errors import CheckpointError
 from moebatch.quoting import named_reason
 from moebatch.spec.families.registry import FAMILIES
-from moebatch.spec.model.attention import Attention
+from moebatch.spec.model.attention import Attention, LearntTemperature
 from moebatch.spec.model.compressed_attention import CompressedAttention
 from moebatch.spec.model.shape import ModelShape
 
@@ -111,8 +111,11 @@ class Rope:
     def _query_scales(self, positions_T: Tensor) -> Tensor | None:
         if self._temperature is None:
             return None
+        positions_T = positions_T.to(self.device, torch.float32)
+        if isinstance(self._temperature, LearntTemperature):
+            return positions_T.log1p()[:, None, None]
         step, first = self._temperature.step, self._temperature.first
-        steps_T = ((positions_T.to(self.device, torch.float32) + first) / step).floor()
+        steps_T = ((positions_T + first) / step).floor()
         return (steps_T.log1p() * self._temperature.strength + 1)[:, None, None]
 
     def _angles(self, positions_T: Tensor, frequencies_TR: Tensor) -> Tensor:

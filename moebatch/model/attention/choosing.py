@@ -16,10 +16,19 @@ from moebatch.model.attention.core import AttentionCore
 from moebatch.model.batch import Chooser
 from moebatch.model.layer_work import LayerWork
 from moebatch.model.layers import layer_norm
-from moebatch.model.products import Products
+from moebatch.model.products import Products, Weights
 from moebatch.model.rope import Angles
 from moebatch.model.scratch import Frame, chunks
 from moebatch.spec.model.indexer import Indexer
+
+
+def learnt_scales(frame: Frame, weights: Weights, role: str, logs_T11: Tensor) -> Tensor:
+    """By what a `LearntTemperature` of that role multiplies queries, [T, H, 1], given logarithms of
+    their positions."""
+    scale_H, bias_H = weights[f"{role}_scale"], weights[f"{role}_scale_bias"]
+    scales_TH = frame.take(len(logs_T11), len(scale_H))
+    torch.mul(logs_T11[:, 0].to(scale_H.dtype), scale_H, out=scales_TH)
+    return scales_TH.add_(bias_H)[:, :, None]
 
 
 class IndexQueries(NamedTuple):
@@ -59,10 +68,19 @@ class IndexerBlock:
             self._choose(work.frame.branch(), chooser, queries, kv, choices_TK)
 
     def queries(self, work: LayerWork, compressed_NR: Tensor) -> IndexQueries:
-        """Those of all tokens, in room of the frame."""
+        """Those of all tokens, of what attention has compressed or the layer sees, in room of the
+        frame."""
         frame, weights, tokens = work.frame, work.weights, slice(work.num_tokens)
+        if "index_seen_norm" in weights:
+            seen_NR = frame.take(*compressed_NR.shape)
+            self._norm(work, compressed_NR[tokens], "index_seen_norm", seen_NR[tokens])
+            compressed_NR = seen_NR
         q_NX = self._products.of_role(frame, compressed_NR, weights, "index_q")
         q_THC = q_NX[tokens].view(work.num_tokens, self._indexer.num_heads, -1)
+        if self._indexer.temperature is not None:
+            logs_T11 = work.angles.query_scales_T11
+            assert logs_T11 is not None, "queries of attention grow as well"
+            q_THC.mul_(learnt_scales(frame, weights, "index", logs_T11))
         self._rotate(q_THC, work.angles)
         shares_NH = self._products.of_role(frame, work.normed_ND, weights, "index_weights")
         return IndexQueries(q_THC, shares_NH[tokens])
@@ -79,11 +97,14 @@ class IndexerBlock:
         frame, weights = work.frame, work.weights
         keys_NC = self._products.of_role(frame, work.normed_ND, weights, "index_k")
         keys_TC = keys_NC[: work.num_tokens]
-        norm, bias = weights["index_k_norm"], weights["index_k_norm_bias"]
-        room = frame.branch().take_float(*keys_TC.shape)
-        layer_norm(keys_TC, norm, bias, self._indexer.eps, room, keys_TC)
+        self._norm(work, keys_TC, "index_k_norm", keys_TC)
         self._rotate(keys_TC[:, None], work.angles)
         return keys_TC[:, None]
+
+    def _norm(self, work: LayerWork, x_TX: Tensor, role: str, out_TX: Tensor) -> None:
+        norm, bias = work.weights[role], work.weights[f"{role}_bias"]
+        room = work.frame.branch().take_float(*x_TX.shape)
+        layer_norm(x_TX, norm, bias, self._indexer.eps, room, out_TX)
 
     def _choose(
         self,

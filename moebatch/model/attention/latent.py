@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from moebatch.model.attention.by_torch import Parts, Qkv
-from moebatch.model.attention.choosing import IndexerBlock
+from moebatch.model.attention.choosing import IndexerBlock, learnt_scales
 from moebatch.model.attention.core import AttentionCore
 from moebatch.model.attention.grouped import put_out
 from moebatch.model.layer_work import LayerWork
@@ -122,8 +122,10 @@ class LatentAttentionBlock:
         angles = work.angles
         for y in rotating if attention.rotary_dim else ():
             self._elementwise.rotate(y[:num_tokens], angles.cos_TR, angles.sin_TR)
-        if angles.query_scales_T11 is not None:
-            q_NHC[:num_tokens].mul_(angles.query_scales_T11)
+        if (scales := angles.query_scales_T11) is not None:
+            if attention.learns_temperature:
+                scales = learnt_scales(frame, weights, "query", scales)
+            q_NHC[:num_tokens].mul_(scales)
         return q_NHC, latents
 
     def _norm(self, work: LayerWork, x_TX: Tensor, role: str) -> None:
@@ -131,7 +133,9 @@ class LatentAttentionBlock:
         self._elementwise.norm(work.frame, x_TX, work.weights[role], eps)
 
     def _rotate_last(self, x_THC: Tensor, angles: Angles) -> None:
-        """The last numbers of each head, whatever its size."""
+        """The last numbers of each head, whatever its size, where any do."""
+        if not self._attention.rotary_dim:
+            return
         rotating = x_THC[..., -self._attention.rope_head_dim :]
         self._elementwise.rotate(rotating, angles.cos_TR, angles.sin_TR)
 

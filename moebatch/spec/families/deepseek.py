@@ -63,7 +63,7 @@ def choosing(layers: Layers, keys: ConfigKeys, types: Sequence[str], **indexed: 
     types; `indexed` are fields of an `Indexer` that no key says."""
     attention = layers.attention
     assert isinstance(attention, LatentAttention), "what is chosen is a latent"
-    if attention.query_rank is None:
+    if attention.query_rank is None and "seen_width" not in indexed:
         keys.fault("q_lora_rank", "a number, since indexers take compressed queries", None)
     if (wide := keys.count("index_head_dim")) < attention.rope_head_dim:
         expected = f"at least qk_rope_head_dim, {attention.rope_head_dim}"
@@ -75,14 +75,20 @@ def choosing(layers: Layers, keys: ConfigKeys, types: Sequence[str], **indexed: 
         rotary_dim=attention.rope_head_dim,
         **indexed,
     )
-    kinds = {
-        kind: replace(attention, indexer=replace(indexer, is_shared=kind == "shared"))
-        for kind in _INDEXERS
-    }
-    of_layers = tuple(kinds[kind] for kind in types)
-    if len({*of_layers}) == 1:
-        return replace(layers, attention=of_layers[0])
-    return replace(layers, attention=of_layers[0], layer_attentions=of_layers)
+    of_layers = tuple(
+        _chosen_by(replace(indexer, is_shared=kind == "shared"), each)
+        for kind, each in zip(
+            types, layers.layer_attentions or [attention] * len(types), strict=True
+        )
+    )
+    differ = of_layers if len({*of_layers}) > 1 else ()
+    return replace(layers, attention=of_layers[0], layer_attentions=differ)
+
+
+def _chosen_by(indexer: Indexer, attention: Attention) -> LatentAttention:
+    """Which rotates as much as that attention does."""
+    assert isinstance(attention, LatentAttention), "what is chosen is a latent"
+    return replace(attention, indexer=replace(indexer, rotary_dim=attention.rope_head_dim))
 
 
 def indexer_types(keys: ConfigKeys, num_layers: int) -> Sequence[str]:

@@ -10,6 +10,8 @@ from typing import Literal, NamedTuple
 
 from moebatch.spec.model.cache_layout import CacheDtype, CacheLayout, SinkWindow
 
+LEARNT_SCALES = 3
+"""Launches for a `LearntTemperature`, up to the queries that are multiplied."""
 Sizes = dict[str, tuple[int, ...]]
 OutputGate = Literal["none", "with queries", "apart", "of heads"]
 GateOpening = Literal["sigmoid", "softplus"]
@@ -81,6 +83,17 @@ class Temperature:
     """What positions are counted from."""
 
 
+@dataclass(frozen=True, slots=True)
+class LearntTemperature:
+    """Those of a head are multiplied by ``bias + scale * log(1 + position)``, of which both are
+    learnt (Mistral Large 4)."""
+
+    @staticmethod
+    def tensors(role: str, num_heads: int) -> Sizes:
+        """Sizes of both, of as many heads."""
+        return dict.fromkeys((f"{role}_scale", f"{role}_scale_bias"), (num_heads,))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attention(ABC):
     """Attention of layers that attend alike."""
@@ -99,7 +112,8 @@ class Attention(ABC):
     """Queries and keys are normed after they have been rotated, not before."""
     rotary: str | None = None
     """Name of its rotary parameters in ``config.json``, where layers have several kinds of them."""
-    temperature: Temperature | None = None
+    temperature: Temperature | LearntTemperature | None = None
+    """The latter is for latents alone."""
     gate: OutputGate = "none"
     """Each number that attention puts out is weighed by a gate, whose projection lies with the
     queries' head by head, the query's rows before the gate's, and is of what these are made of; or

@@ -3,10 +3,19 @@
 
 from dataclasses import dataclass
 
-from moebatch.spec.model.attention import Sizes, halves_of_neighbours, in_all_heads
+from moebatch.spec.model.attention import (
+    LEARNT_SCALES,
+    LearntTemperature,
+    Sizes,
+    halves_of_neighbours,
+    in_all_heads,
+)
 
 _SCORES = 2**22
 """Scores of heads that lie in memory while tokens choose, unless one token has more."""
+_PROJECTED = 15
+_SEEN = 12
+"""A layer norm with a bias."""
 _MOST_CHOOSING = 64
 """Tokens that choose together."""
 
@@ -29,14 +38,19 @@ class Indexer:
     rotates_last: bool = False
     """Numbers that rotate are the last ones of a head in files, not the first."""
     eps: float = 1e-6
-    """Of the norm of keys."""
+    """Of its norms."""
+    seen_width: int | None = None
+    """Width of what the layer sees, where queries are made of that, through a layer norm, and not
+    of compressed queries."""
+    temperature: LearntTemperature | None = None
+    """Of its queries."""
     is_shared: bool = False
     """A layer takes what the last one before has chosen that has an indexer of its own."""
 
     def row_order(self, role: str) -> list[int] | None:
         """What rotates lies behind what does not, as halves, in whatever has the numbers of a
         head."""
-        if not role.startswith(("index_q", "index_k")):
+        if not self.rotary_dim or not role.startswith(("index_q", "index_k")):
             return None
         if self.rotates_last and not self.rotates_neighbours:
             return None
@@ -50,12 +64,20 @@ class Indexer:
             rotating = [rotating[number] for number in order]
         return in_all_heads(num_heads, [*plain, *rotating])
 
-    def tensors(self, hidden_size: int, query_rank: int) -> Sizes:
-        """Queries from those that attention has compressed, and what weighs heads."""
-        return {
-            "index_q": (self.num_heads * self.head_dim, query_rank),
+    def tensors(self, hidden_size: int, query_rank: int | None) -> Sizes:
+        """Queries from those that attention has compressed, or what it sees, and what weighs
+        heads."""
+        seen = self.seen_width or query_rank
+        assert seen is not None, "an indexer takes compressed queries"
+        sizes: Sizes = {
+            "index_q": (self.num_heads * self.head_dim, seen),
             "index_weights": (self.num_heads, hidden_size),
         }
+        if self.seen_width is not None:
+            sizes |= dict.fromkeys(("index_seen_norm", "index_seen_norm_bias"), (seen,))
+        if self.temperature is not None:
+            sizes |= self.temperature.tensors("index", self.num_heads)
+        return sizes
 
     def key_tensors(self, hidden_size: int) -> Sizes:
         """Keys of tokens, with a layer norm."""
@@ -72,7 +94,8 @@ class Indexer:
         return (num_rows * self.head_dim, 2 * num_rows * self.head_dim)
 
     def step_rooms(self, num_rows: int, num_scored: int) -> tuple[int, ...]:
-        """Queries and weights of heads; scores, as they are; and in float32 what is scored of a
+        """Queries and weights of heads; scores, as they are; what queries are made of, as it is
+        normed, and by what they are multiplied; and in float32 what is scored of a
         sequence, and of the tokens of it that choose together queries, weights and scores, by head
         and summed up."""
         heads, width = self.num_heads, self.num_heads * self.head_dim
@@ -84,8 +107,17 @@ class Indexer:
             heads * pairs,
             pairs,
         )
-        rounded = heads * pairs
-        return (num_rows * width, num_rows * heads, rounded, *(2 * room for room in floats))
+        rounded, seen = heads * pairs, num_rows * (self.seen_width or 0)
+        scales = num_rows * heads * (self.temperature is not None)
+        others = (num_rows * width, num_rows * heads, rounded, seen, 2 * seen, scales)
+        return (*others, *(2 * room for room in floats))
+
+    @property
+    def launches(self) -> int:
+        """Those of queries, of what weighs heads, and of keys through a layer norm, but for
+        rotations."""
+        of_seen = _SEEN * (self.seen_width is not None)
+        return _PROJECTED + of_seen + LEARNT_SCALES * (self.temperature is not None)
 
     @property
     def flops_per_pair(self) -> int:

@@ -3,9 +3,11 @@
 from dataclasses import dataclass, replace
 
 from moebatch.spec.model.attention import (
+    LEARNT_SCALES,
     SCORED,
     Attention,
     AttentionLaunches,
+    LearntTemperature,
     Sizes,
     halves_of_neighbours,
     in_all_heads,
@@ -25,8 +27,6 @@ _GROUP = 4 + _ABSORBED + _BROUGHT_BACK
 """Queries and latents are gathered, meet, and results are put back."""
 _JOINED = 2
 """Compressed queries are kept as they are, and as they are normed."""
-_OF_INDEXER = 15
-"""Queries, what weighs heads, and keys through a layer norm, but for rotations."""
 _INDEX_KEYS = 2
 """Those of a sequence, gathered."""
 _CHOSEN = 10
@@ -144,9 +144,10 @@ class LatentAttention(Attention):
             + compresses
             + _JOINED * self.joins_compressed
             + (self.latent_scale != 1)
-            + is_own * _OF_INDEXER,
+            + (LEARNT_SCALES if self.learns_temperature else 0)
+            + (self.own_indexer.launches if self.own_indexer else 0),
             norms=1 + compresses,
-            rotations=(self.rotary_dim > 0) + is_own,
+            rotations=(self.rotary_dim > 0) + (is_own and self.rotary_dim > 0),
             group=_GROUP + scored + chooses * _PLANNED,
             absorbed=_ABSORBED,
             brought_back=_BROUGHT_BACK,
@@ -199,10 +200,12 @@ class LatentAttention(Attention):
             heads * self.cached_value_dim,
             heads * self.value_head_dim,
         )
+        scales = num_rows * heads * self.learns_temperature
         choosing: tuple[int, ...] = ()
         if (indexer := self.own_indexer) is not None:
             choosing = (*indexer.key_rooms(num_rows), *indexer.step_rooms(num_rows, num_cached))
-        return (*(num_rows * width for width in of_row), expanded + _ALIGNMENT, *choosing)
+        in_rows = (num_rows * width for width in of_row)
+        return (*in_rows, scales, expanded + _ALIGNMENT, *choosing)
 
     def expands(self, num_new: int, num_context: int) -> bool:
         """Where that takes fewer operations. Those of new tokens cost as much as bringing their
@@ -237,6 +240,8 @@ class LatentAttention(Attention):
             sizes[role] = (self.query_width, seen)
         value_width = self.num_heads * self.value_head_dim
         key_width = self.num_heads * self.nope_head_dim
+        if isinstance(self.temperature, LearntTemperature):
+            sizes |= self.temperature.tensors("query", self.num_heads)
         sizes["kv_a"] = (self.cached_key_dim, hidden_size)
         if self.qkv_bias:
             sizes["kv_a_bias"] = (self.cached_key_dim,)
@@ -250,10 +255,14 @@ class LatentAttention(Attention):
         if self.output_bias:
             sizes["o_bias"] = (hidden_size,)
         if (indexer := self.own_indexer) is not None:
-            assert self.query_rank is not None, "an indexer takes compressed queries"
             sizes |= indexer.tensors(hidden_size, self.query_rank)
             sizes |= indexer.key_tensors(hidden_size)
         return sizes
+
+    @property
+    def learns_temperature(self) -> bool:
+        """Whether queries are multiplied by what is learnt."""
+        return isinstance(self.temperature, LearntTemperature)
 
     @property
     def gate_width(self) -> int:
