@@ -120,15 +120,17 @@ class BatchPlanner:
         dtype: torch.dtype,
         device: torch.device,
         gather_rows: int,
+        growth_R: Tensor | None = None,
     ) -> None:
         """`config` is the raw config.json; `device` that of projections. `gather_rows` bounds the
-        rows that are gathered at once, as a `SightPlanner` says.
+        rows that are gathered at once, as a `SightPlanner` says, and by `growth_R` frequencies have
+        grown, as a `Rope` says.
 
         Raises CheckpointError for rotary parameters that are not known.
         """
         self._shape = shape
         self._dtype, self._device, self._gather_rows = dtype, device, gather_rows
-        self._ropes = [] if shape.encoder else Rope.by_layer(shape, config, device)
+        self._ropes = [] if shape.encoder else Rope.by_layer(shape, config, device, growth_R)
 
     def plan(
         self,

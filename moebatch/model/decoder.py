@@ -67,7 +67,12 @@ class Decoder:
         self._weights, self._limits = weights, limits
         self._family = FAMILIES[shape.architecture]
         self.planner = BatchPlanner(
-            shape, config, dtype=self.dtype, device=self.device, gather_rows=limits.gather_rows
+            shape,
+            config,
+            dtype=self.dtype,
+            device=self.device,
+            gather_rows=limits.gather_rows,
+            growth_R=weights.globals.get("rotary_growth"),
         )
         products = Products(
             self.device,

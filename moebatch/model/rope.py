@@ -36,7 +36,8 @@ class Angles(NamedTuple):
     cos_TR: Tensor
     sin_TR: Tensor
     query_scales_T11: Tensor | None = None
-    """By what their queries are multiplied, float32, where attention has a `Temperature`."""
+    """By what their queries are multiplied, float32, where attention has a `Temperature`; or of
+    what that is made, where it is learnt."""
     entries: "Angles | None" = None
     """Those of entries whose last tokens are there, which are rotated as their first ones, where
     layers make such."""
@@ -51,9 +52,14 @@ class Rope:
         shape: ModelShape,
         config: Mapping[str, Any],
         device: torch.device,
+        growth_R: Tensor | None = None,
     ) -> None:
-        """Raises CheckpointError where the raw config asks for what transformers cannot do."""
+        """By the exponential of `growth_R` frequencies are multiplied, where it is given.
+
+        Raises CheckpointError where the raw config asks for what transformers cannot do.
+        """
         self.device = device
+        self._growth_R = growth_R if attention.rotary_dim else None
         self._temperature = attention.temperature
         self._entries = attention.entries if isinstance(attention, CompressedAttention) else None
         try:
@@ -72,10 +78,14 @@ class Rope:
 
     @classmethod
     def by_layer(
-        cls, shape: ModelShape, config: Mapping[str, Any], device: torch.device
+        cls,
+        shape: ModelShape,
+        config: Mapping[str, Any],
+        device: torch.device,
+        growth_R: Tensor | None = None,
     ) -> "list[Rope]":
         """That of each layer; those that attend alike have one."""
-        return shape.by_layer(lambda attention: cls(attention, shape, config, device))
+        return shape.by_layer(lambda attention: cls(attention, shape, config, device, growth_R))
 
     @property
     def depends_on_length(self) -> bool:
@@ -133,7 +143,10 @@ class Rope:
         if length not in cache:
             if len(cache) >= _MAX_CACHED_LENGTHS:
                 cache.clear()
-            cache[length] = self._parameters.frequencies(length).to(self.device)
+            frequencies_R = self._parameters.frequencies(length).to(self.device)
+            if self._growth_R is not None:
+                frequencies_R = frequencies_R * self._growth_R.exp()
+            cache[length] = frequencies_R
         return cache[length]
 
 

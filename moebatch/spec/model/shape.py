@@ -119,6 +119,9 @@ class Layers:
     """Those with experts in which these are looked up by the token, and not chosen (Roller et al.
     2021)."""
     norm: Norm = field(default_factory=Norm)
+    num_learnt_frequencies: int = 0
+    """Those of rotary positions, where each is multiplied by the exponential of a learnt number
+    (LeRoPE)."""
     norm_gates: NormGates | None = None
     """None where no norm weighs what it makes."""
     encoder: Encoder | None = None
@@ -336,6 +339,8 @@ class ModelShape(Layers):
         sizes |= self._norm_tensors("final_norm") | self._encoder_tensors
         if self.streams:
             sizes |= self.streams.tensors("final_norm", self.hidden_size, spreads=False)
+        if self.num_learnt_frequencies:
+            sizes["rotary_growth"] = (self.num_learnt_frequencies,)
         if self.head_bias:
             sizes["head_bias"] = (self.vocab_size,)
         return sizes if self.tie_word_embeddings else sizes | {"head": sizes["embedding"]}
@@ -488,7 +493,7 @@ class ModelShape(Layers):
             for end in ("", "_base", "_scale")
         }
         found = self.router.exact_roles | self.norm.exact_roles | of_recurrence | of_attention
-        return found | of_streams | {"router_table"}
+        return found | of_streams | {"router_table", "rotary_growth"}
 
     @cached_property
     def exact_params(self) -> int:
