@@ -36,6 +36,7 @@ BILLIONS = {
     "deepseek-v4-flash": 284,
     "glm-5": 744,
     "a.x-k1": 519,
+    "a.x-k2-light": 20.3,
     "glm-4.5-air": 106,
     "glm-4.5": 355,
     "glm-4.5v": 107,
