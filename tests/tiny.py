@@ -18,7 +18,15 @@ GROUPED = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe", "minimax_m2
 """Those in which every layer caches keys and values of heads."""
 LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 RECURRENT = ("qwen3_next", "qwen3_5_moe_text")
-ON_GPU_ALONE = (*RECURRENT, "deepseek_v4", "deepseek_v32", "hy_v4", "hy_v4_vl", "axk2")
+ON_GPU_ALONE = (
+    *RECURRENT,
+    "deepseek_v4",
+    "deepseek_v32",
+    "hy_v4",
+    "hy_v4_vl",
+    "axk2",
+    "mistral_large4",
+)
 """Some of those that some policies do not suit: a CPU beside a GPU does not attend in their layers,
 which recur, make entries of tokens or choose among these."""
 FAMILIES = (*GROUPED, *LATENT, *RECURRENT)
@@ -201,6 +209,16 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
     },
     "deepseek_v32": _LATENT | _INDEXED,
     "glm_moe_dsa": _LATENT | _INDEXED,
+    "mistral_large4_text": {key: _LATENT[key] for key in _LATENT if key != "q_lora_rank"}
+    | _INDEXED
+    | {
+        "num_hidden_layers": 4,
+        "index_topk": 33,
+        "v_head_dim": 14,
+        "routed_scaling_factor": 1.4,
+        "final_logit_softcapping": 6.0,
+        "no_rope_layers": [1, 0, 1, 0],
+    },
     "axk2": _LATENT
     | _INDEXED
     | {
@@ -589,6 +607,7 @@ _TEXT_OF = {
     "glm4v_moe": "glm4v_moe_text",
     "hy_v4_vl": "hy_v4_vl_text",
     "mistral3": "mistral4",
+    "mistral_large4": "mistral_large4_text",
     "step3p7": "step3p5",
 }
 """Families that see images beside text, and those of their text models."""
@@ -628,7 +647,12 @@ _HUNYUAN = {
     "max_image_size": 28,
     "out_hidden_size": _COMMON["hidden_size"],
 }
-_VISIONS = {"mistral3": _PIXTRAL, "step3p7": _PERCEPTION, "hy_v4_vl": _HUNYUAN}
+_VISIONS = {
+    "mistral3": _PIXTRAL,
+    "mistral_large4": _PIXTRAL,
+    "step3p7": _PERCEPTION,
+    "hy_v4_vl": _HUNYUAN,
+}
 _STRONG = (
     *(".gate.weight", ".wg.weight", ".router.weight", ".router.proj.weight"),
     *("router.layer.weight", "lm_head.weight", "embed_tokens.weight", "wte.weight"),

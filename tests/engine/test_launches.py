@@ -201,6 +201,7 @@ def decoded(
         ("deepseek_v4", False),
         ("hy_v4", False),
         ("axk2", False),
+        ("mistral_large4", False),
         ("cohere2_moe", False),
         ("phimoe", False),
         ("deepseek_v3", False),
@@ -366,6 +367,7 @@ def assert_planned(counting: CountingDevice, launches: Launches) -> None:
         ("step3p7", False),
         ("hy_v4", False),
         ("axk2", False),
+        ("mistral_large4", False),
         ("laguna", False),
         pytest.param("granitemoeshared", True, marks=pytest.mark.exhaustive),  # takes 5 s
     ],
@@ -374,7 +376,8 @@ def assert_planned(counting: CountingDevice, launches: Launches) -> None:
 def test_tasks_around_attention_on_the_cpu_launch_as_much_as_they_are_priced_for(
     tiny_checkpoint: Callable[..., Path], counting: CountingDevice, tmp_path: Path, family: str
 ) -> None:
-    options = {"index_topk": 5000} if family in ("hy_v4", "axk2") else {}  # of more would be chosen
+    chooses = family in ("hy_v4", "axk2", "mistral_large4")
+    options = {"index_topk": 5000} if chooses else {}  # of more would be chosen
     folder = tiny_checkpoint(family, **options)
     launches = decoded(counting, folder, tmp_path, "CPU attention", "cgopipe")
     kinds = (Kind.PRE, Kind.OFF, Kind.LOAD)

@@ -46,6 +46,8 @@ def deep(tiny_checkpoint: Callable[..., Path]) -> Deep:
             kinds = {"layer_types": (["linear_attention", "full_attention"] * LAYERS)[:LAYERS]}
         elif family == "axk1":
             kinds = {"mlp_layer_types": None}
+        elif family == "mistral_large4":
+            kinds = {"no_rope_layers": None}
         elif family == "lara_mini":
             kinds = {"layer_types": None}
         elif family in ("gpt_oss", "mimo_v2_flash", "kolibri1", "laguna", "cohere2_moe"):
@@ -115,7 +117,7 @@ def test_every_schedule_equals_transformers_however_many_layers_come_up(
         *FAMILIES,
         *("nemotron_h", "minimax", "dbrx", "sarvam_moe", "axk1", "mimo_v2_flash", "longcat_flash"),
         *("bailing_hybrid", "lara_mini", "kolibri1", "step3p7", "laguna", "cohere2_moe"),
-        *("deepseek_v4", "hy_v4", "jamba", "axk2"),
+        *("deepseek_v4", "hy_v4", "jamba", "axk2", "mistral_large4"),
     ],
 )
 def test_all_families_compute_with_what_has_come_up(

@@ -775,6 +775,41 @@ CASES: dict[str, Case] = {
         {"n_group": 4, "topk_group": 2, "norm_topk_prob": False, "num_experts_per_tok": 3},
     ),
     "mistral4-biases": ("mistral3", {"attention_bias": True, "first_k_dense_replace": 0}),
+    "mistral-large4": ("mistral_large4", {}),
+    "mistral-large4-fused": ("mistral_large4", {"fused": True, "attention_bias": True}),
+    "mistral-large4-shared": (
+        "mistral_large4",
+        {
+            "indexer_types": ["full", "shared", "shared", "full"],
+            "no_rope_layers": [1, 0, 0, 1],  # equal tokens are equal keys to a first one without
+            "n_group": 3,
+            "topk_group": 2,
+            "index_topk": 29,
+        },
+    ),
+    "mistral-large4-rotates": (
+        "mistral_large4",
+        {
+            "no_rope_layers": [1] * 4,
+            "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"],
+            "n_shared_experts": 2,
+            "rope_parameters": _latent_yarn(1.0, 0.7),
+        },
+    ),
+    "mistral-large4-all": (
+        "mistral_large4",
+        {
+            "no_rope_layers": None,
+            "num_hidden_layers": 5,
+            "index_topk": 300,
+            "rms_norm_eps": 0.1,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "mistral-large4-few": (
+        "mistral_large4",
+        {"index_topk": 3, "index_head_dim": 8, "num_attention_heads": 6, "num_key_value_heads": 6},
+    ),
     "exaone": ("exaone_moe", {}),
     "exaone-fused": ("exaone_moe", {"fused": True, "first_k_dense_replace": 0}),
     "exaone-shared": ("exaone_moe", {"num_shared_experts": 2, "num_experts": 8, "n_group": 4}),

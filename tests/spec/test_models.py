@@ -77,6 +77,7 @@ BILLIONS = {
     "nemotron-3-nano-30b-a3b": 31.6,
     "mellum2-12b-a2.5b": 12.1,
     "mistral-small-4-119b": 119,
+    "mistral-large-4-1t-a52b": 1050,
     "gemma-4-26b-a4b": 25.2,
     "llama-4-scout": 107.8,
     "llama-4-maverick": 400.7,
