@@ -43,6 +43,12 @@ _WIDTHS = {
     "nemotron_h": {"hidden_size": 40, "moe_latent_size": 64, "moe_intermediate_size": 96},
     "sarvam_moe": {"hidden_size": 64, "moe_intermediate_size": 96},
     "jamba": {"hidden_size": 64, "intermediate_size": 96},
+    "axk2": {"hidden_size": 64, "moe_intermediate_size": 96},
+    "mistral_large4": {
+        "hidden_size": 64,
+        "moe_intermediate_size": 96,
+        "no_rope_layers": [1, 0],
+    },
     "lfm2_moe": {
         "hidden_size": 64,
         "moe_intermediate_size": 96,
@@ -235,7 +241,7 @@ def test_widths_of_whole_pages_begin_with_a_page(
         *itertools.product(
             (
                 *("mixtral", "qwen3_moe", "phimoe", "hy_v3", "lfm2_moe", "nemotron_h"),
-                *("sarvam_moe", "minimax", "kolibri1", "flint", "jamba"),
+                *("sarvam_moe", "minimax", "kolibri1", "flint", "jamba", "axk2", "mistral_large4"),
             ),
             ("int4", "int8", "fp8"),
         ),
