@@ -15,6 +15,8 @@ from moebatch.errors import CheckpointError, StorageError
 from moebatch.quoting import reason
 
 _LOOKS_PER_LIMIT = 10
+_DISK_FAILS = f"(os error {errno.EIO})"
+"""How what is written in Rust ends that says so: it raises no OSError."""
 
 
 class TooLong(Exception):
@@ -103,7 +105,7 @@ def blamed(folder: Path, fault: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         message = f"{folder}: the tokenizer {fault}: {reason(error)}"
-        is_of_disk = isinstance(error, OSError) and error.errno == errno.EIO
+        is_of_disk = getattr(error, "errno", None) == errno.EIO or _DISK_FAILS in str(error)
         raise (StorageError if is_of_disk else CheckpointError)(message) from error
 
 

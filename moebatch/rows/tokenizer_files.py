@@ -105,14 +105,17 @@ def _require_readable(folder: Path) -> None:
 
 @contextmanager
 def _broken_file_first(folder: Path) -> Iterator[None]:
-    """Where a file is no JSON, or the tokenizer is a program, that says more than what libraries
-    make of it."""
+    """Where a file cannot be read or is no JSON, or the tokenizer is a program, that says more than
+    what libraries make of it."""
     try:
         yield
     except CheckpointError as error:
         for path in _read_by_libraries(folder):
             if path.suffix == ".json":
                 read_of_model(path, most_bytes=MOST_FILE_BYTES)
+            elif path.is_file():
+                with readable(path):
+                    read_regular(path, most_bytes=MOST_FILE_BYTES)
         _refuse_code(folder)
         if not (folder / _FILE_NAME).exists():
             advice = f"put a {_FILE_NAME} of it there, which needs no other library"

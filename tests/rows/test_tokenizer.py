@@ -25,6 +25,9 @@ from tests.tiny import write_tokenizer
 
 Make = Callable[..., Path]
 HELLO = Chat(messages=({"role": "user", "content": "Hello"},))
+GPT2 = '{"tokenizer_class": "GPT2Tokenizer"}'
+FAILING_FILE = Path("/proc/self/mem")
+"""Reading it from its beginning fails as on a broken disk."""
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 
 
@@ -236,6 +239,36 @@ def test_a_disk_that_fails_is_no_damage(make: Make) -> None:
     for number in range(1, counting.num_operations + 1):
         with pytest.raises(StorageError), FaultyOs([folder], number, "fails").in_force():
             load(folder)
+
+
+@pytest.mark.skipif(not FAILING_FILE.exists(), reason="the system has no such file")
+@pytest.mark.parametrize(
+    ("others", "name"),
+    [
+        ({"vocab.json": '{"a": 0}', "tokenizer_config.json": GPT2}, "merges.txt"),
+        ({"tokenizer_config.json": "{}"}, "tokenizer.model"),
+    ],
+    ids=["merges", "sentencepiece"],
+)
+def test_a_disk_that_fails_under_a_library_is_no_damage(
+    tmp_path: Path, others: dict[str, str], name: str
+) -> None:
+    for other, text in others.items():
+        (tmp_path / other).write_text(text)
+    (tmp_path / name).symlink_to(FAILING_FILE)
+    with pytest.raises(StorageError, match="Input/output error"):
+        load(tmp_path)
+
+
+def test_a_disk_that_fails_once_under_a_library_is_no_damage(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise Exception("Input/output error (os error 5)")  # as libraries in Rust do
+
+    monkeypatch.setattr("transformers.PreTrainedTokenizerFast.from_pretrained", fail)
+    with pytest.raises(StorageError, match="Input/output error"):
+        load(make())
 
 
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.jinja"])
