@@ -80,6 +80,8 @@ def _obstacle(path: Path) -> str | None:
     longest = os.pathconf(folder, "PC_NAME_MAX") - NUM_ADDED
     if len(os.fsencode(path.resolve().name)) > longest:
         return f"the name of the file has more than {longest} bytes; choose a shorter one"
+    if os.statvfs(folder).f_flag & os.ST_RDONLY:
+        return f"the folder {folder} is on a file system that is read-only"
     if not os.access(folder, os.W_OK | os.X_OK):
         return f"the folder {folder} cannot be written to; check its permissions"
     return None

@@ -7,6 +7,7 @@ import os
 import stat
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -263,3 +264,9 @@ class TestPath:
         (tmp_path / "locked").mkdir(mode=0o500)
         found = self.message(tmp_path, tmp_path / "locked" / "o.jsonl")
         assert "cannot be written to; check its permissions" in found
+
+    def test_read_only_file_system(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whose folders may well have permissions for everybody."""
+        monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_RDONLY))
+        found = self.message(tmp_path, tmp_path / "o.jsonl")
+        assert "is on a file system that is read-only" in found and "permissions" not in found
