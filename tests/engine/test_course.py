@@ -5,13 +5,16 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import sin
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
-from moebatch.engine.batcher import Batcher
+from moebatch.engine.batcher import Batcher, Slice
 from moebatch.engine.progress.course import Course, _load
-from moebatch.engine.progress.time_left import PassDone, TimeLeft
+from moebatch.engine.progress.endings import Endings
+from moebatch.engine.progress.time_left import PassDone, Standing, TimeLeft
 from moebatch.engine.sequence import Sequence
 from moebatch.engine.text import AnswerText
 from moebatch.layout.lanes import pass_seconds
@@ -314,3 +317,77 @@ def test_a_lane_that_should_do_next_to_nothing_at_first_changes_little() -> None
     assert busy_s["dram->disk"] < 0.05 * priced.seconds
     left_s = time_left.seconds(course.standing, course.endings, busy_s=busy_s)
     assert left_s == pytest.approx(predict(asked, under).job_time_s, rel=0.1)
+
+
+def slice_of(row: Row, *, pending: int, tokens: int, **request: Any) -> Slice:
+    """Once it is computed: so many tokens of its sequence are still to come."""
+    sequence = row.sequence(0)
+    sequence.request = replace(sequence.request, **request)
+    sequence.num_cached = sequence.num_tokens - pending
+    return Slice(sequence, tokens)
+
+
+def test_prompts_that_end_are_told_from_those_that_go_on_and_from_answers() -> None:
+    """Only behind the last token of a prompt is a next token chosen."""
+    long = Row(prompt=40, limit=9, answer=9)
+    goes_on = slice_of(long, pending=30, tokens=10)
+    ends = slice_of(replace(long, begun=1), pending=1, tokens=40)
+    decodes = slice_of(replace(long, begun=3), pending=1, tokens=1)
+    load = _load([goes_on, ends, decodes])
+    assert (load.prompt_slices, load.decode_sequences, load.logits_rows) == (2, 1, 2)
+    assert load.prompt_tokens == 50
+
+
+@pytest.mark.parametrize("num_encoded", [1, 6])
+def test_an_answer_that_goes_on_behind_an_encoded_prompt_is_no_prompt(num_encoded: int) -> None:
+    """Its tokens go through the layers of the decoder, each as if it had just been chosen."""
+    row = Row(prompt=num_encoded + 1, limit=9, answer=9)
+    encoded = slice_of(row, pending=1, tokens=num_encoded, num_encoded=num_encoded)
+    goes_on = slice_of(replace(row, begun=5), pending=1, tokens=5, num_encoded=num_encoded)
+    load = _load([encoded, goes_on])
+    assert (load.prompt_slices, load.prompt_tokens) == (1, num_encoded)
+    assert load.prompt_pairs == num_encoded**2
+    assert load.decode_sequences == load.logits_rows == 5
+    assert load.decode_positions == 5 * num_encoded + 1 + 2 + 3 + 4 + 5
+
+
+class Standings:
+    """A batcher that is asked where a run stands."""
+
+    def standing(self, num_passes: int) -> Standing:
+        return Standing(num_passes=num_passes)
+
+
+def test_where_a_run_stands_is_looked_at_once_a_second() -> None:
+    now, batcher = [0.0], cast(Batcher, Standings())
+    course, seen = Course(lambda: now[0]), []
+    for _ in range(5):
+        now[0] += 0.5
+        course.after_pass([], batcher, num_grown=0)
+        seen.append(course.standing.num_passes)
+    assert seen == [1, 1, 3, 3, 5]
+
+
+def test_the_time_since_the_last_pass_begins_anew_with_each() -> None:
+    now, batcher = [0.0], cast(Batcher, Standings())
+    course = Course(lambda: now[0])
+    now[0] = 7.0
+    course.begin()
+    now[0] = 9.0
+    assert course.since_s == 2.0
+    course.after_pass([], batcher, num_grown=0)
+    now[0] = 9.5
+    assert course.since_s == 0.5
+
+
+def test_of_an_answer_that_goes_on_only_what_is_new_tells_of_others() -> None:
+    """That it got so far in an earlier run, others need not have done."""
+    course, expected = Course(), Endings()
+    row = Row(prompt=5, limit=100, answer=60, begun=40)
+    sequence = row.sequence(0)
+    sequence.output_tokens.extend([7] * 20)
+    course.ended(sequence)
+    expected.add(60, 100, begun=40)
+    others = np.full(9, 100)
+    told, waiting = course.endings.expected_new([], others), expected.expected_new([], others)
+    np.testing.assert_array_equal(told[1], waiting[1])

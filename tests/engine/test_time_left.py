@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from moebatch.engine.progress.endings import Endings
-from moebatch.engine.progress.time_left import PassDone, Standing, TimeLeft
+from moebatch.engine.progress.time_left import PassDone, Standing, TimeLeft, _Priced
+from moebatch.layout.lanes import pass_seconds
 from moebatch.layout.load import PassLoad
 from moebatch.spec.policy.policy import Placement, Policy
 from tests.engine.test_course import asked_for, policy, ragged
@@ -61,3 +62,53 @@ def test_a_machine_that_has_become_faster_is_soon_as_fast_as_it_is_now() -> None
     as_planned_s = TimeLeft(ASKED, UNDER).seconds(Standing(), Endings())
     left_s = time_left.seconds(Standing(num_passes=280), Endings())
     assert left_s == pytest.approx(as_planned_s, rel=0.05)
+
+
+def test_pages_that_are_all_held_jointly_leave_time_to_tell() -> None:
+    """The oldest sequence goes on all the same."""
+    full = Standing(num_joint_pages=UNDER.num_kv_pages)
+    assert TimeLeft(ASKED, UNDER).seconds(full, Endings()) > 0
+
+
+def test_a_pass_in_work_counts_down_by_the_clock_on_a_slow_machine() -> None:
+    load = PassLoad.decoding(8, 100)
+    planned_s = ASKED.cost_of(load, UNDER).seconds
+    time_left = TimeLeft(ASKED, UNDER)
+    time_left.add(PassDone(number=n, load=load, seconds=3 * planned_s) for n in range(1, 101))
+
+    def left_s(since_s: float) -> float:
+        return time_left.seconds(Standing(num_passes=100), Endings(), since_s=since_s)
+
+    gone_s = planned_s / 2
+    assert left_s(0.0) - left_s(gone_s) == pytest.approx(gone_s, rel=1e-6)
+
+
+def test_passes_beyond_those_that_were_expected_leave_nothing_and_never_less() -> None:
+    """Between two replays there may be more of them than the last one knew of."""
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += 1.0  # so that a replay is not due again for long
+        return now[0]
+
+    time_left = TimeLeft(ASKED, UNDER, clock=clock)
+    num_expected = 10 * ASKED.workload.max_new_tokens
+    assert time_left.seconds(Standing(), Endings()) > 0
+    load = PassLoad.decoding(48, 200)
+    time_left.add(PassDone(number=n, load=load, seconds=1.0) for n in range(1, num_expected))
+    assert time_left.seconds(Standing(num_passes=num_expected), Endings()) == 0
+
+
+def test_what_lanes_wait_for_beside_each_other_grows_as_the_slowest_of_them() -> None:
+    lanes = {"cpu": 2.0, "disk->dram": 1.0}
+    assert pass_seconds(lanes, UNDER) == 2.0
+    waiting = _Priced(lanes, UNDER, seconds=3.0)
+    assert waiting.at({}) == 3.0
+    assert waiting.at({"cpu": 2.0}) == 6.0
+    assert waiting.at({"disk->dram": 4.0}) == 6.0
+
+
+def test_a_pass_without_waits_is_as_long_as_its_slowest_lane() -> None:
+    lanes = {"cpu": 2.0, "disk->dram": 1.0}
+    assert _Priced(lanes, UNDER, seconds=1.5).at({"cpu": 2.0}) == 4.0
+    assert _Priced({}, UNDER, seconds=1.0).at({}) == 0.0
