@@ -9,7 +9,7 @@ from pathlib import Path
 from moebatch.errors import ConfigError, Fault, StorageError
 from moebatch.folder.run_folder import RunFolder
 from moebatch.journal.files import NUM_ADDED
-from moebatch.spec.files.text_file import is_same_file
+from moebatch.spec.files.text_file import is_read_only, is_same_file
 from moebatch.spec.job import Job
 
 _OTHER_FORMATS = frozenset({".parquet", ".csv", ".zst", ".bz2", ".xz", ".zip"})
@@ -80,7 +80,7 @@ def _obstacle(path: Path) -> str | None:
     longest = os.pathconf(folder, "PC_NAME_MAX") - NUM_ADDED
     if len(os.fsencode(path.resolve().name)) > longest:
         return f"the name of the file has more than {longest} bytes; choose a shorter one"
-    if os.statvfs(folder).f_flag & os.ST_RDONLY:
+    if is_read_only(folder):
         return f"the folder {folder} is on a file system that is read-only"
     if not os.access(folder, os.W_OK | os.X_OK):
         return f"the folder {folder} cannot be written to; check its permissions"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from moebatch.errors import StorageError
-from moebatch.spec.files.text_file import is_no_regular_file, write_text
+from moebatch.spec.files.text_file import is_no_regular_file, is_read_only, write_text
 from moebatch.spec.machine.profile import HardwareProfile, load_profile
 
 UNKNOWN_MACHINE = "generic-cpu"
@@ -56,7 +56,8 @@ def require_writable_file(path: Path) -> None:
     if path.is_dir():
         raise StorageError(f"{path}: is a folder; give the path of a file")
     if not os.access(needed, os.W_OK):
-        raise StorageError(f"{path}: cannot be written: no permission; give another place")
+        why = "the file system is read-only" if is_read_only(needed) else "no permission"
+        raise StorageError(f"{path}: cannot be written: {why}; give another place")
 
 
 def save_profile(profile: HardwareProfile, path: Path) -> None:

@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -100,4 +101,14 @@ def test_a_pipe_needs_no_folder_that_can_be_written(
     monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
     require_writable_file(pipe)
     with pytest.raises(StorageError, match="no permission"):
+        require_writable_file(tmp_path / "hardware.yaml")
+
+
+def test_a_read_only_file_system_is_said_to_be_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose folders may well have permissions for everybody."""
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    monkeypatch.setattr("os.statvfs", lambda path: SimpleNamespace(f_flag=os.ST_RDONLY))
+    with pytest.raises(StorageError, match="cannot be written: the file system is read-only;"):
         require_writable_file(tmp_path / "hardware.yaml")

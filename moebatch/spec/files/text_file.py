@@ -1,5 +1,6 @@
 """Files that a command writes: whole or not at all."""
 
+import os
 from pathlib import Path
 from secrets import token_hex
 
@@ -48,6 +49,11 @@ def is_no_regular_file(path: Path) -> bool:
     Raises OSError where it is not allowed to look.
     """
     return path.exists() and not path.is_file()
+
+
+def is_read_only(folder: Path) -> bool:
+    """Whether nobody may write there, since the whole file system is read-only. Raises OSError."""
+    return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
 
 
 def draft_of(path: Path) -> Path:
