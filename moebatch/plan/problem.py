@@ -125,10 +125,15 @@ class Problem:
         disk = min(policy.weights.disk, 1 - share)
         return replace(policy, weights=Placement(vram=share, dram=1 - share - disk, disk=disk))
 
+    @property
+    def fewest_pages(self) -> int:
+        """Pages of keys and values of the longest sequence: with fewer it can never run."""
+        return pages_of(self.workload.max_cached_tokens)
+
     def most_pages(self, batch_size: int) -> int:
         """Pages of keys and values that so many sequences can use: those that the longest ones hold
         in the end, all at once. A sample is taken to miss a longest one."""
-        longest, total = pages_of(self.workload.max_cached_tokens), self.workload.num_sequences
+        longest, total = self.fewest_pages, self.workload.num_sequences
         all_longest = batch_size * longest
         if total is None or not self.workload.lengths:
             return all_longest

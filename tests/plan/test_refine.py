@@ -12,14 +12,9 @@ from moebatch.plan.question import changed_profile, stated_dtypes
 from moebatch.plan.replay.loads import FEW_LOADS, job_loads
 from moebatch.plan.search import refine
 from moebatch.plan.search.known import Known
+from moebatch.plan.search.neighbours import far_away, neighbours
 from moebatch.plan.search.planner import best_policy
-from moebatch.plan.search.refine import (
-    _climbed_by_replays,
-    _far_away,
-    _neighbours,
-    _promising,
-    refined,
-)
+from moebatch.plan.search.refine import _climbed_by_replays, _promising, refined
 from moebatch.plan.search.refusal import too_large
 from moebatch.schedule.steps.attention import LOOK_AHEAD
 from moebatch.spec.machine.profile import load_profile
@@ -89,7 +84,7 @@ def test_what_a_cache_on_disk_leaves_experts_have_at_once() -> None:
 
     of = job(JOBS["short rows"])
     shared = replace(START, kv_cache=Placement(dram=0.5, disk=0.5))
-    moved = [one for one in _neighbours(of, shared) if one.kv_cache.disk == 1]
+    moved = [one for one in neighbours(of, shared) if one.kv_cache.disk == 1]
     assert max(map(num_held, moved)) > num_held(shared)
 
 
@@ -217,7 +212,7 @@ def test_a_batch_that_shrinks_still_has_micro_batches_ahead() -> None:
         tokens_per_pass=4000,
         num_slots=16,
     )
-    smaller = [one for one in _neighbours(job(JOBS["short rows"]), policy) if one.batch_size < 3000]
+    smaller = [one for one in neighbours(job(JOBS["short rows"]), policy) if one.batch_size < 3000]
     assert smaller
     assert all(one.num_micro_batches > LOOK_AHEAD for one in smaller)
 
@@ -250,7 +245,7 @@ def test_many_unequal_rows_of_few_passes_are_replayed_often() -> None:
 
 def test_the_most_promising_are_replayed_where_few_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     of = job(JOBS["short rows"])
-    known, others = Counting(of), _promising(of, Known(of), START, _far_away(of, START))
+    known, others = Counting(of), _promising(of, Known(of), START, far_away(of, START))
     monkeypatch.setattr(refine, "_num_replays", lambda problem, policy: 3)
     _climbed_by_replays(of, known, (known.replayed_s(START), START))
     most_promising = sorted(others, key=known.mean_s)[:3]
@@ -271,7 +266,7 @@ def test_a_climb_looks_around_however_much_a_job_goes_through() -> None:
     workload = Workload.uniform(prompt_tokens=512, new_tokens=256, num_sequences=2000)
     of = stated("generic-cpu", "qwen2-57b-a14b", workload)
     policy = best_policy(of).policy
-    twice = [one for one in _neighbours(of, policy) if of.fits(one)]
+    twice = [one for one in neighbours(of, policy) if of.fits(one)]
     assert twice
     assert seconds(of, policy) <= 1.03 * min(seconds(of, one) for one in twice)
 
@@ -403,7 +398,7 @@ def test_the_other_processor_may_attend() -> None:
     of = stated("t4", "mixtral-8x7b", workload)
     on_gpu = replace(START, attention_on_gpu=True, ffn_on_gpu=True, kv_cache=Placement(vram=1.0))
     on_gpu = replace(on_gpu, weights=Placement(vram=0.05, dram=0.95))
-    (on_cpu,) = (one for one in _neighbours(of, on_gpu) if not one.attention_on_gpu)
+    (on_cpu,) = (one for one in neighbours(of, on_gpu) if not one.attention_on_gpu)
     assert on_cpu.kv_cache.dram == 1
     assert on_cpu.weights.vram > on_gpu.weights.vram, "experts have the room of its cache"
-    assert any(one.attention_on_gpu for one in _neighbours(of, on_cpu))
+    assert any(one.attention_on_gpu for one in neighbours(of, on_cpu))

@@ -19,7 +19,7 @@ from moebatch.plan.papers.lightning_model import PaperModel, PaperPlan, PaperPol
 from moebatch.plan.prediction import Prediction
 from moebatch.plan.problem import Problem
 from moebatch.schedule.lanes import CPU, GPU
-from moebatch.spec.policy.policy import MAX_SEQUENCES, Placement, Policy, pages_of
+from moebatch.spec.policy.policy import MAX_SEQUENCES, Placement, Policy
 from moebatch.units import format_bytes
 
 Setting = tuple[bool, bool]
@@ -237,7 +237,7 @@ def _policy(problem: Problem, found: PaperPolicy) -> Policy:
         micro_batch_size=found.micro_batch_size,
         tokens_per_pass=found.batch_size,
         num_slots=ceil(2 * streamed),  # the weights of two layers, as far as they are not resident
-        num_kv_pages=found.batch_size * pages_of(problem.workload.max_cached_tokens),
+        num_kv_pages=found.batch_size * problem.fewest_pages,
         weights=Placement(vram=found.r_w, dram=1 - found.r_w),
         kv_cache=Placement(vram=found.r_c, dram=1 - found.r_c),
         attention_on_gpu=found.attention_on_gpu,

@@ -230,7 +230,7 @@ def kv_pages(problem: Problem, batch_size: int) -> int:
     """Pages for so many sequences of mean length, half-filled last pages counted, and at least
     for the longest one. What they share is held once."""
     workload = problem.workload
-    longest = pages_of(workload.max_cached_tokens)
+    longest = problem.fewest_pages
     if workload.mean_total_tokens == workload.max_total_tokens and not workload.mean_shared_tokens:
         return batch_size * longest
     own = int(workload.mean_total_tokens - workload.mean_shared_tokens)

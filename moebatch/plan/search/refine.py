@@ -7,22 +7,24 @@ replay.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, product
-from math import ceil, inf
+from itertools import chain
+from math import inf
 
-from moebatch.layout.buffers import CACHE_TERMS
-from moebatch.layout.division import Division
-from moebatch.layout.setup import slots_wanted
 from moebatch.plan.problem import Problem
 from moebatch.plan.replay.loads import rough_work
-from moebatch.plan.replay.phases import phases_of, sequences_held
-from moebatch.plan.search.candidates import FEWEST_SLOTS, widest_micro_batch
 from moebatch.plan.search.known import Known
-from moebatch.plan.search.refusal import fewest_pages, too_small
-from moebatch.plan.search.whole import most_residents, with_rest_below
-from moebatch.schedule.registry import traits_of
-from moebatch.spec.machine.hardware import LevelName
-from moebatch.spec.policy.policy import STREAMING_SLOTS, Placement, Policy, pages_of
+from moebatch.plan.search.neighbours import (
+    each_once,
+    far_away,
+    fewer_pages,
+    in_even_passes,
+    in_fewer_rounds,
+    neighbours,
+    with_all_pages,
+    with_more_on_disk,
+)
+from moebatch.plan.search.widest import widened, with_widest_cache
+from moebatch.spec.policy.policy import Policy
 
 _MOST_REPLAYED = 2**25
 """Sequences in all passes that are replayed: a second or two."""
@@ -51,28 +53,6 @@ _BEHIND = 1.02
 """A policy that takes longer than this in so few loads is not the best one in more."""
 _LEAST_GAIN = 1.01
 """What is less than that is not worth a round: rough replays do not show it."""
-_BATCHES = (0.75, 0.875, 1.125, 1.25, 1.5, 2.0)
-_TOKENS = (0.5, 0.75, 1.5, 2.0)
-_PASSES = ((0.875, 0.5), (1.5, 1.5))
-"""Sequences and tokens of smaller and of larger passes: where experts are computed in another way
-for fewer rows, or where each of the two needs the other, no climb by one of them leads there."""
-_FEWER = (0.5, 0.75)
-"""Tokens of a pass that leave room."""
-_FEW_PASSES = 8
-"""Where prompts that begin together take more, the last of their passes is little of them."""
-_PAGES = (0.8, 0.9)
-"""With less room for sequences that begin, passes may be filled more evenly."""
-_MICRO_BATCHES = (0.5, 2.0)
-_BESIDE = 1.1
-"""Places for so many more sequences than are held in the mean."""
-_RESIDENTS = (-4, -1, 1, 4, 8)
-_PARTS = 256
-"""More of so many parts of all experts stay: of many, a single one makes no difference."""
-_SLOTS = (-2, 1, 2, 4)
-_MORE_SLOTS = (2, 3)
-"""Times as many: what is read while experts wait for the rest of a layer to be computed."""
-_FAR_TOKENS = (0.75, 1.0, 1.25, 1.5, 2.0)
-_FAR_SLOTS = (3, 4)
 
 
 def refined(
@@ -94,7 +74,7 @@ def refined(
             for one, end in zip(near, climbed, strict=True)
             if known.replayed_s(one) < known.replayed_s(end)
         ]
-    begun = _each_once(*led_astray, *climbed, *spilled)
+    begun = each_once(*led_astray, *climbed, *spilled)
     timed = [(known.replayed_s(one), one) for one in begun]
     near_s = min(seconds for seconds, _ in timed) * _ABREAST
     ends = [
@@ -119,7 +99,7 @@ def _without_disk(
     if (weights, kv_cache) == (policy.weights, policy.kv_cache):
         return
     bare = replace(policy, weights=weights, kv_cache=kv_cache)
-    for other in _widest(problem, [bare]):
+    for other in widened(problem, [bare]):
         other_s = known.replayed_s(other)
         if other_s <= seconds * _NEEDS_DISK:
             yield other_s, other
@@ -132,18 +112,18 @@ def _climbed_by_replays(
     if best[1].batching == "static":
         return best
     num_left = _num_replays(problem, best[1])
-    looks = _neighbours if problem.ladder.top == "vram" else _far_away
+    looks = neighbours if problem.ladder.top == "vram" else far_away
     while num_left > 0:
         others = _promising(problem, known, best[1], looks(problem, best[1]))
         if len(others) > num_left:
             others = sorted(others, key=known.mean_s)[:num_left]
-        looks = _neighbours
+        looks = neighbours
         num_left -= len(others)
         fastest = _fastest(known, others, best)
         if fastest[0] * _LEAST_GAIN > best[0]:
             break
         best = fastest
-    return _fastest(known, _fewer_pages(problem, best[1]), best)
+    return _fastest(known, fewer_pages(problem, best[1]), best)
 
 
 def _num_replays(problem: Problem, policy: Policy) -> int:
@@ -155,7 +135,7 @@ def _num_replays(problem: Problem, policy: Policy) -> int:
 
 def widened_s(problem: Problem, known: Known, policy: Policy) -> float:
     """Seconds per token of a policy whose cache is as wide as there is room for."""
-    widest = _with_widest_cache(problem, policy)
+    widest = with_widest_cache(problem, policy)
     return inf if widest is None else known.replayed_s(widest)
 
 
@@ -166,7 +146,7 @@ def _climbed(problem: Problem, known: Known, policy: Policy) -> Policy:
         return policy
     while True:
         enough_s = known.mean_s(policy) / _LEAST_GAIN
-        better = _below(problem, known, enough_s, _neighbours(problem, policy))
+        better = _below(problem, known, enough_s, neighbours(problem, policy))
         if not better:
             return policy
         policy = better[0]
@@ -179,23 +159,11 @@ def _spilled(problem: Problem, known: Known, policy: Policy) -> Iterator[Policy]
     once."""
     while True:
         enough_s = known.mean_s(policy) / _WORTH_A_DISK
-        better = _below(problem, known, enough_s, _with_more_on_disk(problem, policy))
+        better = _below(problem, known, enough_s, with_more_on_disk(problem, policy))
         if not better:
             return
         policy = _climbed(problem, known, better[0])
         yield policy
-
-
-def _with_more_on_disk(problem: Problem, policy: Policy) -> Iterator[Policy]:
-    """Twice the sequences, tokens and pages; what main memory then has no room for of the cache is
-    on the disk. Nothing where none may be there, all has room, or all sequences are in work."""
-    cache, other = policy.kv_cache, _with_pass(problem, policy, 2.0, 2.0)
-    may_spill = problem.keeps_kv_on_disk and cache.dram and other.batch_size > policy.batch_size
-    if may_spill and not problem.fits(_with_all_pages(problem, other)):
-        num_layers, grown = problem.shape.num_keeping_layers, other.batch_size / policy.batch_size
-        dram = int(cache.dram * num_layers / grown) / num_layers
-        spilled = replace(cache, dram=dram, disk=1 - cache.vram - dram)
-        yield _filled(problem, replace(other, kv_cache=spilled))
 
 
 def _fastest(
@@ -209,14 +177,6 @@ def _fastest(
     return min([best, *((known.replayed_s(one), one) for one in near)], key=lambda pair: pair[0])
 
 
-def _fewer_pages(problem: Problem, policy: Policy) -> Iterator[Policy]:
-    """Nothing where all sequences are alike."""
-    for by in _PAGES if problem.workload.lengths else ():
-        fewer = replace(policy, num_kv_pages=max(1, round(policy.num_kv_pages * by)))
-        if too_small(problem, fewer) is None:
-            yield fewer
-
-
 def _promising(
     problem: Problem, known: Known, best: Policy, others: Iterable[Policy]
 ) -> Sequence[Policy]:
@@ -224,48 +184,13 @@ def _promising(
     those in fewer rounds, of which mean lengths say less; all where lengths are known, which means
     say little of."""
     if problem.workload.lengths:
-        return _widest(problem, others)
+        return widened(problem, others)
     others = (other for other in others if other != best)
     best_s = known.mean_s(best)
     found = _below(problem, known, best_s * _PROMISING, others)[:_FEW_REPLAYS]
-    rounds = chain(_in_fewer_rounds(problem, best), _in_even_passes(problem, best))
+    rounds = chain(in_fewer_rounds(problem, best), in_even_passes(problem, best))
     fewer = _below(problem, known, best_s * _ROUND_LESS, rounds)
-    return _each_once(*found, *(other for other in fewer if other != best))
-
-
-def _together(problem: Problem, policy: Policy) -> int:
-    """Sequences, all alike, that begin together: they end together, with all pages that they ever
-    have."""
-    workload = problem.workload
-    own = min(workload.mean_total_tokens - workload.mean_shared_tokens, workload.most_cached)
-    return min(policy.batch_size, max(1, policy.num_kv_pages // pages_of(ceil(own))))
-
-
-def _in_even_passes(problem: Problem, policy: Policy) -> Iterator[Policy]:
-    """Prompts that begin together fill all of their few passes alike, where the last one had the
-    little that was left. Mean lengths know nothing of it."""
-    prompt, together = problem.workload.mean_own_tokens, _together(problem, policy)
-    num_passes = ceil(together * prompt / policy.tokens_per_pass)
-    if 1 < num_passes <= _FEW_PASSES:
-        decoding = together * (num_passes - 1) / 2  # of those that the passes before have admitted
-        even = (together * prompt + decoding) / num_passes + prompt
-        if even < policy.tokens_per_pass:
-            yield _with_tokens(problem, policy, ceil(even))
-
-
-def _in_fewer_rounds(problem: Problem, policy: Policy) -> Iterator[Policy]:
-    """All sequences have their turn in one round less, and passes of fewer tokens, or experts that
-    go, leave room to their cache. A batch that is larger by less has as many rounds as before, so
-    no climb leads here."""
-    num_sequences = problem.workload.num_sequences or 0
-    num_rounds = ceil(num_sequences / _together(problem, policy))
-    if num_rounds > 1:
-        enough = ceil(num_sequences / (num_rounds - 1))
-        larger = _with_batch(policy, max(policy.batch_size, enough))
-        yield _filled(problem, larger)
-        yield from (
-            _with_tokens(problem, larger, round(larger.tokens_per_pass * by)) for by in _FEWER
-        )
+    return each_once(*found, *(other for other in fewer if other != best))
 
 
 def _below(
@@ -273,246 +198,7 @@ def _below(
 ) -> list[Policy]:
     """Those that take less than that by mean lengths, with the widest cache, the best first."""
     # No cache is wider than one with all pages, and to find the widest takes longer than this.
-    roomy = (one for one in others if known.mean_s(_with_all_pages(problem, one)) < enough_s)
-    found = [(known.mean_s(policy), policy) for policy in _widest(problem, roomy)]
+    roomy = (one for one in others if known.mean_s(with_all_pages(problem, one)) < enough_s)
+    found = [(known.mean_s(policy), policy) for policy in widened(problem, roomy)]
     near = sorted((pair for pair in found if pair[0] < enough_s), key=lambda pair: pair[0])
     return [policy for _, policy in near]
-
-
-def _far_away(problem: Problem, policy: Policy) -> Iterator[Policy]:
-    """Neighbours, and policies that no climb leads to: another pass, and nothing stays but what
-    slots leave to the cache, which are few, or as many as are never full."""
-    yield from _neighbours(problem, policy)
-    if not policy.num_slots:
-        return
-    most = min(policy.batch_size * 3 // 2, _largest_batch(problem, policy))
-    fuller = _with_batch(policy, most)
-    for by, num_slots in product(_FAR_TOKENS, (*_FAR_SLOTS, _slots_never_full(problem, policy))):
-        tokens = _with_tokens(problem, fuller, round(policy.tokens_per_pass * by)).tokens_per_pass
-        other = _with_residents(problem, replace(fuller, num_slots=num_slots), 0)
-        if num_slots < problem.num_experts:
-            yield replace(other, tokens_per_pass=tokens)
-
-
-def _neighbours(problem: Problem, policy: Policy) -> Iterator[Policy]:
-    batch, tokens = policy.batch_size, policy.tokens_per_pass
-    most = _largest_batch(problem, policy)
-    num_resident = problem.num_resident(policy)
-    step = max(1, problem.num_experts // _PARTS)
-    longer = [_with_tokens(problem, policy, round(tokens * by)) for by in _TOKENS]
-    # What buffers of smaller micro-batches leave, a pass of more tokens may need.
-    sizes = (
-        (other, by)
-        for other, by in product((policy, *longer), _MICRO_BATCHES)
-        if by > 1 or other.tokens_per_pass > tokens
-    )
-    # A batch that bounds its micro-batches grows with them.
-    both = (round(batch * by) for by in _BATCHES if by > 1 and _bounds_micro_batch(policy))
-    larger = _each_once(
-        *(_with_batch(policy, min(round(batch * by), most)) for by in _BATCHES),
-        # As many each time, in as many rounds and in one more.
-        *(_with_batch(policy, ceil(most / (ceil(most / batch) + more))) for more in (0, 1)),
-        *longer,
-        *(_with_pass(problem, policy, *by) for by in _PASSES),
-        *(_with_micro_batch(one, by) for one, by in sizes if problem.ladder.top == "vram"),
-        *(_with_micro_batch(_with_batch(policy, min(size, most)), 2) for size in both),
-    )
-    changed = _each_once(
-        *larger,
-        *(_in_one_place(other, level) for other in (policy, *larger) for level in _homes(policy)),
-        *(_with_room_used(problem, policy, level) for level in _homes(policy)),
-        # What a larger batch needs for its cache, experts that stay may have.
-        *(_filled(problem, other) for other in larger),
-        *_with_cache_moved(problem, policy),
-        *(_with_residents(problem, policy, num_resident + more * step) for more in _RESIDENTS),
-        *(_with_slots(problem, policy, number) for number in _slot_counts(policy.num_slots)),
-    )
-    yield from (other for other in changed if other != policy)
-
-
-def _each_once(*policies: Policy) -> list[Policy]:
-    return [*dict.fromkeys(policies)]
-
-
-def _widest(problem: Problem, policies: Iterable[Policy]) -> list[Policy]:
-    """Each with the widest cache, if it fits at all."""
-    found = (_with_widest_cache(problem, policy) for policy in policies)
-    return _each_once(*(policy for policy in found if policy is not None))
-
-
-def _largest_batch(problem: Problem, policy: Policy) -> int:
-    return problem.workload.num_sequences or policy.batch_size * 2
-
-
-def _with_batch(policy: Policy, batch_size: int) -> Policy:
-    batch_size = max(1, batch_size)
-    tokens = max(policy.tokens_per_pass, batch_size)
-    most = widest_micro_batch(traits_of(policy), batch_size)
-    micro_batch = min(policy.micro_batch_size, most)
-    return replace(
-        policy, batch_size=batch_size, tokens_per_pass=tokens, micro_batch_size=micro_batch
-    )
-
-
-def _with_tokens(problem: Problem, policy: Policy, tokens: int) -> Policy:
-    most = max(problem.most_worth_risking, policy.tokens_per_pass)
-    most = min(most, problem.workload.most_pass_tokens)
-    least = max(policy.batch_size, problem.workload.fewest_pass_tokens)
-    return replace(policy, tokens_per_pass=max(least, min(tokens, most)))
-
-
-def _with_pass(problem: Problem, policy: Policy, by: float, of_tokens: float) -> Policy:
-    """So many times the sequences, and the tokens of a pass."""
-    batch_size = min(round(policy.batch_size * by), _largest_batch(problem, policy))
-    tokens = round(policy.tokens_per_pass * of_tokens)
-    return _with_tokens(problem, _with_batch(policy, batch_size), tokens)
-
-
-def _with_micro_batch(policy: Policy, by: float) -> Policy:
-    size = round(policy.micro_batch_size * by)
-    most = widest_micro_batch(traits_of(policy), policy.batch_size)
-    return replace(policy, micro_batch_size=max(1, min(size, most)))
-
-
-def _bounds_micro_batch(policy: Policy) -> bool:
-    widest = widest_micro_batch(traits_of(policy), policy.batch_size)
-    return policy.micro_batch_size == widest < policy.batch_size
-
-
-def _homes(policy: Policy) -> tuple[LevelName, ...]:
-    """Levels that share the cache of keys and values; none where one has all of it."""
-    homes: tuple[LevelName, ...] = ("vram", "dram", "disk")
-    shared = tuple(level for level in homes if policy.kv_cache.on(level))
-    return shared if len(shared) > 1 else ()
-
-
-def _in_one_place(policy: Policy, level: LevelName) -> Policy:
-    return replace(policy, kv_cache=Placement(**{level: 1.0}))
-
-
-def _with_cache_moved(problem: Problem, policy: Policy) -> Iterator[Policy]:
-    """The other processor attends, to a cache below the GPU; without a GPU, a cache that is all in
-    one place is in the other."""
-    cache = policy.kv_cache
-    if problem.ladder.top == "vram":
-        if traits_of(policy).attention is None and problem.shape.attends_beside_gpu:
-            below = replace(cache, vram=0.0, dram=cache.vram + cache.dram)
-            on_gpu = not policy.attention_on_gpu
-            other = replace(policy, attention_on_gpu=on_gpu, kv_cache=below)
-            yield _filled(problem, other) if cache.vram else other
-    elif problem.keeps_kv_on_disk and not _homes(policy):
-        yield _filled(problem, _in_one_place(policy, "disk" if cache.dram else "dram"))
-
-
-def _with_room_used(problem: Problem, policy: Policy, level: LevelName) -> Policy:
-    """The cache at one level, and what it leaves elsewhere for experts: slots that are never full
-    where a disk fills them, and others that stay."""
-    moved = _in_one_place(policy, level)
-    if not policy.num_slots or problem.ladder.top == "vram":
-        return _filled(problem, moved)
-    num_slots = _slots_never_full(problem, moved)
-    if num_slots >= problem.num_experts:
-        return _filled(problem, moved)
-    return _filled(problem, _with_residents(problem, replace(moved, num_slots=num_slots), 0))
-
-
-def _slot_counts(num_slots: int) -> Iterator[int]:
-    """Some more or fewer, times as many or half, and as many as are enough on most machines: beside
-    attention on a CPU a candidate has those of a whole layer."""
-    yield from (num_slots + more for more in _SLOTS)
-    yield from (num_slots * by for by in _MORE_SLOTS)
-    yield from (max(STREAMING_SLOTS, num_slots // 2), STREAMING_SLOTS)
-
-
-def _slots_never_full(problem: Problem, policy: Policy) -> int:
-    """In passes of which there are most; two at least, as anywhere."""
-    usual = max(phases_of(problem.workload, policy), key=lambda phase: phase.num_passes)
-    return max(FEWEST_SLOTS, problem.cost_of(usual.load, policy).slots_never_full)
-
-
-def _with_residents(problem: Problem, policy: Policy, num_resident: int) -> Policy:
-    """And as many of the others in main memory as have room there; unchanged where experts do not
-    stream, or no such number can stay."""
-    most = problem.num_experts - policy.num_slots
-    if not policy.num_slots or not 0 <= num_resident <= most:
-        return policy
-    other = problem.with_residents(policy, num_resident)
-    if traits_of(policy).is_paged:
-        other = replace(other, num_slots=slots_wanted(problem.shape, other, problem.ladder))
-    return with_rest_below(problem, other)
-
-
-def _filled(problem: Problem, policy: Policy) -> Policy:
-    """As many experts stay as have room beside the largest cache that the batch can use."""
-    roomy = _with_all_pages(problem, policy)
-    most = min(most_residents(problem, roomy), problem.num_experts - policy.num_slots)
-    filled = _with_residents(problem, roomy, max(0, most))
-    return replace(filled, num_kv_pages=policy.num_kv_pages)
-
-
-def _with_slots(problem: Problem, policy: Policy, num_slots: int) -> Policy:
-    """One more or fewer stay for every slot, as far as there are any; unchanged where experts do
-    not stream one by one, or there would be too few slots or too many."""
-    staying = max(0, problem.num_resident(policy) - (num_slots - policy.num_slots))
-    is_fixed = not policy.num_slots or traits_of(policy).is_paged
-    if is_fixed or not FEWEST_SLOTS <= num_slots < problem.num_experts:
-        return policy
-    return _with_residents(problem, replace(policy, num_slots=num_slots), staying)
-
-
-def _with_widest_cache(problem: Problem, policy: Policy) -> Policy | None:
-    """As many pages as fit, and no more than the batch can use; None if too few fit."""
-    pages = _pages_with_room(problem, policy, _with_all_pages(problem, policy).num_kv_pages)
-    if not pages:
-        return None
-    widest = replace(policy, num_kv_pages=pages)
-    return widest if problem.workload.lengths else _without_idle_places(problem, widest)
-
-
-def _with_all_pages(problem: Problem, policy: Policy) -> Policy:
-    """As many as the batch can use, whether they fit or not."""
-    most = problem.most_pages(policy.batch_size)
-    return policy if policy.num_kv_pages == most else replace(policy, num_kv_pages=most)
-
-
-def _pages_with_room(problem: Problem, policy: Policy, most: int) -> int:
-    """Pages, up to so many, for which every level has room beside all else; 0 where those of the
-    longest sequence have none. The more there are, the less another one takes, since windows are
-    as large as a micro-batch needs at some time: what one takes at either end bounds how many fit
-    (Newton's method, from below)."""
-
-    division = Division.of(problem.shape, problem.memory.groups, policy, problem.ladder)
-    beside = {
-        level: problem.capacity_bytes(level)
-        - sum(taken for term, taken in footprint.terms.items() if term not in CACHE_TERMS)
-        for level, footprint in problem.footprints(policy, division).items()
-    }
-
-    def room_left(pages: int) -> list[int]:
-        paged = replace(policy, num_kv_pages=pages)
-        caches = problem.memory.cache_footprints(paged, division)
-        return [room - caches[level].total_bytes for level, room in beside.items()]
-
-    fewest, lacking = fewest_pages(problem), room_left(most)
-    if min(lacking) >= 0:
-        return most
-    if fewest >= most:
-        return 0
-    growth = zip(lacking, room_left(most - 1), strict=True)
-    fewer = (
-        ceil(-lack / (less - lack)) if less > lack else most for lack, less in growth if lack < 0
-    )
-    pages = max(fewest, most - max(fewer))
-    while min(left := room_left(pages)) >= 0:
-        growth = zip(left, room_left(pages + 1), strict=True)
-        further = min(room // (room - less) for room, less in growth if less < room)
-        if not further:
-            return pages
-        pages += further
-    return 0
-
-
-def _without_idle_places(problem: Problem, policy: Policy) -> Policy:
-    """No more sequences, all alike, than the pages hold at any time."""
-    most = ceil(sequences_held(problem.workload, policy) * _BESIDE)
-    return _with_batch(policy, min(policy.batch_size, most))

@@ -12,7 +12,7 @@ from moebatch.plan.search.bounds import filled
 from moebatch.plan.search.candidates import FEWEST_SLOTS, candidates
 from moebatch.plan.search.known import Known
 from moebatch.spec.machine.hardware import LevelName
-from moebatch.spec.policy.policy import Policy, pages_of
+from moebatch.spec.policy.policy import Policy
 from moebatch.units import format_bytes, format_unlike
 
 _MIB = 2**20
@@ -33,14 +33,9 @@ def refusal(problem: Problem) -> DoesNotFit:
     return DoesNotFit("\n".join(lines))
 
 
-def fewest_pages(problem: Problem) -> int:
-    """Those of the longest sequence: with fewer it can never run."""
-    return pages_of(problem.workload.max_cached_tokens)
-
-
 def too_small(problem: Problem, policy: Policy) -> str | None:
     """Why this very policy has too little cache for the longest sequence; None if it has enough."""
-    needed = fewest_pages(problem)
+    needed = problem.fewest_pages
     if policy.num_kv_pages >= needed:
         return None
     return f"the longest sequence needs {needed} KV pages, the policy has {policy.num_kv_pages}"
