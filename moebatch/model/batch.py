@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from moebatch.arrays import Ints
 from moebatch.model.attention.plan import AttentionPlan, Sight, SightPlanner
 from moebatch.model.attention.span import Span, new_rows, placed
 from moebatch.model.attention.stack_plan import StackPlan
@@ -37,6 +38,8 @@ class Chooser(NamedTuple):
     """Tokens of the sequence before them."""
     rows_S: Tensor
     """Cache rows of all positions up to the last one's, where attention is computed."""
+    counts_Q: Ints
+    """Positions that each of them chooses."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,11 +66,13 @@ class WindowPlan:
         if not self.choosing:
             return None
         end = 0
-        for tokens, _, rows_S in self.choosing:
+        for tokens, _, rows_S, _ in self.choosing:
             start, end = end, end + tokens.stop - tokens.start
             of_tokens = choices_TK[tokens].flatten()
             torch.index_select(rows_S, 0, of_tokens, out=room_TK[start:end].view(-1))
-        return self.planner.of_rows([chooser.tokens for chooser in self.choosing], room_TK[:end])
+        choosing = [chooser.tokens for chooser in self.choosing]
+        counts_T = np.concatenate([chooser.counts_Q for chooser in self.choosing])
+        return self.planner.of_rows(choosing, room_TK[:end], counts_T)
 
     @property
     def meets_sinks(self) -> bool:
@@ -200,15 +205,17 @@ class BatchPlanner:
             spans=tuple(spans),
             plans=tuple(plans),
             as_cached=_around([span.tokens_from(planner.first) for span in as_cached]),
-            choosing=tuple(
-                Chooser(
-                    tokens=span.tokens_from(planner.first),
-                    num_before=span.num_before,
-                    rows_S=placed([span.rows_S], planner.device),
-                )
-                for span in choosing
-            ),
+            choosing=tuple(self._chooser(span, planner) for span in choosing),
             planner=planner,
+        )
+
+    def _chooser(self, span: Span, planner: SightPlanner) -> Chooser:
+        num_seen_Q = np.arange(1, span.num_tokens + 1) + span.num_before
+        return Chooser(
+            tokens=span.tokens_from(planner.first),
+            num_before=span.num_before,
+            rows_S=placed([span.rows_S], planner.device),
+            counts_Q=self._shape.attention.num_chosen(num_seen_Q),
         )
 
     def _by_sight(self, spans: Sequence[Span], window: int | None) -> dict[Sight, list[Span]]:

@@ -24,10 +24,13 @@ class StreamMixer:
     def merged(self, frame: Frame, x_TS: Tensor, weights: Weights, role: str) -> Tensor:
         """What the norm of that role sees, [T, D] float32."""
         num_streams = self._streams.count
+        sum_T1D = frame.take_float(len(x_TS), 1, x_TS.shape[1] // num_streams)
+        if f"{role}_streams" not in weights:
+            x_TND = x_TS.view(len(x_TS), num_streams, -1)
+            return torch.mean(x_TND, 1, dtype=torch.float32, out=sum_T1D[:, 0])
         mix_TM = self._mix(frame.branch(), x_TS, weights, role)
         pre_TN = self._scaled(mix_TM, weights, role, 0, slice(num_streams))
         pre_TN.sigmoid_().add_(self._streams.eps)
-        sum_T1D = frame.take_float(len(x_TS), 1, x_TS.shape[1] // num_streams)
         x32_TND = (
             frame.branch().take_float(*x_TS.shape).copy_(x_TS).view(len(x_TS), num_streams, -1)
         )

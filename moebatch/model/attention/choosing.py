@@ -2,7 +2,7 @@
 
 Shape letters: T tokens of the micro-batch, N rows after bucketing, S positions or what stands for
 some of them, Q tokens of a sequence that choose together, K chosen positions, R width of compressed
-queries, H heads of the indexer, C their size.
+queries, H heads of the indexer, C their size, B what is chosen from: positions, or pools of P each.
 """
 
 from collections.abc import Callable
@@ -65,7 +65,7 @@ class IndexerBlock:
         queries = self.queries(work, compressed_NR)
         choices_TK = core.choices(work.micro_batch)
         for chooser in plan.choosing:
-            self._choose(work.frame.branch(), chooser, queries, kv, choices_TK)
+            self._choose(work.frame.branch(), chooser, queries, kv, choices_TK, work.weights)
 
     def queries(self, work: LayerWork, compressed_NR: Tensor) -> IndexQueries:
         """Those of all tokens, of what attention has compressed or the layer sees, in room of the
@@ -90,16 +90,34 @@ class IndexerBlock:
     ) -> Tensor:
         """Places of the best keys among those that are not hidden, [Q, K] in any order."""
         scores_QS = self._scores(frame, queries, keys_SC).masked_fill_(is_hidden_QS, -torch.inf)
-        return scores_QS.topk(self.most, sorted=False).indices
+        return scores_QS.topk(self.most // self._indexer.pool, sorted=False).indices
 
     def _keys(self, work: LayerWork) -> Tensor:
-        """Of new tokens, [T, 1, C]."""
+        """Of new tokens, [T, 1, C], or [T, 1, 2C] with what weighs them."""
         frame, weights = work.frame, work.weights
         keys_NC = self._products.of_role(frame, work.normed_ND, weights, "index_k")
         keys_TC = keys_NC[: work.num_tokens]
         self._norm(work, keys_TC, "index_k_norm", keys_TC)
         self._rotate(keys_TC[:, None], work.angles)
-        return keys_TC[:, None]
+        if self._indexer.pool == 1:
+            return keys_TC[:, None]
+        weighing_NC = self._products.of_role(frame, work.normed_ND, weights, "index_pool_weight")
+        both_T1X = frame.take(work.num_tokens, 1, self._indexer.cached_width)
+        torch.cat([keys_TC, weighing_NC[: work.num_tokens]], 1, out=both_T1X[:, 0])
+        return both_T1X
+
+    def _pooled(self, frame: Frame, cached_SX: Tensor, bias_PC: Tensor) -> Tensor:
+        """A key for each pool that is full, [B, C]."""
+        pool, size = self._indexer.pool, self._indexer.head_dim
+        num_pools = len(cached_SX) // pool
+        cached_BPX = cached_SX[: num_pools * pool].view(num_pools, pool, -1)
+        shares_BPC = frame.take_float(num_pools, pool, size)
+        shares_BPC.copy_(cached_BPX[..., size:]).add_(bias_PC)
+        shares_BPC.sub_(shares_BPC.amax(1, keepdim=True)).exp_()
+        shares_BPC.div_(shares_BPC.sum(1, keepdim=True)).mul_(cached_BPX[..., :size])
+        keys_BC = frame.take_float(num_pools, size)
+        torch.sum(shares_BPC, 1, out=keys_BC)
+        return frame.take(num_pools, size).copy_(keys_BC)
 
     def _norm(self, work: LayerWork, x_TX: Tensor, role: str, out_TX: Tensor) -> None:
         norm, bias = work.weights[role], work.weights[f"{role}_bias"]
@@ -113,17 +131,31 @@ class IndexerBlock:
         queries: IndexQueries,
         kv: LayerKv,
         choices_TK: Tensor,
+        weights: Weights,
     ) -> None:
         """Of one sequence."""
-        num_seen = len(chooser.rows_S)
-        keys_SC = kv.read(chooser.rows_S)[0][:, 0]
-        positions_S = torch.arange(num_seen, device=keys_SC.device)
-        for block in chunks(self._indexer.queries_at_once(num_seen), chooser.tokens):
+        pool, cached_SX = self._indexer.pool, kv.read(chooser.rows_S)[0][:, 0]
+        keys_BC = cached_SX
+        if pool > 1:
+            keys_BC = self._pooled(frame, cached_SX, weights["index_pool_bias"])
+        positions_S = torch.arange(len(cached_SX), device=cached_SX.device)
+        ends_B = positions_S[pool - 1 :: pool]
+        for block in chunks(self._indexer.queries_at_once(len(keys_BC)), chooser.tokens):
             first = chooser.num_before + block.start - chooser.tokens.start
             own_Q1 = positions_S[first : first + block.stop - block.start, None]
-            is_later_QS = positions_S > own_Q1
-            chosen_QK = self.chosen(frame.branch(), queries.of(block), keys_SC, is_later_QS)
-            choices_TK[block] = chosen_QK.sort().values
+            chosen_QK = self.chosen(frame.branch(), queries.of(block), keys_BC, ends_B > own_Q1)
+            choices_TK[block] = self._positions(chosen_QK.sort().values, own_Q1)
+
+    def _positions(self, chosen_QK: Tensor, own_Q1: Tensor) -> Tensor:
+        """Those of tokens in pools that are chosen, and behind them those that have none yet, of
+        which the last one is repeated where they are few."""
+        pool = self._indexer.pool
+        if pool == 1:
+            return chosen_QK
+        places_P = torch.arange(pool, device=own_Q1.device)
+        in_pools_QX = (chosen_QK[..., None] * pool + places_P).flatten(1)
+        behind_QX = ((own_Q1 + 1) // pool * pool + places_P[:-1]).minimum(own_Q1)
+        return torch.cat([in_pools_QX, behind_QX], 1)
 
     def _scores(self, frame: Frame, queries: IndexQueries, keys_SC: Tensor) -> Tensor:
         """What each gives all that has keys (Eq. 1), [Q, S] in float32; not scaled, since their

@@ -111,11 +111,15 @@ def indexer_types(keys: ConfigKeys, num_layers: int) -> Sequence[str]:
 
 
 def latent_attention(
-    keys: ConfigKeys, *, rotates_neighbours: bool, rotates: bool = True
+    keys: ConfigKeys, *, rotates_neighbours: bool, rotates: bool = True, is_positioned: bool = True
 ) -> LatentAttention:
-    """With latents as DeepSeek-V2 has them; positions that are not rotated have no scaling."""
-    # Only the part of a head that has positions is bound by the rules of head sizes.
-    heads, kv_heads, rope_head_dim = keys.heads(size="qk_rope_head_dim")
+    """With latents as DeepSeek-V2 has them; positions that are not rotated have no scaling, and no
+    part of a head of their own unless it `is_positioned`."""
+    if is_positioned:
+        # Only the part of a head that has positions is bound by the rules of head sizes.
+        heads, kv_heads, rope_head_dim = keys.heads(size="qk_rope_head_dim")
+    else:
+        heads, kv_heads, rope_head_dim = *(2 * [keys.count("num_attention_heads")]), 0
     bias = keys.flag("attention_bias")
     head_dim = rope_head_dim + keys.count("qk_nope_head_dim")
     factor = _score_factor(keys) if rotates else 1.0

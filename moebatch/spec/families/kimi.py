@@ -69,13 +69,14 @@ OF_DELTA = {
 }
 """Names of the weights of Kimi Delta Attention, behind that of attention, but for those that make
 gates and fading."""
-_OF_MIXERS = {
+OF_MIXERS = {
     **OF_DELTA,
     "delta_z": "g_a_proj.weight",
     "delta_z_wide": "g_b_proj.weight",
     "delta_a": "f_a_proj.weight",
     "delta_a_wide": "f_b_proj.weight",
 }
+"""The same with those, which go through a few numbers."""
 _IN_GGUF = {
     **{f"delta_{role}": f"attn_{role}.weight" for role in "qkv"},
     "delta_z": "ssm_g_a.weight",
@@ -103,7 +104,7 @@ KIMI_LINEAR = FamilySpec(
     layers=_layers,
     names=usual_names(
         {
-            **behind("self_attn.", _OF_MIXERS),
+            **behind("self_attn.", OF_MIXERS),
             "router": f"{_BLOCK}.gate.weight",
             "router_correction": f"{_BLOCK}.gate.e_score_correction_bias",
         },

@@ -3,14 +3,19 @@ last of each group attends to latents, and gates what its heads put out."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import inf
 
 from moebatch.spec.families.deepseek import latent_attention, latent_layers
 from moebatch.spec.families.family import FamilySpec
 from moebatch.spec.families.kimi import OF_DELTA
 from moebatch.spec.families.kinds import FULL, LINEAR
 from moebatch.spec.families.parts import clamps_by_layer, corrected_router
-from moebatch.spec.families.recurring import alike_heads, conv_width, recurring, require_silu
+from moebatch.spec.families.recurring import (
+    alike_heads,
+    conv_width,
+    least_fading,
+    recurring,
+    require_silu,
+)
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.recurrence import ChannelDelta
 from moebatch.spec.model.shape import Layers
@@ -81,18 +86,8 @@ def _delta(keys: ConfigKeys) -> ChannelDelta:
         **alike_heads(heads, head_dim),
         conv_width=conv_width(keys, conv),
         rank=None,
-        least_fading=_least_fading(keys),
+        least_fading=least_fading(keys, "kda_lower_bound") if keys.flag("kda_safe_gate") else None,
     )
-
-
-def _least_fading(keys: ConfigKeys) -> float | None:
-    if not keys.flag("kda_safe_gate"):
-        return None
-    least = keys.value("kda_lower_bound")
-    if isinstance(least, int | float) and -inf < least < 0:
-        return float(least)
-    keys.fault("kda_lower_bound", "a number below 0", least)
-    return None
 
 
 _NAMES_OF_ATTENTION = {

@@ -68,6 +68,15 @@ def conv_width(keys: ConfigKeys, key: str) -> int:
     return keys.count(key, least=2, most=MOST_SEEN)
 
 
+def least_fading(keys: ConfigKeys, key: str) -> float | None:
+    """What logarithms of what is left of channels are above, where they have an end."""
+    least = keys.value(key)
+    if isinstance(least, int | float) and -inf < least < 0:
+        return float(least)
+    keys.fault(key, "a number below 0", least)
+    return None
+
+
 def state_space(keys: ConfigKeys, heads: int, head_dim: int) -> StateSpace:
     """Mamba-2 with so many heads of values, whose steps may be of any length."""
     limit, groups = keys.value("time_step_limit"), keys.count("mamba_n_groups")

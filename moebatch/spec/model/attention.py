@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from moebatch.arrays import Ints
 from moebatch.spec.model.cache_layout import CacheDtype, CacheLayout, SinkWindow
 
 LEARNT_SCALES = 3
@@ -181,6 +182,10 @@ class Attention(ABC):
         """Tokens to which one attends at the most, those that it chooses where it could see more;
         None where it attends to all that it sees."""
         return None
+
+    def num_chosen(self, num_seen: Ints) -> Ints:
+        """How many of these tokens attend to that see so many each, more than `most_chosen`."""
+        raise NotImplementedError
 
     @property
     def choosing_flops_per_pair(self) -> float:

@@ -202,10 +202,14 @@ class Streams:
     """Of what a part makes each stream takes a share below that."""
     least_share: float = 0.0
     """It is more by this."""
+    averages_last: bool = False
+    """What the last norm of a model sees is their mean: nothing is learnt of it."""
 
     def tensors(self, role: str, hidden_size: int, *, spreads: bool = True) -> Sizes:
         """Sizes of what is learnt of the mixing before the norm of that role; of the last one of a
         model nothing is spread."""
+        if self.averages_last and not spreads:
+            return {}
         count, wide = self.count, self.count * hidden_size
         num_scales = 1 + spreads * (1 if self.num_balancings is None else 2)
         num_mixed = count * (min(num_scales, 2) + count * (num_scales == 3))

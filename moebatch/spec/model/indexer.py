@@ -1,8 +1,9 @@
 """What chooses among many what a token attends to (DeepSeek-V3.2, section 2.1; DeepSeek-V4, section
-2.3.1)."""
+2.3.1; GLM-5.3, where tokens are chosen in pools)."""
 
 from dataclasses import dataclass
 
+from moebatch.arrays import Ints
 from moebatch.spec.model.attention import (
     LEARNT_SCALES,
     LearntTemperature,
@@ -16,6 +17,8 @@ _SCORES = 2**22
 _PROJECTED = 15
 _SEEN = 12
 """A layer norm with a bias."""
+_POOLING = 2
+"""What weighs tokens in pools, beside their keys."""
 _MOST_CHOOSING = 64
 """Tokens that choose together."""
 
@@ -46,6 +49,25 @@ class Indexer:
     """Of its queries."""
     is_shared: bool = False
     """A layer takes what the last one before has chosen that has an indexer of its own."""
+    pool: int = 1
+    """Tokens of a sequence that follow each other and are chosen together, by a mean of their keys:
+    weighed channel by channel by a softmax over them of further projections, to which learnt
+    numbers are added for each place. The last ones of a sequence are seen by all until they are as
+    many."""
+
+    @property
+    def most_seen(self) -> int:
+        """Those that are chosen, and such that have no pool yet."""
+        return self.most + self.pool - 1
+
+    def num_chosen(self, num_seen: Ints) -> Ints:
+        """What tokens attend to that see so many, more than `most_seen` each."""
+        return self.most + num_seen % self.pool
+
+    @property
+    def cached_width(self) -> int:
+        """Numbers of a token by which it is chosen: a key, and what weighs it in its pool."""
+        return self.head_dim * (1 + (self.pool > 1))
 
     def row_order(self, role: str) -> list[int] | None:
         """What rotates lies behind what does not, as halves, in whatever has the numbers of a
@@ -80,9 +102,11 @@ class Indexer:
         return sizes
 
     def key_tensors(self, hidden_size: int) -> Sizes:
-        """Keys of tokens, with a layer norm."""
-        norm = (self.head_dim,)
-        sizes: Sizes = {"index_k": (self.head_dim, hidden_size)}
+        """Keys of tokens, with a layer norm, and what weighs them in pools."""
+        norm, wide = (self.head_dim,), (self.head_dim, hidden_size)
+        sizes: Sizes = {"index_k": wide}
+        if self.pool > 1:
+            sizes |= {"index_pool_weight": wide, "index_pool_bias": (self.pool, self.head_dim)}
         return sizes | dict.fromkeys(("index_k_norm", "index_k_norm_bias"), norm)
 
     def queries_at_once(self, num_scored: int) -> int:
@@ -90,8 +114,9 @@ class Indexer:
         return max(1, min(_MOST_CHOOSING, _SCORES // (self.num_heads * num_scored)))
 
     def key_rooms(self, num_rows: int) -> tuple[int, ...]:
-        """Keys with room to be normed in."""
-        return (num_rows * self.head_dim, 2 * num_rows * self.head_dim)
+        """Keys with room to be normed in, and with what weighs them beside them."""
+        keys = num_rows * self.head_dim
+        return (keys, 2 * keys, *((keys, 2 * keys) if self.pool > 1 else ()))
 
     def step_rooms(self, num_rows: int, num_scored: int) -> tuple[int, ...]:
         """Queries and weights of heads; scores, as they are; what queries are made of, as it is
@@ -109,17 +134,24 @@ class Indexer:
         )
         rounded, seen = heads * pairs, num_rows * (self.seen_width or 0)
         scales = num_rows * heads * (self.temperature is not None)
+        pooled = self._pool_rooms(num_scored) if self.pool > 1 else ()
         others = (num_rows * width, num_rows * heads, rounded, seen, 2 * seen, scales)
-        return (*others, *(2 * room for room in floats))
+        return (*others, *pooled, *(2 * room for room in floats))
+
+    def _pool_rooms(self, num_tokens: int) -> tuple[int, ...]:
+        """Shares of tokens in float32, and of pools what is summed of them, and keys."""
+        shares, keys = num_tokens * self.head_dim, num_tokens // self.pool * self.head_dim
+        return (2 * shares, 2 * keys, keys)
 
     @property
     def launches(self) -> int:
         """Those of queries, of what weighs heads, and of keys through a layer norm, but for
         rotations."""
         of_seen = _SEEN * (self.seen_width is not None)
-        return _PROJECTED + of_seen + LEARNT_SCALES * (self.temperature is not None)
+        pools = _POOLING * (self.pool > 1)
+        return _PROJECTED + pools + of_seen + LEARNT_SCALES * (self.temperature is not None)
 
     @property
     def flops_per_pair(self) -> int:
-        """FLOP in one layer for a token that chooses and one that it may choose."""
+        """FLOP in one layer for a token that chooses and one that it may choose, or a pool."""
         return 2 * self.num_heads * (self.head_dim + 1)

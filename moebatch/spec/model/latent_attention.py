@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from moebatch.arrays import Ints
 from moebatch.spec.model.attention import (
     LEARNT_SCALES,
     SCORED,
@@ -31,6 +32,10 @@ _INDEX_KEYS = 2
 """Those of a sequence, gathered."""
 _CHOSEN = 10
 """Positions are scored, and the best ones kept."""
+_POOLED = 10
+"""Keys of a sequence, to such of pools."""
+_POOLS_CHOSEN = 10
+"""Pools become positions, and those behind them."""
 _ROWS_OF_CHOSEN = 2
 _PLANNED = 7
 """Tokens that have chosen are laid out to attend together."""
@@ -48,7 +53,8 @@ class LatentAttention(Attention):
     query_rank: int | None
     """Width of compressed queries (``q_lora_rank``); None where queries are not compressed."""
     rope_head_dim: int
-    """Part of a query's and a key's head that has positions; the key's is one for all heads."""
+    """Part of a query's and a key's head that has positions; the key's is one for all heads. 0 is
+    none: nothing is cached but latents."""
     value_head_dim: int
     """Size of a head of values; ``head_dim`` is that of queries and keys."""
     joins_compressed: bool = False
@@ -105,7 +111,7 @@ class LatentAttention(Attention):
         latents = CachePart("latents", 1, self.kv_rank + self.rope_head_dim)
         if self.own_indexer is None:
             return CacheLayout((latents,))
-        return CacheLayout((latents, CachePart("index keys", 1, self.own_indexer.head_dim)))
+        return CacheLayout((latents, CachePart("index keys", 1, self.own_indexer.cached_width)))
 
     @property
     def caches(self) -> tuple[CacheLayout, ...]:
@@ -120,25 +126,30 @@ class LatentAttention(Attention):
 
     def within(self, max_tokens: int) -> "LatentAttention":
         """Without what chooses, where all are chosen."""
-        if self.indexer is None or max_tokens > self.indexer.most:
+        if self.indexer is None or max_tokens > self.indexer.most_seen:
             return self
         return replace(self, indexer=None)
 
     @property
     def most_chosen(self) -> int | None:
         """As its indexer says."""
-        return self.indexer.most if self.indexer else None
+        return self.indexer.most_seen if self.indexer else None
+
+    def num_chosen(self, num_seen: Ints) -> Ints:
+        assert self.indexer is not None, "something chooses"
+        return self.indexer.num_chosen(num_seen)
 
     @property
     def choosing_flops_per_pair(self) -> float:
-        """The indexer's."""
-        return self.own_indexer.flops_per_pair if self.own_indexer else 0.0
+        """The indexer's, of a token's share in what is scored."""
+        return self.own_indexer.flops_per_pair / self.own_indexer.pool if self.own_indexer else 0.0
 
     @property
     def launches(self) -> AttentionLaunches:
         """Those of prompts have keys and values of all heads made anew."""
         compresses, scored = self.query_rank is not None, SCORED * self.has_sink_scores
         chooses, is_own = self.indexer is not None, self.own_indexer is not None
+        pools = self.own_indexer is not None and self.own_indexer.pool > 1
         return AttentionLaunches(
             projected=2
             + compresses
@@ -152,8 +163,8 @@ class LatentAttention(Attention):
             absorbed=_ABSORBED,
             brought_back=_BROUGHT_BACK,
             prompt_slice=_PROMPT_SLICE + 2 * self.num_heads + scored,
-            sequence=chooses * _ROWS_OF_CHOSEN + is_own * _INDEX_KEYS,
-            query_block=is_own * _CHOSEN,
+            sequence=chooses * _ROWS_OF_CHOSEN + is_own * _INDEX_KEYS + pools * _POOLED,
+            query_block=is_own * _CHOSEN + pools * _POOLS_CHOSEN,
             reopening=(1 + _JOINED * self.joins_compressed) * (self.gate == "with queries"),
         )
 

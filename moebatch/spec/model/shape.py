@@ -368,7 +368,7 @@ class ModelShape(Layers):
     @staticmethod
     def is_streamed(role: str, size: tuple[int, ...]) -> bool:
         """Whether one of that size may."""
-        is_exact = role.endswith(("_streams", "entry_bias"))
+        is_exact = role.endswith(("_streams", "entry_bias", "pool_bias"))
         return len(size) == 2 and not role.startswith("router") and not is_exact
 
     def streamed(self, count: int) -> tuple[int, ...]:
