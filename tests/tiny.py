@@ -26,6 +26,7 @@ ON_GPU_ALONE = (
     "hy_v4_vl",
     "axk2",
     "mistral_large4",
+    "glm5_next",
 )
 """Some of those that some policies do not suit: a CPU beside a GPU does not attend in their layers,
 which recur, make entries of tokens or choose among these."""
@@ -497,6 +498,23 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
         "compress_rope_theta": 300.0,
     },
     "hy_v4": _HY4,
+    "glm5_next_text": {key: _LATENT[key] for key in _LATENT if not key.startswith(("first", "qk"))}
+    | _INDEXED
+    | {
+        "qk_nope_head_dim": 7,
+        "qk_rope_head_dim": 0,
+        "index_kpool": 6,
+        "linear_num_heads": 3,
+        "linear_head_dim": 7,
+        "linear_conv_kernel_dim": 3,
+        "linear_lower_bound": -0.7,
+        "hc_mult": 3,
+        "hc_sinkhorn_iters": 4,
+        "swiglu_limit": 0.8,
+        "routed_scaling_factor": 1.7,
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "layer_types": ["linear_attention", "indexed_attention", "linear_attention"],
+    },
     "hy_v4_vl_text": _HY4
     | {
         "rms_norm_eps": 0.1,
@@ -606,6 +624,7 @@ _TEXT_OF = {
     "qwen3_omni_moe_thinker": "qwen3_omni_moe_text",
     "glm4v_moe": "glm4v_moe_text",
     "hy_v4_vl": "hy_v4_vl_text",
+    "glm5_next": "glm5_next_text",
     "mistral3": "mistral4",
     "mistral_large4": "mistral_large4_text",
     "step3p7": "step3p5",
@@ -652,6 +671,7 @@ _VISIONS = {
     "mistral_large4": _PIXTRAL,
     "step3p7": _PERCEPTION,
     "hy_v4_vl": _HUNYUAN,
+    "glm5_next": _VISION | {"projection_intermediate_size": 24},
 }
 _STRONG = (
     *(".gate.weight", ".wg.weight", ".router.weight", ".router.proj.weight"),

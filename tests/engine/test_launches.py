@@ -202,6 +202,7 @@ def decoded(
         ("hy_v4", False),
         ("axk2", False),
         ("mistral_large4", False),
+        ("glm5_next", False),
         ("cohere2_moe", False),
         ("phimoe", False),
         ("deepseek_v3", False),
