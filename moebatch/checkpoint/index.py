@@ -29,6 +29,8 @@ class Weight:
     format: WeightFormat
     shape: tuple[int, ...]
     extents: tuple[Extent, ...]
+    is_turned: bool = False
+    """Its rows are computed with as columns."""
 
     @property
     def step(self) -> int:

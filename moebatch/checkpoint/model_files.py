@@ -162,8 +162,13 @@ class ModelFiles:
             role: checkpoint.weight(*weight, _likely(shape, checkpoint, role, *weight))
             for role, weight in named.items()
         }
-        for role in found.keys() & _names_of(self.shape).ones.keys():
+        names = _names_of(shape)
+        for role in found.keys() & names.first_rows.keys():
+            found[role] = found[role].rows(range(1))
+        for role in found.keys() & {*names.ones, *names.first_rows}:
             found[role] = replace(found[role], shape=(prod(found[role].shape),))
+        for role in found.keys() & {*names.turned} if not checkpoint.is_gguf else ():
+            found[role] = replace(found[role], is_turned=True)
         return found
 
 

@@ -95,6 +95,8 @@ class DenseLoader:
             self._reader.read_into(tensor, weight.extents[0])
         else:
             self._decode_into(tensor, weight)
+        if weight.is_turned:
+            return tensor.view(weight.shape[::-1]).copy_(tensor.mT.clone())
         return tensor
 
     def close(self) -> None:

@@ -71,6 +71,10 @@ class TensorNames:
     ones: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Roles of vectors that have in files so many dimensions of one before their own and behind it,
     but for GGUF."""
+    turned: Collection[str] = ()
+    """Roles of matrices whose rows are columns of the file, but for GGUF."""
+    first_rows: Mapping[str, int] = field(default_factory=dict)
+    """Roles of vectors that are the first of so many rows of a matrix in files."""
     may_lack_correction: bool = False
     """Checkpoints without what corrects the choice of experts are read; it is none, then."""
     in_gguf: Mapping[str, str] = field(default_factory=dict)
@@ -122,6 +126,10 @@ class TensorNames:
         for role in sizes.keys() & self.ones.keys() if is_own else ():
             before, behind = self.ones[role]
             sizes[role] = (*(1,) * before, *sizes[role], *(1,) * behind)
+        for role in sizes.keys() & self.first_rows.keys():
+            sizes[role] = (self.first_rows[role], *sizes[role])
+        for role in sizes.keys() & {*self.turned} if is_own else ():
+            sizes[role] = sizes[role][::-1]
         return {role: (self._name(role, names, place), size) for role, size in sizes.items()}
 
     def _lies_there(self, role: str, names: Container[str], place: Mapping[str, object]) -> bool:
