@@ -497,6 +497,19 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
         "rope_theta": 20.0,
         "compress_rope_theta": 300.0,
     },
+    "ernie4_5_vl_moe_text": {
+        "intermediate_size": 56,
+        "moe_num_experts": 7,
+        "moe_k": 2,
+        "moe_intermediate_size": [20, 12],
+        "moe_num_shared_experts": 2,
+        "tie_word_embeddings": True,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 300.0,
+            "mrope_section": [1, 1, 2],
+        },
+    },
     "hy_v4": _HY4,
     "glm5_next_text": {key: _LATENT[key] for key in _LATENT if not key.startswith(("first", "qk"))}
     | _INDEXED
@@ -625,6 +638,7 @@ _TEXT_OF = {
     "glm4v_moe": "glm4v_moe_text",
     "hy_v4_vl": "hy_v4_vl_text",
     "glm5_next": "glm5_next_text",
+    "ernie4_5_vl_moe": "ernie4_5_vl_moe_text",
     "mistral3": "mistral4",
     "mistral_large4": "mistral_large4_text",
     "step3p7": "step3p5",

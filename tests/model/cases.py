@@ -700,6 +700,18 @@ CASES: dict[str, Case] = {
         },
     ),
     "hy4-limit": ("hy_v4", {"index_topk": 108, "hc_mult": 4, "num_experts_per_tok": 5}),
+    "ernie-vl": ("ernie4_5_vl_moe", {}),
+    "ernie-vl-bias": (
+        "ernie4_5_vl_moe",
+        {
+            "moe_num_shared_experts": 0,
+            "use_bias": True,
+            "tie_word_embeddings": False,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "moe_norm_min": 0.4,
+            "num_key_value_heads": 1,
+        },
+    ),
     "glm5-next": ("glm5_next", {}),
     "glm5-next-groups": (
         "glm5_next",

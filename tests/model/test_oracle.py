@@ -28,11 +28,14 @@ ALL = (
     *("qwen3_omni_moe_thinker", "aria_text"),
     *("flex_olmo", "mimo_v2_flash", "longcat_flash", "step3p7", "glm4v_moe"),
     *("laguna", "cohere2_moe", "deepseek_v4", "hy_v4", "hy_v4_vl", "jamba", "axk2"),
-    *("mistral_large4", "glm5_next"),
+    *("mistral_large4", "glm5_next", "ernie4_5_vl_moe"),
 )
 MOST_OFF = {"minimax": 0.2}
 """Where layers keep what norms have made of hidden states, rounding adds up more."""
-NOT_STACKED = ("kimi_linear", "bailing_hybrid", "longcat_flash", "deepseek_v4", "glm5_next")
+NOT_STACKED = (
+    *("kimi_linear", "bailing_hybrid", "longcat_flash", "deepseek_v4", "glm5_next"),
+    "ernie4_5_vl_moe",
+)
 """What transformers holds of these in memory is read under the names of files alone."""
 
 
