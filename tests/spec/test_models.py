@@ -57,9 +57,11 @@ BILLIONS = {
     "gpt-oss-120b": 116.8,
     "ernie-4.5-21b-a3b": 21.8,
     "ernie-4.5-300b-a47b": 299,
+    "ernie-4.5-vl-28b-a3b": 21.8,  # experts for images are not counted
     "granite-3.1-3b-a800m": 3.30,
     "hunyuan-a13b": 80.4,
     "hy3-preview": 295,
+    "glm-5.3-flash": 313,
     "hy4": 770,
     "hy4-preview": 58.2,
     "dots.llm1": 142.8,
