@@ -22,14 +22,16 @@ from tests.model.oracle import greedy_answers, load
 SHARED = ["full", "shared", "full"]
 NUM_LAYERS = len(SHARED)
 ROWS = requests((1, 17, 40, 3, 96, 33, 29, 30, 31))
-"""Some of which are longer than the 30 tokens that are chosen."""
+"""Some of which are longer than the 30 tokens that are chosen, or these and 5 behind pools of 6."""
 WHERE = IN_MEMORY | {title: each for title, each in EMULATED.items() if each.attention_on_gpu}
 
 
-@pytest.fixture(scope="module", params=["all choose", "some share"])
+@pytest.fixture(scope="module", params=["all choose", "some share", "in pools"])
 def folder(request: pytest.FixtureRequest, tiny_checkpoint: Callable[..., Path]) -> Path:
     if request.param == "all choose":
         return tiny_checkpoint("deepseek_v32")
+    if request.param == "in pools":
+        return tiny_checkpoint("glm5_next", layer_types=["full_attention"] * NUM_LAYERS)
     return tiny_checkpoint("glm_moe_dsa", indexer_types=SHARED)
 
 
@@ -88,12 +90,16 @@ def test_choices_of_rounded_keys_are_the_same_everywhere(
     assert answers[1:] == 2 * answers[:1]
 
 
+ONE_BY_ONE = pytest.mark.parametrize("folder", ["all choose", "some share"], indirect=True)
+
+
 def num_choosing(folder: Path) -> int:
     """Layers with an indexer of their own, as the configuration says."""
     types = open_model(folder, "float32").config.get("indexer_types") or ["full"] * NUM_LAYERS
     return types.count("full")
 
 
+@ONE_BY_ONE
 def test_layers_that_choose_cache_keys_to_choose_by(folder: Path) -> None:
     """Beside a latent of 20 numbers and a rotated key of 8, which all have, one of 12."""
     files = open_model(folder, "float32")
@@ -111,6 +117,7 @@ def test_layers_that_choose_cache_keys_to_choose_by(folder: Path) -> None:
         assert unread <= files.shape.layer_tensors(layer).keys()
 
 
+@ONE_BY_ONE
 @pytest.mark.parametrize("title", ["usual", "three levels", "cache on the GPU, one slot"])
 def test_the_cache_takes_what_was_priced_and_what_the_configuration_says(
     folder: Path, tmp_path: Path, title: str
@@ -131,6 +138,7 @@ def test_short_rows_are_answered_without_choosing(folder: Path) -> None:
     assert len(built.cache.groups) == 1
 
 
+@ONE_BY_ONE
 def test_what_sees_no_more_than_is_chosen_needs_no_choice(folder: Path) -> None:
     shape = open_model(folder, "float32").shape
     assert shape.seen_through(SinkWindow(4, 26)).attention.most_chosen is None
