@@ -4,6 +4,7 @@ Shape letters: D hidden, L latent, F expert width, R rows.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.layout.footprint import ACTIVATIONS_TERM, Buffer
@@ -185,12 +186,18 @@ def decoder_buffers(
     multiplied.
     """
     choices = limits.pass_tokens * shape.experts_per_token
-    most_chosen = shape.attention.most_chosen or 0
+    choosing = chosen_per_token(shape.attention)
     sizes = {
         "scratch of a step": (step_elements(shape, limits), dtype_bytes),
         "gathered keys and values": (attention_core_elements(shape, limits), dtype_bytes),
-        "chosen tokens": (limits.pass_tokens * most_chosen, _POSITION_BYTES),
-        "rows of chosen tokens": (limits.micro_batch_tokens * most_chosen, _INDEX_BYTES),
+        "chosen tokens": (
+            limits.pass_tokens * choosing.num_heads * choosing.num_blocks,
+            _POSITION_BYTES,
+        ),
+        "rows of chosen tokens": (
+            limits.micro_batch_tokens * choosing.num_rooms * choosing.num_rows,
+            _INDEX_BYTES,
+        ),
         "converted matrix": (converted_elements(shape) if converts else 0, dtype_bytes),
         "normed tokens": (limits.pass_tokens * shape.hidden_size, dtype_bytes),
         "latents of tokens": (limits.pass_tokens * (shape.latent_width or 0), dtype_bytes),
@@ -208,6 +215,27 @@ def decoder_buffers(
         "experts without room": (choices if shape.router.capacity else 0, _INDEX_BYTES),
     }
     return [Buffer(name, level, ACTIVATIONS_TERM, *size) for name, size in sizes.items()]
+
+
+class Chosen(NamedTuple):
+    """What there is room for of a token that chooses."""
+
+    num_heads: int
+    """That choose by themselves."""
+    num_blocks: int
+    """Chosen by one of them."""
+    num_rows: int
+    """Cache rows of these; there is room for one head at a time."""
+    num_rooms: int
+    """For rows: where a token may see a part of a block alone, those that it sees lie apart."""
+
+
+def chosen_per_token(attention: Attention) -> Chosen:
+    """Nothing where none chooses."""
+    most, together = attention.most_chosen or 0, attention.chosen_together
+    num_blocks = -(-most // together)
+    num_rooms = 1 + (together > 1)
+    return Chosen(attention.heads_choosing, num_blocks, num_blocks * together, num_rooms)
 
 
 def num_library_products(

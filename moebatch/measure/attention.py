@@ -136,7 +136,10 @@ def nothing_to_attend(micro_batch: MicroBatch) -> MicroBatch:
     for window, of_window in micro_batch.by_window.items():
         empty = AttentionPlan(sight=Sight(window))
         by_window[window] = replace(of_window, plans=(empty,))
-    return replace(micro_batch, by_window=by_window)
+    choosing = micro_batch.choosing
+    if choosing is not None:
+        choosing = replace(choosing, plans=(AttentionPlan(sight=Sight()),))
+    return replace(micro_batch, by_window=by_window, choosing=choosing)
 
 
 class _Bench:

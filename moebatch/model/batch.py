@@ -36,10 +36,22 @@ class Chooser(NamedTuple):
     """Their rows in the micro-batch."""
     num_before: int
     """Tokens of the sequence before them."""
-    rows_S: Tensor
-    """Cache rows of all positions up to the last one's, where attention is computed."""
     counts_Q: Ints
-    """Positions that each of them chooses."""
+    """Positions that each of them attends to."""
+    rows_BS: Tensor
+    """Cache rows of all positions up to the last one's, where attention is computed, block by
+    block; behind the last position its row once more."""
+
+    @property
+    def num_seen(self) -> int:
+        """Positions up to the last one's."""
+        num_tokens: int = self.tokens.stop - self.tokens.start
+        return self.num_before + num_tokens
+
+    @property
+    def rows_S(self) -> Tensor:
+        """Their cache rows."""
+        return self.rows_BS.view(-1)[: self.num_seen]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,19 +72,20 @@ class WindowPlan:
     planner: SightPlanner
     """Plans what they have chosen."""
 
-    def chosen(self, choices_TK: Tensor, room_TK: Tensor) -> AttentionPlan | None:
-        """What tokens see that choose, by positions in their sequences; None where there are none
-        such. Cache rows of these are in `room_TK` then."""
-        if not self.choosing:
-            return None
-        end = 0
-        for tokens, _, rows_S, _ in self.choosing:
-            start, end = end, end + tokens.stop - tokens.start
-            of_tokens = choices_TK[tokens].flatten()
-            torch.index_select(rows_S, 0, of_tokens, out=room_TK[start:end].view(-1))
-        choosing = [chooser.tokens for chooser in self.choosing]
+    def chosen(self, choices_TK: Tensor, rooms_XTS: Tensor) -> AttentionPlan:
+        """What tokens see that choose, by numbers of blocks in their sequences, in ascending
+        order. Cache rows of these are in `rooms_XTS` then; one room is enough for blocks of one
+        token, and others take two."""
+        rows_TS, end = rooms_XTS[0], 0
+        for chooser in self.choosing:
+            own, size = chooser.tokens, chooser.rows_BS.shape[1]
+            start, end = end, end + own.stop - own.start
+            of_tokens, room = choices_TK[own].flatten(), rows_TS[start:end].view(-1, size)
+            torch.index_select(chooser.rows_BS, 0, of_tokens, out=room)
+        tokens = [chooser.tokens for chooser in self.choosing]
         counts_T = np.concatenate([chooser.counts_Q for chooser in self.choosing])
-        return self.planner.of_rows(choosing, room_TK[:end], counts_T)
+        room_N = None if len(rooms_XTS) == 1 else rooms_XTS[1].view(-1)
+        return self.planner.of_rows(tokens, rows_TS[:end], counts_T, room_N)
 
     @property
     def meets_sinks(self) -> bool:
@@ -94,6 +107,8 @@ class MicroBatch:
     """By layer, rotary ones, [T, R]."""
     by_window: Mapping[int | None, WindowPlan] = field(default_factory=dict)
     """By the sliding window of layers; None is that of layers without one."""
+    choosing: WindowPlan | None = None
+    """That of layers whose tokens choose what they attend to, which have none."""
     turns: Angles | None = None
     """Where tokens meet sinks that are farther away than they see: queries that do are rotated from
     where they are as if they were at the last position that a token sees; scores depend on
@@ -135,6 +150,13 @@ class BatchPlanner:
         """
         self._shape = shape
         self._dtype, self._device, self._gather_rows = dtype, device, gather_rows
+        self._windows = {
+            window
+            for layer, window in enumerate(shape.sliding_windows)
+            if shape.attention_of(layer).most_chosen is None
+        }
+        self._most_chosen = shape.attention.most_chosen or 0
+        self._together = shape.attention.chosen_together
         self._ropes = [] if shape.encoder else Rope.by_layer(shape, config, device, growth_R)
 
     def plan(
@@ -159,8 +181,9 @@ class BatchPlanner:
             window: self._of_window(
                 window, spans if window is None else apart.get(window, spans), planner
             )
-            for window in set(self._shape.sliding_windows)
+            for window in self._windows
         }
+        choosing = self._of_choosing(spans, planner) if self._most_chosen else None
         positions_T, lengths_T = _positions(spans)
         angles = {r: r.angles(positions_T, lengths_T, self._dtype) for r in {*self._ropes}}
         meets_sinks = any(plan.meets_sinks for plan in by_window.values())
@@ -169,6 +192,7 @@ class BatchPlanner:
             stop=stop,
             angles=[angles[rope] for rope in self._ropes],
             by_window=by_window,
+            choosing=choosing,
             turns=self._turns(positions_T, lengths_T, planner.device) if meets_sinks else None,
             recurrent=self._recurrent(spans, planner.device) if self._shape.recurrence else None,
         )
@@ -193,9 +217,23 @@ class BatchPlanner:
     ) -> WindowPlan:
         """For layers with that window, with rows that they have of the spans; `planner` is that of
         tokens that see all before them."""
-        planned, choosing = _by_choosing(spans, self._shape.attention.most_chosen)
+        return self._planned(spans, self._by_sight(spans, window), (), planner)
+
+    def _of_choosing(self, spans: Sequence[Span], planner: SightPlanner) -> WindowPlan:
+        """For layers whose tokens choose."""
+        planned, choosing = _by_choosing(spans, self._most_chosen)
+        return self._planned(spans, self._by_sight(planned, None), choosing, planner)
+
+    def _planned(
+        self,
+        spans: Sequence[Span],
+        by_sight: Mapping[Sight, Sequence[Span]],
+        choosing: Sequence[Span],
+        planner: SightPlanner,
+    ) -> WindowPlan:
+        """For tokens that see all they can by that, and others that choose."""
         plans, as_cached = list[AttentionPlan](), [*choosing]
-        for sight, some in self._by_sight(planned, window).items():
+        for sight, some in by_sight.items():
             of_sight = replace(planner, sight=sight)
             plain, expanded = of_sight.by_expanding(some)
             plans.append(of_sight.plan(plain, expanded))
@@ -214,8 +252,8 @@ class BatchPlanner:
         return Chooser(
             tokens=span.tokens_from(planner.first),
             num_before=span.num_before,
-            rows_S=placed([span.rows_S], planner.device),
             counts_Q=self._shape.attention.num_chosen(num_seen_Q),
+            rows_BS=_in_blocks(span.rows_S, self._together, planner.device),
         )
 
     def _by_sight(self, spans: Sequence[Span], window: int | None) -> dict[Sight, list[Span]]:
@@ -269,10 +307,13 @@ def _positions(spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(positions_T), torch.from_numpy(np.maximum(lengths_T, positions_T + 1))
 
 
-def _by_choosing(spans: Sequence[Span], most: int | None) -> tuple[Sequence[Span], list[Span]]:
+def _in_blocks(rows_S: Ints, size: int, device: torch.device) -> Tensor:
+    """Blocks of so many rows; the last row once more where there are none for the last block."""
+    return placed([np.pad(rows_S, (0, -len(rows_S) % size), "edge")], device).view(-1, size)
+
+
+def _by_choosing(spans: Sequence[Span], most: int) -> tuple[list[Span], list[Span]]:
     """Tokens that attend to all they see, and those that see more than they may choose."""
-    if most is None:
-        return spans, []
     parts = [span.split(most - span.context) for span in spans]
     return [all_ for all_, _ in parts if all_], [some for _, some in parts if some]
 

@@ -18,6 +18,7 @@ _MOVED_COLUMNS = 256
 _APART = {
     "gated_q": ("output_gate", "q"),
     "gated_q_bias": ("output_gate_bias", "q_bias"),
+    "mlp_gate_up": ("mlp_gate", "mlp_up"),
     "shared_gate_up": ("shared_gate", "shared_up"),
 }
 """Two halves of a matrix: an output is gated after it has been computed."""

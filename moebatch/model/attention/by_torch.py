@@ -5,7 +5,7 @@ G KV heads, C head size, V that of values, R rows of the cache.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -80,6 +80,11 @@ class LayerKv:
     def cached(self) -> Cached:
         """Keys and values as they are cached."""
         return Cached(*keys_and_values(self.parts, self.value_dim), self.cached_in)
+
+    def of_heads(self, heads: slice) -> "LayerKv":
+        """Views of some heads of keys and values."""
+        parts, rooms = (tuple(x[:, heads] for x in each) for each in (self.parts, self.rooms))
+        return replace(self, parts=parts, rooms=rooms)
 
     def write(self, rows_T: Tensor, new: Parts) -> None:
         """Stores what there is of new tokens."""

@@ -1,8 +1,10 @@
-"""What tokens attend to that choose (DeepSeek Sparse Attention: DeepSeek-V3.2, section 2.1).
+"""What tokens attend to that choose (DeepSeek Sparse Attention: DeepSeek-V3.2, section 2.1), or
+which blocks of it (MiniMax-M3).
 
 Shape letters: T tokens of the micro-batch, N rows after bucketing, S positions or what stands for
-some of them, Q tokens of a sequence that choose together, K chosen positions, R width of compressed
-queries, H heads of the indexer, C their size, B what is chosen from: positions, or pools of P each.
+some of them, Q tokens of a sequence that choose together, K positions or blocks that are chosen, R
+width of compressed queries, G heads of keys, H heads of the indexer, C their size, B what has keys:
+positions, or pools of P each.
 """
 
 from collections.abc import Callable
@@ -11,15 +13,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from moebatch.model.attention.by_torch import LayerKv
 from moebatch.model.attention.core import AttentionCore
 from moebatch.model.batch import Chooser
 from moebatch.model.layer_work import LayerWork
 from moebatch.model.layers import layer_norm
+from moebatch.model.operators import Operators
 from moebatch.model.products import Products, Weights
 from moebatch.model.rope import Angles
 from moebatch.model.scratch import Frame, chunks
-from moebatch.spec.model.indexer import Indexer
+from moebatch.spec.model.indexer import BlockIndexer, Indexer
+
+Choose = Callable[[Frame, slice, Tensor, Tensor], Tensor]
+"""Of some tokens of the micro-batch, which follow each other in a sequence, its keys [S, C] or
+[B, C] and the tokens' positions [Q]: what they choose, [Q, G, K] in any order."""
 
 
 def learnt_scales(frame: Frame, weights: Weights, role: str, logs_T11: Tensor) -> Tensor:
@@ -63,9 +69,22 @@ class IndexerBlock:
         if not plan.choosing:
             return
         queries = self.queries(work, compressed_NR)
-        choices_TK = core.choices(work.micro_batch)
+        choices_T1K = core.choices(work.micro_batch)
+
+        def chosen(frame: Frame, block: slice, keys_BC: Tensor, own_Q: Tensor) -> Tensor:
+            pool, positions_B = self._indexer.pool, torch.arange(len(keys_BC), device=own_Q.device)
+            is_later_QB = (positions_B + 1) * pool - 1 > own_Q[:, None]
+            chosen_QK = self.chosen(frame, queries.of(block), keys_BC, is_later_QB)
+            if pool > 1:  # and those that have no pool yet
+                chosen_QK = torch.cat([chosen_QK, (own_Q[:, None] + 1) // pool], 1)
+            return chosen_QK[:, None]
+
         for chooser in plan.choosing:
-            self._choose(work.frame.branch(), chooser, queries, kv, choices_TK, work.weights)
+            frame = work.frame.branch()
+            cached_SX = kv.read(chooser.rows_S)[0][:, 0]
+            keys_BC = self._scored(frame, cached_SX, work.weights)
+            at_once = self._indexer.queries_at_once(len(keys_BC))
+            _choose(frame, chooser, at_once, keys_BC, chosen, choices_T1K)
 
     def queries(self, work: LayerWork, compressed_NR: Tensor) -> IndexQueries:
         """Those of all tokens, of what attention has compressed or the layer sees, in room of the
@@ -106,13 +125,15 @@ class IndexerBlock:
         torch.cat([keys_TC, weighing_NC[: work.num_tokens]], 1, out=both_T1X[:, 0])
         return both_T1X
 
-    def _pooled(self, frame: Frame, cached_SX: Tensor, bias_PC: Tensor) -> Tensor:
-        """A key for each pool that is full, [B, C]."""
+    def _scored(self, frame: Frame, cached_SX: Tensor, weights: Weights) -> Tensor:
+        """Keys of what is chosen from, [B, C]: of pools, if there are such, where these are full."""
         pool, size = self._indexer.pool, self._indexer.head_dim
+        if pool == 1:
+            return cached_SX
         num_pools = len(cached_SX) // pool
         cached_BPX = cached_SX[: num_pools * pool].view(num_pools, pool, -1)
         shares_BPC = frame.take_float(num_pools, pool, size)
-        shares_BPC.copy_(cached_BPX[..., size:]).add_(bias_PC)
+        shares_BPC.copy_(cached_BPX[..., size:]).add_(weights["index_pool_bias"])
         shares_BPC.sub_(shares_BPC.amax(1, keepdim=True)).exp_()
         shares_BPC.div_(shares_BPC.sum(1, keepdim=True)).mul_(cached_BPX[..., :size])
         keys_BC = frame.take_float(num_pools, size)
@@ -123,39 +144,6 @@ class IndexerBlock:
         norm, bias = work.weights[role], work.weights[f"{role}_bias"]
         room = work.frame.branch().take_float(*x_TX.shape)
         layer_norm(x_TX, norm, bias, self._indexer.eps, room, out_TX)
-
-    def _choose(
-        self,
-        frame: Frame,
-        chooser: Chooser,
-        queries: IndexQueries,
-        kv: LayerKv,
-        choices_TK: Tensor,
-        weights: Weights,
-    ) -> None:
-        """Of one sequence."""
-        pool, cached_SX = self._indexer.pool, kv.read(chooser.rows_S)[0][:, 0]
-        keys_BC = cached_SX
-        if pool > 1:
-            keys_BC = self._pooled(frame, cached_SX, weights["index_pool_bias"])
-        positions_S = torch.arange(len(cached_SX), device=cached_SX.device)
-        ends_B = positions_S[pool - 1 :: pool]
-        for block in chunks(self._indexer.queries_at_once(len(keys_BC)), chooser.tokens):
-            first = chooser.num_before + block.start - chooser.tokens.start
-            own_Q1 = positions_S[first : first + block.stop - block.start, None]
-            chosen_QK = self.chosen(frame.branch(), queries.of(block), keys_BC, ends_B > own_Q1)
-            choices_TK[block] = self._positions(chosen_QK.sort().values, own_Q1)
-
-    def _positions(self, chosen_QK: Tensor, own_Q1: Tensor) -> Tensor:
-        """Those of tokens in pools that are chosen, and behind them those that have none yet, of
-        which the last one is repeated where they are few."""
-        pool = self._indexer.pool
-        if pool == 1:
-            return chosen_QK
-        places_P = torch.arange(pool, device=own_Q1.device)
-        in_pools_QX = (chosen_QK[..., None] * pool + places_P).flatten(1)
-        behind_QX = ((own_Q1 + 1) // pool * pool + places_P[:-1]).minimum(own_Q1)
-        return torch.cat([in_pools_QX, behind_QX], 1)
 
     def _scores(self, frame: Frame, queries: IndexQueries, keys_SC: Tensor) -> Tensor:
         """What each gives all that has keys (Eq. 1), [Q, S] in float32; not scaled, since their
@@ -174,3 +162,70 @@ class IndexerBlock:
         shares_Q1H = frame.take_float(num_queries, 1, num_heads).copy_(shares_QH[:, None])
         summed_Q1S = frame.take_float(num_queries, 1, len(keys_SC))
         return torch.bmm(shares_Q1H, by_head_QHS.relu_(), out=summed_Q1S)[:, 0]
+
+
+class BlockIndexerBlock:
+    """An indexer that chooses blocks of tokens, for each head of keys by itself."""
+
+    def __init__(self, indexer: BlockIndexer, operators: Operators, eps: float) -> None:
+        self._indexer, self._eps = indexer, eps
+        self._products, self._elementwise = operators
+
+    def choose(self, work: LayerWork, core: AttentionCore) -> None:
+        """Writes keys of new tokens into the layer's cache, behind its keys and values, and blocks
+        that tokens have chosen into the choices of the core; tokens that attend to all have
+        none."""
+        plan = core.plan_of(work.layer, work.micro_batch)
+        kv = core.layer_kv(work.layer, work.parts[2:], first=2)
+        kv.write(plan.new_rows_T, (self._projected(work, "index_k"),))
+        if not plan.choosing:
+            return
+        q_THC = self._projected(work, "index_q")
+        choices_TGK = core.choices(work.micro_batch)
+
+        def chosen(frame: Frame, block: slice, keys_SC: Tensor, own_Q: Tensor) -> Tensor:
+            return self._chosen(frame, q_THC[block], keys_SC, own_Q)
+
+        for chooser in plan.choosing:
+            at_once = self._indexer.queries_at_once(chooser.num_seen)
+            keys_SC = kv.read(chooser.rows_S)[0][:, 0]
+            _choose(work.frame.branch(), chooser, at_once, keys_SC, chosen, choices_TGK)
+
+    def _projected(self, work: LayerWork, role: str) -> Tensor:
+        """Normed and rotated heads of all tokens, [T, heads, C], in room of the frame."""
+        y_NX = self._products.of_role(work.frame, work.normed_ND, work.weights, role)
+        y_THC = y_NX[: work.num_tokens].view(work.num_tokens, -1, self._indexer.head_dim)
+        self._elementwise.norm(work.frame, y_THC, work.weights[f"{role}_norm"], self._eps)
+        self._elementwise.rotate(y_THC, work.angles.cos_TR, work.angles.sin_TR)
+        return y_THC
+
+    def _chosen(self, frame: Frame, q_QHC: Tensor, keys_SC: Tensor, own_Q: Tensor) -> Tensor:
+        """Numbers of the best blocks of each head, [Q, H, K], that of the token itself among
+        them."""
+        size, num_seen = self._indexer.block_tokens, len(keys_SC)
+        num_blocks, (num_queries, num_heads, _) = -(-num_seen // size), q_QHC.shape
+        floats = [frame.take_float(*x.shape).copy_(x) for x in (q_QHC, keys_SC)]
+        scores_QHS = frame.take_float(num_queries, num_heads, num_blocks * size)
+        seen_QHS = scores_QHS[..., :num_seen]
+        torch.matmul(floats[0], floats[1].T, out=seen_QHS)
+        scores_QHS[..., num_seen:] = -torch.inf
+        is_later_QS = torch.arange(num_seen, device=own_Q.device) > own_Q[:, None]
+        seen_QHS.masked_fill_(is_later_QS[:, None], -torch.inf)
+        best_QHK = frame.take_float(num_queries, num_heads, num_blocks)
+        torch.amax(scores_QHS.view(*best_QHK.shape, size), -1, out=best_QHK)
+        back_QK = own_Q[:, None] // size - torch.arange(num_blocks, device=own_Q.device)
+        is_last_QK = (back_QK >= 0) & (back_QK < self._indexer.num_last)
+        best_QHK.masked_fill_(is_last_QK[:, None], torch.inf)
+        return best_QHK.topk(self._indexer.num_blocks, sorted=False).indices
+
+
+def _choose(
+    frame: Frame, chooser: Chooser, at_once: int, keys: Tensor, chosen: Choose, choices_TGK: Tensor
+) -> None:
+    """Of one sequence, so many tokens at once; what no block has yet stands for the last one."""
+    last = len(chooser.rows_BS) - 1
+    for block in chunks(at_once, chooser.tokens):
+        first = chooser.num_before + block.start - chooser.tokens.start
+        own_Q = torch.arange(first, first + block.stop - block.start, device=keys.device)
+        chosen_QGK = chosen(frame.branch(), block, keys, own_Q).clamp_(max=last)
+        choices_TGK[block] = chosen_QGK.sort().values

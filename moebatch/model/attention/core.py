@@ -5,13 +5,12 @@ V that of values, R rows of the cache.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from moebatch.layout.scratch import Limits, attention_core_elements
+from moebatch.layout.scratch import Limits, attention_core_elements, chosen_per_token
 from moebatch.model.attention.by_torch import LayerKv, Parts, Qkv, attend, attend_prompt
 from moebatch.model.attention.plan import AttentionPlan, ExpandedSlices
 from moebatch.model.batch import MicroBatch, WindowPlan
@@ -69,25 +68,31 @@ class AttentionCore:
         self._on_gpu = attends_single(shape, device)
         self._helpers = Helpers(torch_parallel())
         self._scratch = Scratch(attention_core_elements(shape, limits), device=device, dtype=dtype)
-        most, together = shape.attention.most_chosen or 0, limits.micro_batch_tokens
-        room = partial(torch.empty, device=device)
-        self._choices_TK = room((limits.pass_tokens, most), dtype=torch.int32)
-        self._chosen_rows_TK = room((together, most), dtype=torch.int64)
+        choosing = chosen_per_token(shape.attention)
+        self._heads_choosing = choosing.num_heads
+        of_pass = (limits.pass_tokens, choosing.num_heads, choosing.num_blocks)
+        self._choices_TGK = torch.empty(of_pass, dtype=torch.int32, device=device)
+        size = (choosing.num_rooms, limits.micro_batch_tokens, choosing.num_rows)
+        self._chosen_rows = torch.empty(size, dtype=torch.int64, device=device)
 
     @property
     def scratch_bytes(self) -> int:
         """Bytes that are allocated up front."""
-        chosen = self._choices_TK.nbytes + self._chosen_rows_TK.nbytes
+        chosen = self._choices_TGK.nbytes + self._chosen_rows.nbytes
         return self._scratch.buffer.nbytes + chosen
 
     def plan_of(self, layer: int, micro_batch: MicroBatch) -> WindowPlan:
         """What a layer attends to there."""
+        if self._attentions[layer].most_chosen is not None:
+            assert micro_batch.choosing is not None, "planned where layers choose"
+            return micro_batch.choosing
         return micro_batch.by_window[self._windows[layer]]
 
     def choices(self, micro_batch: MicroBatch) -> Tensor:
-        """Positions that each token attends to which chooses, [T, K], until others of the same rows
-        of a pass are written there: layers may share them."""
-        return self._choices_TK[micro_batch.start : micro_batch.stop]
+        """Blocks of positions that each token attends to which chooses, [T, heads, K] in ascending
+        order, for each head that chooses by itself, until others of the same rows of a pass are
+        written there: layers may share them."""
+        return self._choices_TGK[micro_batch.start : micro_batch.stop]
 
     def layer_kv(
         self, layer: int, parts: Parts, frame: Frame | None = None, *, first: int = 0
@@ -122,12 +127,41 @@ class AttentionCore:
         kv, out_THV = self.layer_kv(layer, parts, frame), out_THV[: micro_batch.num_tokens]
         planned = self.plan_of(layer, micro_batch)
         kv.write(planned.new_rows_T, qkv.parts)
-        chosen = planned.chosen(self.choices(micro_batch), self._chosen_rows_TK)
-        for plan in (*planned.plans, *([chosen] if chosen else [])):
+        for plan in planned.plans:
             scoring = self._scoring(layer, qkv.q_THC, micro_batch, plan.sight.num_sinks, frame)
-            attend(qkv, plan, kv, out_THV, scoring)
-            for seen in (plan.singles, plan.slices):
-                self._attend_seen(seen, qkv.q_THC, kv.cached, out_THV, scoring)
+            self._attend_planned(plan, qkv, kv, out_THV, scoring)
+        if planned.choosing:
+            scoring = self._scoring(layer, qkv.q_THC, micro_batch, 0, frame)
+            self._attend_chosen(planned, self.choices(micro_batch), qkv, kv, out_THV, scoring)
+
+    def _attend_planned(
+        self, plan: AttentionPlan, qkv: Qkv, kv: LayerKv, out_THV: Tensor, scoring: Scoring
+    ) -> None:
+        attend(qkv, plan, kv, out_THV, scoring)
+        for seen in (plan.singles, plan.slices):
+            self._attend_seen(seen, qkv.q_THC, kv.cached, out_THV, scoring)
+
+    def _attend_chosen(
+        self,
+        planned: WindowPlan,
+        choices_TGK: Tensor,
+        qkv: Qkv,
+        kv: LayerKv,
+        out_THV: Tensor,
+        scoring: Scoring,
+    ) -> None:
+        """Heads by themselves that choose so."""
+        num_choosing = self._heads_choosing
+        num_heads, num_kv_heads = qkv.q_THC.shape[1], kv.parts[0].shape[1]
+        for head in range(num_choosing):
+            own, cached = (
+                slice(head * count // num_choosing, (head + 1) * count // num_choosing)
+                for count in (num_heads, num_kv_heads)
+            )
+            plan = planned.chosen(choices_TGK[:, head], self._chosen_rows)
+            of_heads = Qkv(qkv.q_THC[:, own], tuple(part[:, cached] for part in qkv.parts))
+            out_THM, scoring_M = out_THV[:, own], scoring.of_heads(own)
+            self._attend_planned(plan, of_heads, kv.of_heads(cached), out_THM, scoring_M)
 
     def attend_expanded(
         self,

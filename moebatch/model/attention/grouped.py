@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from moebatch.model.attention.by_torch import Qkv
+from moebatch.model.attention.choosing import BlockIndexerBlock
 from moebatch.model.attention.core import AttentionCore
 from moebatch.model.layer_work import LayerWork
 from moebatch.model.operators import Operators
@@ -26,6 +27,9 @@ class GroupedAttentionBlock:
         self._attention, self._eps = attention, shape.rms_eps
         self._products, self._elementwise = operators
         self._core = core
+        self._indexer = None
+        if attention.indexer is not None:
+            self._indexer = BlockIndexerBlock(attention.indexer, operators, self._eps)
         plain = {"q", "k"} if attention.qk_norm == "unscaled" else set[str]()
         self._unscaled = plain | ({"v"} if attention.norms_values else set())
         self._ones_C = torch.ones(attention.head_dim, device=operators.device)
@@ -49,8 +53,10 @@ class GroupedAttentionBlock:
     def attend(self, work: LayerWork) -> Tensor:
         """All of it, where the core and the cache are on the device of the weights."""
         qkv = self.project(work)
+        if self._indexer is not None:
+            self._indexer.choose(work, self._core)
         out_NHV = work.frame.take(*qkv.q_THC.shape[:2], self._attention.cached_value_dim)
-        self._core.attend(work.layer, qkv, work.micro_batch, work.parts, out_NHV)
+        self._core.attend(work.layer, qkv, work.micro_batch, work.parts[:2], out_NHV)
         return self.output(work, out_NHV)
 
     def _unrotated(self, work: LayerWork) -> Qkv:

@@ -165,39 +165,40 @@ class SightPlanner:
             expanded=made,
         )
 
-    def of_rows(self, tokens: Sequence[slice], rows_BS: Tensor, counts_B: Ints) -> AttentionPlan:
-        """Of tokens of the micro-batch, one after the other, that each see some rows, the first
-        `counts_B` of those that are theirs; rows are where attention is computed, and so is the
-        plan."""
-        places = [torch.arange(each.start, each.stop, device=self.device) for each in tokens]
-        tokens_B, most = torch.cat(places), rows_BS.shape[1]
-        if self._most_single or self._takes_slices:
-            return self._by_kernel_of_rows(tokens_B, rows_BS, counts_B)
-        at_once, decodes = max(1, self.gather_rows // most), list[DecodeGroup]()
-        last_B1 = torch.from_numpy(counts_B - 1).to(self.device)[:, None]
-        places_S = torch.arange(most, device=self.device)
-        parts = (torch.split(each, at_once) for each in (tokens_B, rows_BS, last_B1))
-        for some_B, some_BS, some_B1 in zip(*parts, strict=True):
-            back_BS = (some_B1 - places_S).clamp_(min=-1)
-            seen = Gathered(tokens_B=some_B, rows_BS=some_BS, back_BS=back_BS)
-            decodes.append(DecodeGroup(seen=seen, mask_B11S=seen.mask_B11S(self.dtype)))
-        return AttentionPlan(sight=self.sight, decodes=tuple(decodes))
-
-    def _by_kernel_of_rows(
-        self, tokens_B: Tensor, rows_BS: Tensor, counts_B: Ints
+    def of_rows(
+        self,
+        tokens: Sequence[slice],
+        rows_BS: Tensor,
+        counts_B: Ints,
+        room_N: Tensor | None = None,
     ) -> AttentionPlan:
-        """The same of tokens that are left to a kernel."""
-        starts_B = torch.from_numpy(np.append(0, counts_B.cumsum())).to(self.device)
-        rows_N, most = rows_BS.flatten(), rows_BS.shape[1]
-        if (counts_B < most).any():
-            is_seen_BS = np.arange(most) < counts_B[:, None]
-            rows_N = rows_N[torch.from_numpy(np.flatnonzero(is_seen_BS)).to(self.device)]
+        """Of tokens of the micro-batch, one after the other, that each see the first `counts_B` of
+        some rows; these are where attention is computed, and so is the plan. Where they may see
+        fewer than all, `room_N` has room for what they see, one after the other."""
+        places = [torch.arange(each.start, each.stop, device=self.device) for each in tokens]
+        tokens_B, (num_tokens, num_seen) = torch.cat(places), rows_BS.shape
+        back_BS = torch.arange(num_seen - 1, -1, -1, device=self.device).expand(rows_BS.shape)
+        starts_B = torch.arange(num_tokens + 1, device=self.device) * num_seen
+        rows_N = rows_BS.flatten()
+        if room_N is not None:
+            hidden_B1 = torch.from_numpy(num_seen - counts_B).to(self.device)[:, None]
+            back_BS = (back_BS - hidden_B1).clamp_(min=-1)
+            starts = np.concatenate([[0], np.cumsum(counts_B)])
+            starts_B, room_N = torch.from_numpy(starts).to(self.device), room_N[: starts[-1]]
+            rows_N = torch.masked_select(rows_BS, back_BS >= 0, out=room_N)
         if self._most_single:
             singles = SingleQueries(tokens_B, starts_B, rows_N)
             return AttentionPlan(sight=self.sight, singles=singles)
-        ones_B, num_pairs = torch.ones_like(tokens_B), len(rows_N)
-        slices = QuerySlices(tokens_B, ones_B, starts_B, rows_N, num_pairs)
-        return AttentionPlan(sight=self.sight, slices=slices)
+        if self._takes_slices:
+            ones_B, num_pairs = torch.ones_like(tokens_B), len(rows_N)
+            slices = QuerySlices(tokens_B, ones_B, starts_B, rows_N, num_pairs)
+            return AttentionPlan(sight=self.sight, slices=slices)
+        at_once, decodes = max(1, self.gather_rows // num_seen), list[DecodeGroup]()
+        parts = (torch.split(each, at_once) for each in (tokens_B, rows_BS, back_BS))
+        for some_B, some_BS, behind_BS in zip(*parts, strict=True):
+            seen = Gathered(tokens_B=some_B, rows_BS=some_BS, back_BS=behind_BS)
+            decodes.append(DecodeGroup(seen=seen, mask_B11S=seen.mask_B11S(self.dtype)))
+        return AttentionPlan(sight=self.sight, decodes=tuple(decodes))
 
     @property
     def _most_single(self) -> int:

@@ -30,6 +30,11 @@ class Scoring(NamedTuple):
         """Whether each key is met by one query, and each score has a key."""
         return self.sinks is None and self.sink_scores_H is None
 
+    def of_heads(self, heads: slice) -> "Scoring":
+        """That of some query heads, where there are no sinks."""
+        scores_H = self.sink_scores_H
+        return self._replace(sink_scores_H=None if scores_H is None else scores_H[heads])
+
     def of(self, tokens: Tensor | slice) -> "Scoring":
         """That of some tokens."""
         if self.sinks is None:

@@ -188,6 +188,17 @@ class Attention(ABC):
         raise NotImplementedError
 
     @property
+    def chosen_together(self) -> int:
+        """Tokens of a block, of which those that choose take all or none that they see; a token
+        always takes the last one that it sees a part of."""
+        return 1
+
+    @property
+    def heads_choosing(self) -> int:
+        """Heads of keys for each of which tokens choose by themselves; 1 is one choice for all."""
+        return 1
+
+    @property
     def choosing_flops_per_pair(self) -> float:
         """FLOP in one layer for a token that chooses and one that it may choose."""
         return 0.0

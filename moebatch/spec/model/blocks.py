@@ -13,7 +13,7 @@ _NORMS = frozenset(
     f"{name}_norm"
     for name in (
         *("input", "attention_out", "mlp", "shared", "experts_out", "shared_out", "mlp_out"),
-        *("final", "q", "k"),
+        *("final", "q", "k", "index_q", "index_k"),
     )
 )
 

@@ -1,9 +1,10 @@
 """Attention whose query heads share heads of keys and values, that of encoders and of the layers
 behind them included."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from moebatch.arrays import Ints
 from moebatch.spec.model.attention import (
     SCORED,
     Attention,
@@ -13,13 +14,22 @@ from moebatch.spec.model.attention import (
     in_all_heads,
     rows_by_part,
 )
-from moebatch.spec.model.cache_layout import LARGEST_SLICE, CacheLayout
+from moebatch.spec.model.cache_layout import LARGEST_SLICE, CacheLayout, CachePart
+from moebatch.spec.model.indexer import BlockIndexer
 
 BIASED_PAIRS = 64 * LARGEST_SLICE
 """Pairs of tokens of a prompt to whose scores numbers are added at a time."""
 _GROUP = 5
 """Launches: queries, keys and values are gathered, meet, and results are put back."""
 _PROMPT_SLICE = 2
+_INDEX_PROJECTIONS = 2
+_INDEX_KEYS = 2
+"""Those of new tokens are cached, and those of a sequence gathered."""
+_CHOSEN = 18
+"""Blocks are scored, and the best ones kept."""
+_ROWS_OF_CHOSEN = 2
+_PLANNED = 9
+"""Tokens that have chosen are laid out to attend together."""
 QkNorm = Literal["none", "head", "full", "unscaled"]
 
 
@@ -44,6 +54,8 @@ class GroupedAttention(Attention):
     num_rotated: int | None = None
     """Numbers of a head that rotate, its first ones; None is all. Where none does, tokens are told
     from each other by what they see alone."""
+    indexer: BlockIndexer | None = None
+    """What chooses where more is cached than is attended to; None where all is."""
 
     @property
     def rotary_dim(self) -> int:
@@ -65,18 +77,63 @@ class GroupedAttention(Attention):
 
     @property
     def cached_parts(self) -> CacheLayout:
-        return CacheLayout.of_heads(self.num_kv_heads, self.head_dim, self.value_head_dim)
+        heads = CacheLayout.of_heads(self.num_kv_heads, self.head_dim, self.value_head_dim)
+        if self.indexer is None:
+            return heads
+        return CacheLayout((*heads.parts, CachePart("index keys", 1, self.indexer.head_dim)))
+
+    @property
+    def caches(self) -> tuple[CacheLayout, ...]:
+        """Layers that do not choose have the same keys and values, and no keys to choose by."""
+        if self.indexer is None:
+            return (self.cache,)
+        *heads, keys = self.cache.parts
+        return CacheLayout(tuple(heads)), CacheLayout((keys,))
+
+    def within(self, max_tokens: int) -> "GroupedAttention":
+        """Without what chooses, where all are chosen."""
+        if self.indexer is None or max_tokens > self.indexer.most:
+            return self
+        return replace(self, indexer=None)
+
+    @property
+    def most_chosen(self) -> int | None:
+        """As its indexer says."""
+        return self.indexer.most if self.indexer else None
+
+    @property
+    def chosen_together(self) -> int:
+        """Those of a block."""
+        return self.indexer.block_tokens if self.indexer else 1
+
+    def num_chosen(self, num_seen: Ints) -> Ints:
+        """As its indexer says."""
+        assert self.indexer is not None, "there is one where tokens choose"
+        return self.indexer.num_chosen(num_seen)
+
+    @property
+    def heads_choosing(self) -> int:
+        """Each of keys."""
+        return self.indexer.num_heads if self.indexer else 1
+
+    @property
+    def choosing_flops_per_pair(self) -> float:
+        """The indexer's."""
+        return self.indexer.flops_per_pair if self.indexer else 0.0
 
     @property
     def launches(self) -> AttentionLaunches:
         """One projection, and one operator of all heads."""
-        scored = SCORED * self.has_sink_scores
+        scored, chooses = SCORED * self.has_sink_scores, self.indexer is not None
+        heads = self.heads_choosing
         return AttentionLaunches(
-            projected=1 + (self.value_scale != 1),
-            norms=self.num_norms,
-            rotations=int(self.rotary_dim > 0),
-            group=_GROUP + scored,
+            projected=1 + (self.value_scale != 1) + chooses * _INDEX_PROJECTIONS,
+            norms=self.num_norms + 2 * chooses,
+            rotations=(self.rotary_dim > 0) + 2 * chooses,
+            group=heads * (_GROUP + scored + chooses * _PLANNED),
             prompt_slice=_PROMPT_SLICE + scored,
+            sequence=chooses * (_INDEX_KEYS + heads * _ROWS_OF_CHOSEN),
+            query_block=chooses * _CHOSEN,
         )
 
     @property
@@ -110,14 +167,15 @@ class GroupedAttention(Attention):
             }
         if self.has_sink_scores:
             sizes["sink_scores"] = (self.num_heads,)
-        return sizes
+        return sizes | (self.indexer.tensors(hidden_size) if self.indexer else {})
 
     def step_rooms(self, num_rows: int, num_cached: int) -> tuple[int, ...]:
-        """Queries or keys in float32 that are normed, all three, and results."""
+        """Queries or keys in float32 that are normed, all three, and results; what chooses."""
         normed = 2 * self.query_width * bool(self.num_norms)
         projected = self.query_width + self.kv_width
         widths = (normed, projected, self.value_width, self.result_width)
-        return tuple(num_rows * width for width in widths)
+        choosing = self.indexer.step_rooms(num_rows, num_cached) if self.indexer else ()
+        return (*(num_rows * width for width in widths), *choosing)
 
     @property
     def flops_per_pair(self) -> int:

@@ -155,3 +155,66 @@ class Indexer:
     def flops_per_pair(self) -> int:
         """FLOP in one layer for a token that chooses and one that it may choose, or a pool."""
         return 2 * self.num_heads * (self.head_dim + 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockIndexer:
+    """Chooses blocks of tokens that follow each other, for each head of keys by itself: those with
+    the largest product of a query of that head and a key of one of their tokens (MiniMax-M3)."""
+
+    num_blocks: int
+    """How many are chosen, that of the token itself among them (``index_topk_blocks``)."""
+    block_tokens: int
+    """Tokens of a block (``index_block_size``)."""
+    num_last: int
+    """Last blocks that are chosen whatever their score (``index_local_blocks``)."""
+    num_heads: int
+    """Those of its queries, as many as the attention has of keys; all share the indexer's keys."""
+    head_dim: int
+    """Its first numbers rotate, as those of the attention do."""
+
+    @property
+    def most(self) -> int:
+        """Tokens that are chosen."""
+        return self.num_blocks * self.block_tokens
+
+    def num_chosen(self, num_seen: Ints) -> Ints:
+        """What tokens attend to that see so many, more than `most` each: of the last block what
+        they see."""
+        return self.most - (-num_seen) % self.block_tokens
+
+    def tensors(self, hidden_size: int) -> Sizes:
+        """Queries and keys of hidden states, each with a norm of its heads."""
+        return {
+            "index_q": (self.num_heads * self.head_dim, hidden_size),
+            "index_q_norm": (self.head_dim,),
+            "index_k": (self.head_dim, hidden_size),
+            "index_k_norm": (self.head_dim,),
+        }
+
+    def num_scores(self, num_scored: int) -> int:
+        """Of a token, those behind the last position of the last block among them."""
+        return self.num_heads * -(-num_scored // self.block_tokens) * self.block_tokens
+
+    def queries_at_once(self, num_scored: int) -> int:
+        """As `Indexer` has it."""
+        return max(1, min(_MOST_CHOOSING, _SCORES // self.num_scores(num_scored)))
+
+    def step_rooms(self, num_rows: int, num_scored: int) -> tuple[int, ...]:
+        """Queries and keys, with room to be normed in; and in float32 what is scored of a sequence,
+        and of the tokens of it that choose together queries, scores, and those of blocks."""
+        width, scores = self.num_heads * self.head_dim, self.num_scores(num_scored)
+        pairs = min(_MOST_CHOOSING * scores, max(_SCORES, scores))
+        floats = (
+            num_scored * self.head_dim,
+            _MOST_CHOOSING * width,
+            pairs,
+            -(-pairs // self.block_tokens),
+        )
+        projected = (num_rows * width, num_rows * self.head_dim)
+        return (*projected, *(2 * room for room in (*projected, *floats)))
+
+    @property
+    def flops_per_pair(self) -> int:
+        """FLOP in one layer for a token that chooses and one that it may choose."""
+        return 2 * self.num_heads * self.head_dim

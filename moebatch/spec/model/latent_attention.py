@@ -135,6 +135,11 @@ class LatentAttention(Attention):
         """As its indexer says."""
         return self.indexer.most_seen if self.indexer else None
 
+    @property
+    def chosen_together(self) -> int:
+        """Those of a pool."""
+        return self.indexer.pool if self.indexer else 1
+
     def num_chosen(self, num_seen: Ints) -> Ints:
         assert self.indexer is not None, "something chooses"
         return self.indexer.num_chosen(num_seen)
