@@ -20,13 +20,8 @@ LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 RECURRENT = ("qwen3_next", "qwen3_5_moe_text")
 ON_GPU_ALONE = (
     *RECURRENT,
-    "deepseek_v4",
-    "deepseek_v32",
-    "hy_v4",
-    "hy_v4_vl",
-    "axk2",
-    "mistral_large4",
-    "glm5_next",
+    *("deepseek_v4", "deepseek_v32", "hy_v4", "hy_v4_vl", "minimax_m3_vl"),
+    *("axk2", "mistral_large4", "glm5_next"),
 )
 """Some of those that some policies do not suit: a CPU beside a GPU does not attend in their layers,
 which recur, make entries of tokens or choose among these."""
@@ -145,6 +140,29 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
         "num_local_experts": 8,
         "head_dim": 12,
         "rotary_dim": 6,
+    },
+    "minimax_m3_vl_text": {
+        "intermediate_size": 20,
+        "dense_intermediate_size": 44,
+        "shared_intermediate_size": 28,
+        "num_hidden_layers": 4,
+        "num_local_experts": 7,
+        "head_dim": 10,
+        "rotary_dim": 6,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 300.0,
+            "partial_rotary_factor": 0.6,
+        },
+        "routed_scaling_factor": 1.7,
+        "swiglu_limit": 1.5,
+        "swiglu_alpha": 1.3,
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+        "layer_types": ["full_attention", *["minimax_m3_sparse"] * 3],
+        "index_n_heads": 2,
+        "index_head_dim": 12,
+        "index_block_size": 4,
+        "index_topk_blocks": 3,
     },
     "gpt_oss": {
         "intermediate_size": 32,
@@ -639,6 +657,7 @@ _TEXT_OF = {
     "hy_v4_vl": "hy_v4_vl_text",
     "glm5_next": "glm5_next_text",
     "ernie4_5_vl_moe": "ernie4_5_vl_moe_text",
+    "minimax_m3_vl": "minimax_m3_vl_text",
     "mistral3": "mistral4",
     "mistral_large4": "mistral_large4_text",
     "step3p7": "step3p5",
@@ -680,12 +699,21 @@ _HUNYUAN = {
     "max_image_size": 28,
     "out_hidden_size": _COMMON["hidden_size"],
 }
+_MINIMAX = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
 _VISIONS = {
     "mistral3": _PIXTRAL,
     "mistral_large4": _PIXTRAL,
     "step3p7": _PERCEPTION,
     "hy_v4_vl": _HUNYUAN,
     "glm5_next": _VISION | {"projection_intermediate_size": 24},
+    "minimax_m3_vl": _MINIMAX,
 }
 _STRONG = (
     *(".gate.weight", ".wg.weight", ".router.weight", ".router.proj.weight"),

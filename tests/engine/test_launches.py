@@ -203,6 +203,7 @@ def decoded(
         ("axk2", False),
         ("mistral_large4", False),
         ("glm5_next", False),
+        ("minimax_m3_vl", False),
         ("cohere2_moe", False),
         ("phimoe", False),
         ("deepseek_v3", False),

@@ -191,6 +191,42 @@ CASES: dict[str, Case] = {
             }
         },
     ),
+    "m3": ("minimax_m3_vl", {}),
+    "m3-fused": ("minimax_m3_vl", {"fused": True, "mlp_layer_types": ["sparse", "dense"] * 2}),
+    "m3-text": ("minimax_m3_vl_text", {"tie_word_embeddings": True, "num_experts_per_tok": 5}),
+    "m3-rotary-all": (
+        "minimax_m3_vl",
+        {
+            "rope_parameters": {"rope_type": "default", "rope_theta": 700.0},
+            "rotary_dim": 10,
+            "layer_types": None,
+            "swiglu_limit": 0.5,
+        },
+    ),
+    "m3-own-alone": ("minimax_m3_vl", {"index_topk_blocks": 1, "index_block_size": 7}),
+    "m3-last": ("minimax_m3_vl", {"index_topk_blocks": 4, "index_local_blocks": 3}),
+    "m3-tokens": ("minimax_m3_vl", {"index_topk_blocks": 9, "index_block_size": 1}),
+    "m3-mha": (
+        "minimax_m3_vl",
+        {
+            "layer_types": ["minimax_m3_sparse", "full_attention"] * 2,
+            "num_key_value_heads": 4,
+            "index_n_heads": 4,
+            "index_head_dim": 6,
+            "index_block_size": 5,
+            "index_topk_blocks": 2,
+        },
+    ),
+    "m3-one-head": (
+        "minimax_m3_vl",
+        {
+            "layer_types": ["minimax_m3_sparse"] * 4,
+            "num_key_value_heads": 1,
+            "index_n_heads": 1,
+            "index_topk_blocks": 5,
+        },
+    ),
+    "m3-all": ("minimax_m3_vl", {"index_topk_blocks": 27}),
     "gpt-oss": ("gpt_oss", {}),
     "gpt-oss-top-1": ("gpt_oss", {"num_experts_per_tok": 1}),
     "gpt-oss-top-4": ("gpt_oss", {"num_experts_per_tok": 4, "swiglu_limit": 0.5}),

@@ -28,7 +28,7 @@ ALL = (
     *("qwen3_omni_moe_thinker", "aria_text"),
     *("flex_olmo", "mimo_v2_flash", "longcat_flash", "step3p7", "glm4v_moe"),
     *("laguna", "cohere2_moe", "deepseek_v4", "hy_v4", "hy_v4_vl", "jamba", "axk2"),
-    *("mistral_large4", "glm5_next", "ernie4_5_vl_moe"),
+    *("mistral_large4", "glm5_next", "ernie4_5_vl_moe", "minimax_m3_vl", "minimax_m3_vl_text"),
 )
 MOST_OFF = {"minimax": 0.2}
 """Where layers keep what norms have made of hidden states, rounding adds up more."""

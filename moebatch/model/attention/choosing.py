@@ -126,7 +126,7 @@ class IndexerBlock:
         return both_T1X
 
     def _scored(self, frame: Frame, cached_SX: Tensor, weights: Weights) -> Tensor:
-        """Keys of what is chosen from, [B, C]: of pools, if there are such, where these are full."""
+        """Keys of what is chosen from, [B, C]: of pools that are full, or of positions."""
         pool, size = self._indexer.pool, self._indexer.head_dim
         if pool == 1:
             return cached_SX
