@@ -36,3 +36,13 @@ def test_every_place_says_what_transformers_says(
     folder = tiny_checkpoint(family, num_experts_per_tok=2)
     outcomes, _ = run(folder, replace(WHERE[title], schedule=name), ROWS, scratch=tmp_path)
     assert tokens_of(outcomes) == greedy_answers(load(folder), ROWS, NEW_TOKENS)
+
+
+@pytest.mark.parametrize("family", ["axk2", "mistral_large4"])
+def test_a_cpu_attends_beside_a_gpu_where_all_tokens_are_chosen(
+    tiny_checkpoint: Callable[..., Path], tmp_path: Path, family: str
+) -> None:
+    """Gates that lie with queries are opened anew there."""
+    folder = tiny_checkpoint(family, index_topk=5000)
+    outcomes, _ = run(folder, EMULATED["CPU attention"], ROWS, scratch=tmp_path)
+    assert tokens_of(outcomes) == greedy_answers(load(folder), ROWS, NEW_TOKENS)

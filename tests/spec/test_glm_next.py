@@ -93,6 +93,11 @@ def test_what_is_not_done_is_refused_by_the_names_of_the_file(
     assert message in str(caught.value)
 
 
+def test_text_models_that_lie_beside_nothing_are_not_taken_for_usual_ones() -> None:
+    with pytest.raises(CheckpointError, match="text_config: expected an object that says"):
+        read_shape({**OWN, "hidden_size": 64, "num_hidden_layers": 5}, "m/config.json")
+
+
 def test_rows_of_which_all_pools_are_chosen_need_no_indexer(tiny_checkpoint: Any) -> None:
     """30 tokens in pools of 6, and 5 behind these."""
     entries = json.loads((tiny_checkpoint("glm5_next") / "config.json").read_text())

@@ -41,6 +41,7 @@ BILLIONS = {
     "glm-4.5": 355,
     "glm-4.5v": 107,
     "minimax-m2": 230,
+    "minimax-m3": 426,
     "minimax-text-01": 456,
     "kimi-k2": 1026,
     "mimo-v2-flash": 309,

@@ -85,7 +85,7 @@ def test_what_recurrent_layers_keep_for_gradients_is_counted(
         *("minimax", "bailing_hybrid"),
         *("ernie4_5_moe", "hunyuan_v1_moe", "dbrx", "phimoe", "flex_olmo"),
         *("mimo_v2_flash", "granitemoe_swa", "kolibri1", "flint", "lara_mini"),
-        *("laguna", "cohere2_moe", "aria_text", "hy_v4", "jamba", "axk2"),
+        *("laguna", "cohere2_moe", "aria_text", "hy_v4", "jamba", "axk2", "minimax_m3_vl_text"),
     ],
 )
 def test_gates_leave_out_what_those_of_a_decoder_do(

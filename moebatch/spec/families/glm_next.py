@@ -27,7 +27,7 @@ from moebatch.spec.model.tensor_names import IN_MODEL, behind, usual_names
 _INDEXED = "indexed_attention"
 _INTERVAL, _FIRST_SPARSE = 4, 3
 _USUAL_BOUND = -5.0
-_BOUND = "linear_lower_bound"
+_BOUND, _TEXT = "linear_lower_bound", "text_config"
 _IN_AN_OBJECT = {
     "linear_head_dim": "head_dim",
     "linear_num_heads": "num_heads",
@@ -48,6 +48,9 @@ def _reworded(keys: ConfigKeys) -> dict[str, Any]:
 
 
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
+    """transformers also reads files that have all this beside everything else."""
+    if not isinstance(said := keys.value(_TEXT), Mapping):
+        keys.fault(_TEXT, "an object that says what the text model is like", said)
     require_silu(keys)
     latent = latent_attention(keys, rotates=False, rotates_neighbours=False, is_positioned=False)
     clamps = (ClampedGate(limit=keys.positive("swiglu_limit")),) * num_layers
@@ -123,7 +126,8 @@ GLM5_NEXT = FamilySpec(
     model_type="glm5_next",
     config_type="glm5_next_text",
     defaults={"index_topk_freq": 1, "index_skip_topk_offset": 2},
-    within="text_config.",
+    within=f"{_TEXT}.",
+    beside=("model_type", "torch_dtype", "tie_word_embeddings", _TEXT),
     computed={"index_kpool_always_select_tail": (True,), "qk_rope_head_dim": (0,)},
     reworded=_reworded,
     layers=_layers,
