@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from moebatch.engine.engine import Engine
-from moebatch.errors import OutOfMemory, Stopped
+from moebatch.errors import OutOfMemory, Stopped, StorageError
+from moebatch.job import attempt
 from moebatch.job.options import RunOptions
 from moebatch.job.run import JobRun
 from moebatch.model.decoder import Decoder
@@ -60,6 +61,22 @@ def test_what_cannot_be_allocated_is_planned_again(
     said = [line for line in said_by(cut) if "going on" in line.lower()]
     assert [line.split("plan for ")[1] for line in said] == ["6.00 GiB", "4.50 GiB"]
     assert answers(cut) == answers(whole)
+
+
+def test_what_fails_for_another_reason_while_weights_are_loaded_is_not_planned_again(
+    jobs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A smaller plan would hide a disk that fails, and end no better."""
+    job_run, phases = JobRun(load_job(jobs[0]), lambda line: None), list[str]()
+
+    def failing(*arguments: object, **options: object) -> None:
+        phases.append(job_run.status().phase)
+        raise StorageError("model.safetensors: reading failed")
+
+    monkeypatch.setattr(attempt, "build_engine", failing)
+    with pytest.raises(StorageError, match="reading failed"):
+        job_run.execute()
+    assert phases == ["loading weights"]
 
 
 def test_a_read_for_which_there_is_no_memory_is_planned_again(

@@ -5,7 +5,7 @@ import json
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 
 from moebatch.engine.passes import layout
 from moebatch.engine.progress.course import Course
+from moebatch.engine.progress.time_left import PassDone, TimeLeft
 from moebatch.errors import (
     ConfigError,
     InputError,
@@ -259,6 +260,20 @@ def test_a_run_that_adds_nothing_to_what_others_have_left_is_fruitless(
         status = read_status(RunFolder(tmp_path / "out.jsonl").status(ALL))
         found.append(status and status.fruitless)
     assert found == [0, 1, 2]
+
+
+def test_rows_that_were_answered_are_progress(tmp_path: Path, model: Path) -> None:
+    stop = Stop()
+    run(write(tmp_path, model, rows(3), **GREEDY), stop)
+    assert stop.has_gained
+
+
+def test_tokens_of_an_answer_that_has_not_ended_are_progress(tmp_path: Path, model: Path) -> None:
+    job = write(tmp_path, model, rows(12)[-1:], **GREEDY)
+    cut = stopped_after(job, 5)
+    assert cut is not None and cut.status().num_done == 0
+    status = read_status(RunFolder(tmp_path / "out.jsonl").status(ALL))
+    assert status is not None and status.fruitless == 0
 
 
 def test_rows_that_are_appended_meanwhile_cost_none_that_were_there(
@@ -565,6 +580,25 @@ def test_bad_rows_of_no_dialect_look_alike_in_every_run(tmp_path: Path, model: P
     assert cut == whole
 
 
+def test_a_row_that_is_no_json_is_answered_as_the_others_are(tmp_path: Path, model: Path) -> None:
+    job = write(tmp_path, model, rows(2), **GREEDY)
+    with (tmp_path / "in.jsonl").open("a") as file:
+        file.write("{\n")
+    run(job)
+    *_, bad = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    assert bad["response"]["error"]["code"] == "invalid_json_line" and "id" not in bad
+
+
+def test_answers_name_the_model_as_the_job_does(tmp_path: Path, model: Path) -> None:
+    batch = {"method": "POST", "url": "/v1/completions", "body": {"prompt": [5], "max_tokens": 2}}
+    job = write(tmp_path, model, [{"custom_id": "b", **batch}], **GREEDY)
+    content = json.loads(job.read_text())
+    content["model"]["name"] = "the-good-one"
+    job.write_text(json.dumps(content))
+    run(job)
+    assert [answer["body"]["model"] for answer in answers(tmp_path)] == ["the-good-one"]
+
+
 def test_answers_have_the_time_of_the_first_run(tmp_path: Path, model: Path) -> None:
     body = {"prompt": [5], "max_tokens": 2}
     batch = {"method": "POST", "url": "/v1/completions", "body": body}
@@ -608,15 +642,30 @@ def test_after_every_pass_a_run_knows_how_long_it_has_left(
 ) -> None:
     job_run = JobRun(load_job(write(tmp_path, model, rows(30), **GREEDY)), lambda line: None)
     told: list[float | None] = []
-    after_pass = Course.after_pass
+    numbers: list[int] = []
+    after_pass, add = Course.after_pass, TimeLeft.add
 
     def asked(self: Course, *args: Any, **more: Any) -> None:
         after_pass(self, *args, **more)
         told.append(job_run.status().eta_s)
 
+    def added(self: TimeLeft, passes: Iterable[PassDone]) -> None:
+        known = list(passes)
+        numbers.extend(done.number for done in known)
+        add(self, known)
+
+    monkeypatch.setattr(TimeLeft, "add", added)
     monkeypatch.setattr(Course, "after_pass", asked)
     assert job_run.status().eta_s is None, "nothing is planned yet"
     job_run.execute()
     assert len(told) > 2 and all(eta_s is not None for eta_s in told)
     assert told[0] and told[0] > 0
+    assert numbers == list(range(1, len(told) + 1)), "each pass is learnt from once"
     assert job_run.status().eta_s == 0.0
+
+
+def test_how_long_a_run_took_is_the_same_however_late_it_is_asked(
+    tmp_path: Path, model: Path
+) -> None:
+    ended = run(write(tmp_path, model, rows(3), **GREEDY))
+    assert ended.status().elapsed_s == ended.status().elapsed_s > 0

@@ -14,7 +14,14 @@ from typer.testing import CliRunner
 
 from moebatch.checkpoint.model_files import open_model
 from moebatch.cli import app
-from moebatch.errors import ConfigError, DoesNotFit, MoebatchError, Stopped, StorageError
+from moebatch.errors import (
+    CheckpointError,
+    ConfigError,
+    DoesNotFit,
+    MoebatchError,
+    Stopped,
+    StorageError,
+)
 from moebatch.job.check import check_job
 from moebatch.job.machine import emulated_hardware, job_machine, sharing_cores
 from moebatch.job.options import RunOptions
@@ -507,3 +514,32 @@ def test_a_correlation_table_is_used_and_a_stale_one_is_told_and_left_aside(
     assert warning.startswith("warning: going on without")
     assert "made for another model" in warning and "moebatch calibrate" in warning
     assert any("correlation table" in line for line in check_job(path).warnings)
+
+
+def test_equal_greedy_rows_are_computed_once_unless_nothing_is_to_be_shared(
+    write_job: Callable[..., Path],
+) -> None:
+    path = write_job()
+    content = [{"id": number, "prompt": [5, 6, 7]} for number in range(3)]
+    path.with_name("in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
+    shared, _ = run(path)
+    assert (shared.num_ended, shared.num_copied) == (3, 2)
+    assert len(set(texts(path))) == 1
+    apart, _ = run(path, no_share=True)
+    assert (apart.num_ended, apart.num_copied) == (3, 0)
+    assert len(set(texts(path))) == 1
+
+
+def test_messages_for_a_model_without_a_chat_template_are_refused_before_anything_is_answered(
+    write_job: Callable[..., Path], tmp_path: Path, tiny_checkpoint: Checkpoint
+) -> None:
+    """It is no fault of the rows, so others are not answered either."""
+    model = tmp_path / "model"
+    shutil.copytree(tiny_checkpoint("mixtral"), model)
+    (model / "chat_template.jinja").unlink()
+    path = write_job(model)
+    chat = {"messages": [{"role": "user", "content": "Hello"}]}
+    path.with_name("in.jsonl").write_text(f"{json.dumps(ROWS[0])}\n{json.dumps(chat)}\n")
+    with pytest.raises(CheckpointError, match=r"no chat template, but .*2 has messages"):
+        run(path)
+    assert not path.with_name("out.jsonl").exists()
