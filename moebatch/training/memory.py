@@ -62,13 +62,12 @@ def whole_footprint(
 def _activations(shape: ModelShape) -> int:
     """Numbers that stay from the way forward, for one token."""
     D, K, F = shape.hidden_size, shape.experts_per_token, shape.expert_width
-    attention = 4 * (shape.attention.query_width + shape.attention.kv_width)
+    attention = sum(4 * (each.query_width + each.kv_width) for each in shape.attending)
     experts = K * (4 * D + 6 * F) + 6 * shape.shared_expert_width + 4 * shape.num_experts
     of_all = shape.num_layers * (10 * D + max(experts, 6 * shape.dense_width))
     recurrence = shape.recurrence
     convolved = 4 * (recurrence.conv_channels + recurrence.output_width) if recurrence else 0
-    of_mixers = shape.num_attention_layers * attention + len(shape.recurrent_layers) * convolved
-    return of_all + of_mixers
+    return of_all + attention + len(shape.recurrent_layers) * convolved
 
 
 def _chunk_tokens(files: ModelFiles, longest: int) -> int:

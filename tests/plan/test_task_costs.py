@@ -192,6 +192,40 @@ def test_every_prompt_keeps_a_state_however_short_it_is() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "chosen", "scored"),
+    [
+        ("deepseek-v3.2", 2048 * 576 * 2, 128 * 2),
+        # 20 of 43 layers have indexers, and there an entry stands for 4 tokens.
+        ("deepseek-v4-flash", None, 20 / 43 * 128 * 2 / 4),
+    ],
+)
+def test_tokens_that_choose_read_the_keys_of_all_that_they_may_choose(
+    name: str, chosen: int | None, scored: float
+) -> None:
+    """Those that see no more than they may choose do not read them."""
+    shape, all_seen = load_model(name).shape, load_model(name).shape.attending_within(2048)
+    few, many = PassLoad.decoding(3, 2048), PassLoad.decoding(3, 65536)
+    of, plain = (problem(gpu_machine(), shape=each).prices for each in (shape, all_seen))
+    assert of.decode_attention(few) == plain.decode_attention(few)
+    read = of.decode_attention(many)[1] / 3
+    seen = plain.decode_attention(many)[1] / 3 if chosen is None else chosen
+    assert read - seen == pytest.approx(65536 * scored)
+
+
+def test_prompts_that_choose_among_entries_score_them() -> None:
+    """In 20 of 43 layers, one whole prompt."""
+    shape = load_model("deepseek-v4-flash").shape
+    load = PassLoad.of_prompts(1, 8191, encodes=False)
+    processor = replace(gpu_machine().levels["vram"].processor, attention_flops=1)  # type: ignore[type-var]
+    taken = [
+        problem(gpu_machine(), shape=each).prices.prompt_attention_s(load, processor)
+        for each in (shape, shape.attending_within(2048))
+    ]
+    num_pairs = 8191 * 4096 * (1 - (2048 / 8192) ** 2)
+    assert taken[0] - taken[1] == pytest.approx(20 / 43 * num_pairs * 2 * 64 * 129 / 4, rel=1e-3)
+
+
 def test_choices_that_compute_nothing_cost_next_to_nothing() -> None:
     """Two choices of a token, of which one is such, are as one choice; but for the gate."""
     hardware, under = cpu_machine(64, flops=1e11), CASES["klotski without a GPU"][1]

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from moebatch.errors import ConfigError
+from moebatch.plan.pricing.dense import DenseParams
 from moebatch.spec.model.attention import Attention, Temperature
 from moebatch.spec.model.cache_layout import SinkWindow
 from moebatch.spec.model.config_keys import FaultyConfig
@@ -70,6 +71,13 @@ def test_global_layers_of_gemma_have_heads_of_their_own() -> None:
     whole_group, ring = shape.cache_groups(100_000)
     assert whole_group.is_whole and whole_group.layout.token_bytes(2) == 4096
     assert ring.most_rows == 1024 + 511 and ring.layout.token_bytes(2) == 8192
+
+
+def test_global_heads_count_in_a_mean_layer_of_gemma() -> None:
+    """25 output projections of 16 heads x 256 numbers, 5 of 16 x 512."""
+    shape = load_model("gemma-4-26b-a4b").shape
+    mean = (25 * 16 * 256 + 5 * 16 * 512) * 2816 // 30
+    assert DenseParams(shape).put_out.decoding == mean
 
 
 def test_global_heads_are_as_files_say_or_as_transformers_writes_them() -> None:

@@ -76,6 +76,16 @@ def test_what_recurrent_layers_keep_for_gradients_is_counted(
     assert 0.3 < sum(kept.values()) / counted.terms["activations and their gradients"] < 1
 
 
+def test_wider_heads_of_some_layers_keep_more_for_gradients(tiny_checkpoint: Checkpoint) -> None:
+    kept = []
+    for size in (20, 32):
+        files = open_model(tiny_checkpoint("gemma4_text", global_head_dim=size), "float32")
+        counted = whole_footprint(files, dtype=torch.float32, longest=4096, learns=False)
+        kept.append(counted.terms["activations and their gradients"] / 4096)
+    (heads,) = [each for each in files.shape.attentions if each.head_dim == 32]
+    assert kept[1] - kept[0] == 4 * 4 * 12 * (heads.num_heads + heads.num_kv_heads)
+
+
 @pytest.mark.few(family=CACHED_APART)
 @pytest.mark.parametrize(
     "family",

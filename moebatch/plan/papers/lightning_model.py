@@ -117,19 +117,19 @@ def attention_flops(shape: ModelShape, batch: float, queries: float, context: fl
     Counts one of the two matrix products, as the authors do; a recurrence, which they do not know,
     as a whole.
     """
-    attending = shape.num_attention_layers / shape.num_layers
-    of_token = attending * 2 * context * (shape.attention.query_width + shape.attention.num_heads)
+    width = sum(each.query_width + each.num_heads for each in shape.attending)
+    of_token = 2 * context * (width / shape.num_layers)
     if shape.recurrence is not None:
-        delta = shape.recurrence
-        of_token += (1 - attending) * (delta.decode_flops if queries == 1 else delta.prompt_flops)
+        delta, recurrent = shape.recurrence, len(shape.recurrent_layers) / shape.num_layers
+        of_token += recurrent * (delta.decode_flops if queries == 1 else delta.prompt_flops)
     return batch * queries * of_token
 
 
 def attention_bytes(shape: ModelShape, batch: float, queries: float, context: float) -> float:
     """Bytes that attention touches in one layer: queries and outputs, keys and values, and states,
     which are read and written."""
-    attending = shape.num_attention_layers / shape.num_layers
-    ends = attending * 2 * queries * shape.attention.query_width * shape.dtype_bytes
+    width = sum(each.query_width for each in shape.attending) / shape.num_layers
+    ends = 2 * queries * width * shape.dtype_bytes
     written = shape.state_bytes(shape.dtype_bytes) / shape.num_layers
     return batch * (ends + cache_bytes(shape, context) + written)
 

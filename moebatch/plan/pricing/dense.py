@@ -102,5 +102,6 @@ class DenseParams:
 
     @cached_property
     def _projection(self) -> int:
-        """In the output projection."""
-        return prod(self.shape.attention.tensors(self.shape.hidden_size)["o"])
+        """In the output projection of a mean layer that attends."""
+        hidden, attending = self.shape.hidden_size, self.shape.attending
+        return sum(prod(each.tensors(hidden)["o"]) for each in attending) // len(attending)

@@ -42,7 +42,23 @@ class _Attending(NamedTuple):
     share: float
     """Of all layers."""
     token_bytes: int
-    """What the cache holds of a token in one of them."""
+    """What is read of a token that is attended to, in one of them."""
+    key_bytes: float
+    """What is read of one that may be chosen."""
+
+    def scored(self, positions: float, queries: float) -> float:
+        """Those of so many positions among which queries alike choose, that many: all or none."""
+        return positions if positions > self.attention.most_unscored * queries else 0.0
+
+    def scored_pairs(self, load: PassLoad) -> float:
+        """Pairs of a prompt token that chooses and a position that it may choose."""
+        most, longest = self.attention.most_unscored, _longest(load)
+        return load.prompt_pairs * (1 - (most / longest) ** 2) if longest > most else 0.0
+
+
+def _longest(load: PassLoad) -> float:
+    """Positions that the last of the tokens of prompts see."""
+    return 2 * load.prompt_pairs / max(1.0, load.prompt_tokens)
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: what follows from them is worked out once
@@ -221,38 +237,39 @@ class Prices:
         for kind in self._attending:
             positions = self._in_window(load.decode_positions, load.decode_sequences, kind.window)
             positions += load.decode_positions * kind.attention.entries_per_token
-            positions *= kind.share
-            num_bytes += positions * kind.token_bytes
-            flops += positions * kind.attention.decode_flops_per_pair
-            flops += kind.share * load.decode_positions * kind.attention.choosing_flops_per_pair
+            scored = kind.scored(load.decode_positions, load.decode_sequences)
+            num_bytes += kind.share * (positions * kind.token_bytes + scored * kind.key_bytes)
+            flops += kind.share * positions * kind.attention.decode_flops_per_pair
+            flops += kind.share * scored * kind.attention.choosing_flops_per_pair
         return flops, num_bytes
 
     def prompt_attention_s(self, load: PassLoad, processor: Processor) -> float:
         """Seconds of the attention among tokens of prompts in a mean layer."""
         num_bytes = flops = 0.0
         for kind in self._encoding:
-            context = self._in_window(load.prompt_context, load.pieces(PROMPT_ROWS), kind.window)
+            pieces = load.pieces(PROMPT_ROWS)
+            context = self._in_window(load.prompt_context, pieces, kind.window)
+            context += load.prompt_context * kind.attention.entries_per_token
+            scored = kind.scored(load.prompt_context, pieces)
             pairs = self._pairs_in_window(load, kind.window)
             pairs += load.prompt_pairs * kind.attention.entries_per_token
-            flops += kind.share * self._prompt_flops(load, kind.attention, pairs, context)
-            num_bytes += kind.share * context * kind.token_bytes
+            flops += kind.share * self._prompt_flops(load, kind, pairs, context)
+            num_bytes += kind.share * (context * kind.token_bytes + scored * kind.key_bytes)
         rate = processor.attention_rate(self.shape.attention.cache_dtype)
         return flops / processor.attention_flops + num_bytes / rate
 
     def _prompt_flops(
-        self, load: PassLoad, attention: Attention, pairs: float, context: float
+        self, load: PassLoad, kind: _Attending, pairs: float, context: float
     ) -> float:
         """FLOP in one layer of tokens of prompts that attend to so many `pairs`; those that choose
         attend to what is cached as it is."""
-        most, longest = attention.most_chosen, 2 * load.prompt_pairs / max(1.0, load.prompt_tokens)
-        if most is None or longest <= most:
-            return attention.prompt_flops(pairs, context)
-        chosen = load.prompt_tokens * (1 - most / longest) * most
-        scored = load.prompt_pairs * (1 - (most / longest) ** 2)
+        attention, longest, chosen = kind.attention, _longest(load), 0.0
+        if (most := attention.most_chosen) is not None and longest > most:
+            chosen = load.prompt_tokens * (1 - most / longest) * most
         return (
             attention.prompt_flops(pairs - chosen, context)
             + chosen * attention.decode_flops_per_pair
-            + scored * attention.choosing_flops_per_pair
+            + kind.scored_pairs(load) * attention.choosing_flops_per_pair
         )
 
     def recurrence_s(self, load: PassLoad, processor: Processor) -> float:
@@ -294,7 +311,13 @@ class Prices:
         )
         num_bytes = self.dtypes.compute_bytes
         return tuple(
-            _Attending(each, window, count / shape.num_layers, each.cache.token_bytes(num_bytes))
+            _Attending(
+                each,
+                window,
+                count / shape.num_layers,
+                token_bytes=each.caches[0].token_bytes(num_bytes),
+                key_bytes=each.choosing_bytes_per_pair(num_bytes),
+            )
             for (each, window), count in counts.items()
         )
 

@@ -6,6 +6,7 @@ Shape letters: D hidden.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Literal, NamedTuple
 
 from moebatch.arrays import Ints
@@ -199,8 +200,18 @@ class Attention(ABC):
         return 1
 
     @property
+    def most_unscored(self) -> float:
+        """Positions that a token sees at the most without choosing among them."""
+        return inf
+
+    @property
     def choosing_flops_per_pair(self) -> float:
         """FLOP in one layer for a token that chooses and one that it may choose."""
+        return 0.0
+
+    def choosing_bytes_per_pair(self, compute_bytes: int) -> float:
+        """Bytes in one layer of the key by which it does so, where numbers that are computed with
+        have so many."""
         return 0.0
 
     def within(self, max_tokens: int) -> "Attention":

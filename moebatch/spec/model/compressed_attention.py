@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import inf
 
 from moebatch.spec.model.attention import Attention, AttentionLaunches, Sizes
 from moebatch.spec.model.cache_layout import CacheLayout, CachePart
@@ -115,6 +116,16 @@ class CompressedAttention(Attention):
     def choosing_flops_per_pair(self) -> float:
         """The indexer's, of a token's share in an entry."""
         return self.indexer.flops_per_pair * self.entries_per_token if self.indexer else 0.0
+
+    @property
+    def most_unscored(self) -> float:
+        """Those of as many entries as are chosen."""
+        return self.indexer.most / self.entries_per_token if self.indexer else inf
+
+    def choosing_bytes_per_pair(self, compute_bytes: int) -> float:
+        """A token's share in an entry to choose by."""
+        width = self.indexer.head_dim if self.indexer else 0
+        return width * compute_bytes * self.entries_per_token
 
     @property
     def num_seen(self) -> int:

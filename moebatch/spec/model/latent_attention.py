@@ -1,6 +1,7 @@
 """Multi-head latent attention (DeepSeek-V2, section 2.1)."""
 
 from dataclasses import dataclass, replace
+from math import inf
 
 from moebatch.arrays import Ints
 from moebatch.spec.model.attention import (
@@ -145,9 +146,17 @@ class LatentAttention(Attention):
         return self.indexer.num_chosen(num_seen)
 
     @property
+    def most_unscored(self) -> float:
+        return self.own_indexer.most if self.own_indexer else inf
+
+    @property
     def choosing_flops_per_pair(self) -> float:
         """The indexer's, of a token's share in what is scored."""
         return self.own_indexer.flops_per_pair / self.own_indexer.pool if self.own_indexer else 0.0
+
+    def choosing_bytes_per_pair(self, compute_bytes: int) -> float:
+        """What is cached behind latents."""
+        return sum(part.token_bytes(compute_bytes) for part in self.cache.parts[1:])
 
     @property
     def launches(self) -> AttentionLaunches:

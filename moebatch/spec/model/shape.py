@@ -527,10 +527,11 @@ class ModelShape(Layers):
         keeps_states = any(map(self.state_of, range(self.num_layers)))
         return self.encoder is None and not keeps_states and self.attention.most_chosen is None
 
-    @property
-    def num_attention_layers(self) -> int:
-        """Layers that attend."""
-        return self.num_layers - len(self.recurrent_layers)
+    @cached_property
+    def attending(self) -> tuple[Attention, ...]:
+        """How each layer attends that does."""
+        layers = range(self.num_layers)
+        return tuple(self.attention_of(n) for n in layers if not self.is_recurrent(n))
 
     def kv_bytes_per_token(self, compute_bytes: int) -> int:
         """Bytes of the cache of one token in all layers that have one, sliding windows or not,

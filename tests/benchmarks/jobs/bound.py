@@ -42,7 +42,7 @@ def job_flop(lengths: Lengths, shape: ModelShape) -> float:
     experts = len(shape.moe_layers) * shape.experts_per_token * shape.expert_params
     dense = shape.resident_params - shape.embedding_params
     head = shape.vocab_size * shape.hidden_size * lengths.answer_tokens
-    attention = pairs * shape.attention.flops_per_pair * shape.num_attention_layers
+    attention = pairs * sum(each.flops_per_pair for each in shape.attending)
     return 2.0 * tokens * (experts + dense) + 2.0 * head + attention
 
 
