@@ -20,6 +20,7 @@ import enum
 import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from moebatch.quoting import presentable
 
@@ -83,6 +84,19 @@ class FaultyFile(MoebatchError):
         super().__init__("\n".join(map(str, kept)))
         self.faults = tuple(kept)
         """At most so many that they can be read."""
+
+    @classmethod
+    def at(
+        cls,
+        file: object,
+        message: str,
+        *,
+        line: int | None = None,
+        where: str | None = None,
+        code: str | None = None,
+    ) -> Self:
+        """That of a single fault, whose file is shown as it prints."""
+        return cls([Fault(file=str(file), message=message, line=line, where=where, code=code)])
 
 
 class ConfigError(FaultyFile):

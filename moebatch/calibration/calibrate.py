@@ -26,7 +26,7 @@ from moebatch.calibration.text_reading import Advance, TextReading
 from moebatch.calibration.texts import HELD_OUT_SHARE, SEQUENCE_TOKENS, PlacedText, read_sequences
 from moebatch.engine.approximation_files import GATING, PREGATES
 from moebatch.engine.spec import EngineSpec, shares_beginnings
-from moebatch.errors import ConfigError, Fault
+from moebatch.errors import ConfigError
 from moebatch.folder.work_folder import WorkFolder
 from moebatch.job.opened import OpenedJob
 from moebatch.measure.saved import require_writable_file
@@ -229,5 +229,5 @@ def _require_places(order: CalibrationOrder) -> None:
         if is_named and path.is_file() and path.stat().st_size and not kind.is_of(path):
             fault = fault or f"{path} is there, and is no {kind.title}"
         if fault:
-            raise ConfigError([Fault(file=option, message=f"{fault}; give another place")])
+            raise ConfigError.at(option, f"{fault}; give another place")
         taken.append((path, "is where the table goes"))

@@ -17,7 +17,7 @@ from moebatch.calibration.text_reading import Advance
 from moebatch.calibration.texts import PlacedText
 from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.engine.approximation_files import GATING, PREGATES, save_gating, save_pregates
-from moebatch.errors import CheckpointError, ConfigError, DoesNotFit, Fault
+from moebatch.errors import CheckpointError, ConfigError, DoesNotFit
 from moebatch.measure.process_limits import detect_machine
 from moebatch.model.routing.gating import GatingPoint, LearntGating
 from moebatch.rows.prompts import RowReader
@@ -250,4 +250,4 @@ def _trained(model: WholeModel, text: LearningText, level: int, advance: Advance
 
 
 def _refusal(option: str, message: str) -> ConfigError:
-    return ConfigError([Fault(file="moebatch calibrate", where=option, message=message)])
+    return ConfigError.at("moebatch calibrate", message, where=option)

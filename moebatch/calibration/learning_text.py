@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from moebatch.calibration.texts import HELD_OUT_SHARE, TokenSequence, is_plain_text
-from moebatch.errors import Fault, InputError
+from moebatch.errors import InputError
 from moebatch.rows.prompts import RowReader
 from moebatch.rows.refused import RowRefused
 from moebatch.rows.row import Chat, FailedRow
@@ -58,7 +58,7 @@ class LearningText:
         num_unseen = round(len(readings) * HELD_OUT_SHARE)
         if not num_unseen:
             message = f"has {len(readings)} sequences, too few to hold a tenth out; give 10"
-            raise InputError([Fault(file=str(path), message=message)])
+            raise InputError.at(path, message)
         return cls(
             known=readings[:-num_unseen],
             unseen=evenly(readings[-num_unseen:], MOST_EXAMINED_TOKENS),

@@ -20,7 +20,7 @@ from moebatch.calibration.text_reading import Advance, TextReading
 from moebatch.calibration.texts import HELD_OUT_SHARE
 from moebatch.checkpoint.fingerprint import ModelOwner
 from moebatch.checkpoint.model_files import ModelFiles
-from moebatch.errors import CheckpointError, ConfigError, Fault
+from moebatch.errors import CheckpointError, ConfigError
 from moebatch.model.routing.gates import Gate
 from moebatch.predict.array_file import FileKind
 from moebatch.predict.guesser import (
@@ -81,7 +81,7 @@ def require_sizes(names: Collection[PredictorName], owner: ModelOwner, *, vocab_
             f"token would keep {format_bytes(num_bytes)} for {vocab_size} tokens of this model, at "
             f"most {format_bytes(MAX_TABLE_BYTES)} are kept in memory; name the others"
         )
-        raise ConfigError([Fault(file="moebatch calibrate", where="--predictor", message=message)])
+        raise ConfigError.at("moebatch calibrate", message, where="--predictor")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from moebatch.calibration.reading_policy import (
 )
 from moebatch.calibration.texts import SEQUENCE_TOKENS, read_sequences
 from moebatch.engine.passes.text_losses import TextLosses
-from moebatch.errors import Fault, InputError
+from moebatch.errors import InputError
 from moebatch.predict.predictor import RoutingObserver
 
 
@@ -53,7 +53,7 @@ def measure_perplexity(
         text.path, opened.reader, num_tokens=text.num_tokens, sequence_tokens=SEQUENCE_TOKENS
     )
     if max(map(len, sequences)) < 2:
-        raise InputError([Fault(file=str(text.path), message="has no two tokens in a row")])
+        raise InputError.at(text.path, "has no two tokens in a row")
     losses = TextLosses(sequences)
     spec = replace(text_engine(opened, sequences), observer=observer, losses=losses)
     with reading_engine(spec, opened, log) as engine:

@@ -21,7 +21,7 @@ from moebatch.errors import InputError
 from moebatch.job.scan import fault_of
 from moebatch.predict.predictor import PassTokens
 from moebatch.rows.prompts import RowReader
-from moebatch.rows.row import FailedRow, refusal
+from moebatch.rows.row import FailedRow
 from moebatch.rows.source import open_source
 from moebatch.spec.policy.policy import PAGE_TOKENS
 from moebatch.store.kv.prefixes import KvPrefixes
@@ -49,7 +49,9 @@ def read_sequences(
     texts = _of_text(path, reader) if is_plain_text(path) else _of_rows(path, reader)
     longest = min(sequence_tokens, reader.max_positions - 1)
     if longest < 1:
-        raise refusal(path, "cannot be read: a text takes two positions, and the model has one")
+        raise InputError.at(
+            path, "cannot be read: a text takes two positions, and the model has one"
+        )
     sequences, left = [], num_tokens
     for tokens in texts:
         for start in range(0, min(len(tokens), left), longest):
@@ -59,7 +61,7 @@ def read_sequences(
         if left == 0:
             break
     if not sequences:
-        raise refusal(path, "holds no text")
+        raise InputError.at(path, "holds no text")
     return sequences
 
 
@@ -76,9 +78,11 @@ def _of_text(path: Path, reader: RowReader) -> Iterator[TokenSequence]:
                     yield reader.tokenizer.encode(block + file.readline(_BLOCK_CHARACTERS))
             except UnicodeDecodeError as error:  # of a part of the file, up to what has been read
                 place = raw.tell() - len(error.object) + error.start
-                raise refusal(path, f"is no UTF-8 text: {error.reason} at byte {place}") from None
+                raise InputError.at(
+                    path, f"is no UTF-8 text: {error.reason} at byte {place}"
+                ) from None
     except OSError as error:
-        raise refusal(path, f"cannot be read: {error.strerror}") from None
+        raise InputError.at(path, f"cannot be read: {error.strerror}") from None
 
 
 def _of_rows(path: Path, reader: RowReader) -> Iterator[TokenSequence]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args, get_origin
 import typer
 from typer.models import ParameterInfo
 
-from moebatch.errors import ConfigError, Fault
+from moebatch.errors import ConfigError
 from moebatch.spec.files.text_file import is_no_regular_file, is_same_file
 from moebatch.spec.option import Option, choices
 
@@ -116,7 +116,7 @@ def require_apart(
         same = next((other for other, theirs in taken.items() if is_same_file(path, theirs)), None)
         if same is not None:
             message = f"is the same as {same}; choose another"
-            raise ConfigError([Fault(file=command, where=option, message=message)])
+            raise ConfigError.at(command, message, where=option)
         taken[option] = path
 
 

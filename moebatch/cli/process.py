@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from moebatch.errors import (
     ConfigError,
     ExitCode,
-    Fault,
     Interrupted,
     MoebatchError,
     OutOfMemory,
@@ -166,7 +165,7 @@ def _explained(error: Exception) -> MoebatchError | None:
             )
         case OSError(errno=errno.ENAMETOOLONG):
             message = "is longer than a path can be"
-            return ConfigError([Fault(file=shown(str(error.filename)), message=message)])
+            return ConfigError.at(shown(str(error.filename)), message)
     return None
 
 

@@ -14,7 +14,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Strict, ValidationError
 
-from moebatch.errors import ConfigError, Fault, StorageError
+from moebatch.errors import ConfigError, StorageError
 from moebatch.folder.results import Answered
 from moebatch.folder.row_key import RowKeys
 from moebatch.folder.run_folder import RunFolder
@@ -353,4 +353,4 @@ def _link(draft: Path, target: Path) -> bool:
 
 
 def _refusal(path: Path, message: str, *, where: str = "output.path") -> ConfigError:
-    return ConfigError([Fault(file=str(path), where=where, message=message)])
+    return ConfigError.at(path, message, where=where)

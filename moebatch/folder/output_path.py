@@ -34,7 +34,7 @@ def require_no_fewer(job: Job, limit: int | None) -> None:
             f"{job.output.path} has the answers of {num_rows} rows, and would be left with "
             f"{limit}; leave --limit out, or move that file away"
         )
-        raise ConfigError([Fault(file="moebatch run", where="--limit", message=message)])
+        raise ConfigError.at("moebatch run", message, where="--limit")
 
 
 def _num_lines(path: Path) -> int:

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from moebatch.errors import ConfigError, Fault
+from moebatch.errors import ConfigError
 from moebatch.quoting import shown
 
 _MOST_SHARDS = 100_000
@@ -80,4 +80,4 @@ def agreed_shard(asked: AskedShard | None, num_shards: int | None, task: int | N
 
 
 def _refusal(message: str) -> ConfigError:
-    return ConfigError([Fault(file="moebatch run", where="--shard", message=message)])
+    return ConfigError.at("moebatch run", message, where="--shard")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from moebatch.errors import ConfigError, Fault
+from moebatch.errors import ConfigError
 from moebatch.measure.saved import load_saved, machine_profile
 from moebatch.spec.job import Job
 from moebatch.spec.machine.hardware import CONTEXT_BYTES, Basis, DeviceKind, Hardware, LinkName
@@ -166,4 +166,4 @@ def _require_one_gpu(profile: HardwareProfile) -> None:
 
 
 def _wrong_device(message: str) -> ConfigError:
-    return ConfigError([Fault(file="resources.device", message=message)])
+    return ConfigError.at("resources.device", message)

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from moebatch.errors import ConfigError, Fault, MoebatchError
+from moebatch.errors import ConfigError, MoebatchError
 from moebatch.folder.claim import FirstRun, claim, written_claimed
 from moebatch.folder.duplicates import recorded_duplicates
 from moebatch.folder.final_file import FinalFile, RowsMissing
@@ -37,7 +37,7 @@ def merge(job: Job) -> Merged:
     folder = RunFolder(job.output.path)
     if not folder.path.is_dir():
         message = f"there is nothing to merge: no run has left {folder.path}"
-        raise ConfigError([Fault(file=str(job.output.path), message=message)])
+        raise ConfigError.at(job.output.path, message)
     opened = OpenedJob(job)
     opened.require_own_output()
     output, source = job.output, opened.source

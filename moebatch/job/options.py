@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from moebatch.errors import ConfigError, Fault
+from moebatch.errors import ConfigError
 from moebatch.plan.options import ScheduleName
 from moebatch.spec.option import Option, Options
 
@@ -64,7 +64,7 @@ class RunOptions(CheckOptions, Options):
         is not known yet."""
         if self.is_plain and kind not in (None, "cpu"):
             message = "computes in main memory, and this job on a GPU; set resources.device to cpu"
-            raise ConfigError([Fault(file=self.command, where="--sync", message=message)])
+            raise ConfigError.at(self.command, message, where="--sync")
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         from moebatch.schedule.registry import unknown_schedule

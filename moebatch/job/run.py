@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from moebatch.errors import ConfigError, DoesNotFit, Fault, OutOfMemory, StorageError
+from moebatch.errors import ConfigError, DoesNotFit, OutOfMemory, StorageError
 from moebatch.folder.claim import Claim, FirstRun, claim, require_still_own, written_claimed
 from moebatch.folder.final_file import FinalFile, RowsMissing
 from moebatch.folder.output_path import require_no_fewer, require_writable
@@ -247,5 +247,5 @@ def require_own_profile(job: Job) -> Path:
     path = Path(hardware) if is_path(hardware) else this_machine_path()
     if (hardware != "auto" and not is_path(hardware)) or not path.is_file():
         message = "there is no profile of this machine to correct; run `moebatch profile` first"
-        raise ConfigError([Fault(file="--recalibrate", message=message)])
+        raise ConfigError.at("--recalibrate", message)
     return path

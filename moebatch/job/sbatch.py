@@ -5,7 +5,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from moebatch.errors import ConfigError, Fault
+from moebatch.errors import ConfigError
 from moebatch.folder.claim import read_claim
 from moebatch.folder.run_folder import RunFolder
 from moebatch.job.options import Submission
@@ -111,7 +111,7 @@ def _require_agreed(folder: RunFolder, num_shards: int) -> None:
 
 
 def _refusal(where: str, message: str) -> ConfigError:
-    return ConfigError([Fault(file="moebatch sbatch", where=where, message=message)])
+    return ConfigError.at("moebatch sbatch", message, where=where)
 
 
 def _of_merge(path: Path, folder: Path, asked: Submission) -> list[str]:

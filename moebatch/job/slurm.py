@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from datetime import datetime
 
-from moebatch.errors import ConfigError, Fault
+from moebatch.errors import ConfigError
 from moebatch.quoting import shown
 
 _PATIENCE_S = 10.0
@@ -51,7 +51,7 @@ def parse_runtime(text: str) -> float:
         seconds = sum(int(part or 0) * s for part, s in zip(units.groups(), _SECONDS, strict=True))
     if not seconds:
         message = f"must be a time such as 3h30m, 45m or 1-12:00:00, got {shown(text)}"
-        raise ConfigError([Fault(file="moebatch run", where="--max-runtime", message=message)])
+        raise ConfigError.at("moebatch run", message, where="--max-runtime")
     return float(seconds)
 
 

@@ -21,7 +21,7 @@ from moebatch.checkpoint.direct import PAGE_BYTES
 from moebatch.checkpoint.header import Extent
 from moebatch.checkpoint.record import PIECE_BYTES, Record
 from moebatch.engine.lanes.read_ahead import ReadAhead
-from moebatch.errors import ConfigError, Fault, StorageError
+from moebatch.errors import ConfigError, StorageError
 from moebatch.measure.sizes import DiskSizes
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.store.experts.dram import ExpertStore
@@ -70,7 +70,7 @@ class ExpertStream:
         extents = _extents(paths, extent_bytes)
         if not extents:
             needed = f"give a file of {extent_bytes // 2**20} MiB or more, or a folder with one"
-            raise ConfigError([Fault(file=str(paths[0]), message=f"too short to time; {needed}")])
+            raise ConfigError.at(paths[0], f"too short to time; {needed}")
         # Two layers at least, so that one is prefetched while the other is read.
         self._num_layers = max(2, len(extents) // _EXTENTS_OF_CHUNK)
         places = itertools.product(range(self._num_layers), range(_EXTENTS_OF_CHUNK))
@@ -178,7 +178,7 @@ def files_to_read(path: Path) -> list[Path]:
     found = [file for file in path.glob("*") if file.is_file()] if path.is_dir() else []
     if not found:
         message = "no such file, and no folder with files; give something large to read"
-        raise ConfigError([Fault(file=str(path), message=message)])
+        raise ConfigError.at(path, message)
     return sorted(found, key=lambda file: (-file.stat().st_size, file.name))
 
 

@@ -17,7 +17,7 @@ from moebatch.calibration.perplexity import Perplexity, TextOrder, measure_perpl
 from moebatch.checkpoint.header import Extent
 from moebatch.checkpoint.index import INDEX_NAME, file_inside
 from moebatch.checkpoint.model_files import ModelFiles, open_model
-from moebatch.errors import CheckpointError, ConfigError, DoesNotFit, Fault, StorageError
+from moebatch.errors import CheckpointError, ConfigError, DoesNotFit, StorageError
 from moebatch.folder.work_folder import WorkFolder
 from moebatch.job.identity import numerics_fingerprint
 from moebatch.journal.files import Files, storage_errors
@@ -280,7 +280,7 @@ def _finished(output: Path, fingerprint: str) -> PackRecord | None:
     """
     if not output.parent.exists():
         message = f"the folder {output.parent} does not exist; make it first"
-        raise ConfigError([Fault(file=str(output), message=message)])
+        raise ConfigError.at(output, message)
     if not output.exists() and not output.is_symlink():
         return None
     with suppress(OSError, ValueError):
@@ -292,7 +292,7 @@ def _finished(output: Path, fingerprint: str) -> PackRecord | None:
 
 def _taken(path: Path, why: str) -> ConfigError:
     message = f"{why}; nothing is written over it: choose another --output, or remove it"
-    return ConfigError([Fault(file=str(path), message=message)])
+    return ConfigError.at(path, message)
 
 
 def _is_kept(shard: Shard, folder: Path, errors: Mapping[int, float]) -> bool:

@@ -96,7 +96,7 @@ def require_schedule(problem: Problem) -> None:
         return
     if find_schedule(name).traits.attention == "cpu":
         message = f"attends on the CPU, but {_on_gpu_alone(problem)}; take another schedule"
-        raise ConfigError([Fault(file="schedule", where=shown(name), message=message)])
+        raise ConfigError.at("schedule", message, where=shown(name))
 
 
 def _missing_levels(problem: Problem, policy: Policy) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from moebatch.errors import ConfigError, Fault
+from moebatch.errors import ConfigError
 from moebatch.predict.predictor import Chosen
 from moebatch.units import format_bytes
 
@@ -111,4 +111,4 @@ def require_size(num_layers: int, num_experts: int, path_length: int) -> None:
             f"{format_bytes(num_bytes)}, at most {format_bytes(MAX_TABLE_BYTES)} are kept in "
             "memory; choose shorter ones"
         )
-        raise ConfigError([Fault(file="--path-length", message=message)])
+        raise ConfigError.at("--path-length", message)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from moebatch.arrays import Floats
-from moebatch.errors import ConfigError, Fault
+from moebatch.errors import ConfigError
 from moebatch.predict.array_file import (
     Arrays,
     Description,
@@ -110,7 +110,7 @@ def load_routing(path: Path, shape: ModelShape) -> "TraceRouting":
             f"{trace.experts_per_token} per token; this one has {len(shape.moe_layers)} of "
             f"{shape.num_experts}, {shape.experts_per_token} per token"
         )
-        raise ConfigError([Fault(file=str(path), message=message)])
+        raise ConfigError.at(path, message)
     return TraceRouting(trace)
 
 

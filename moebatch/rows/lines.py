@@ -13,7 +13,7 @@ from typing import BinaryIO, cast
 from moebatch.errors import InputError, StorageError
 from moebatch.journal.files import Stamp, stamp_of
 from moebatch.quoting import reason
-from moebatch.rows.row import RawRow, refusal
+from moebatch.rows.row import RawRow
 from moebatch.rows.strict_json import NOT_JSON
 from moebatch.spec.request import RowError
 from moebatch.units import format_bytes
@@ -45,7 +45,7 @@ class LineSource:
         try:
             with self.path.open("rb") as file:
                 if stamp_of(os.fstat(file.fileno())) != self.stamp:
-                    raise refusal(self.path, CHANGED)
+                    raise InputError.at(self.path, CHANGED)
                 for row in self.rows(self.path, _decompressed(self.path, file)):
                     line = row.line
                     yield row
@@ -53,7 +53,7 @@ class LineSource:
             if isinstance(error, OSError) and error.errno is not None:
                 raise StorageError(f"{self.path}: reading failed: {error.strerror}") from error
             message = f"the compressed data is damaged behind line {line}: {reason(error)}"
-            raise refusal(self.path, message) from None
+            raise InputError.at(self.path, message) from None
 
 
 def json_rows(path: Path, stream: BinaryIO) -> Iterator[RawRow]:
@@ -97,7 +97,7 @@ def without_mark(path: Path, beginning: bytes) -> bytes:
     """The beginning of a file without a byte order mark; raises InputError for one that is not of
     UTF-8."""
     if beginning.startswith(_UTF_16_OR_32):
-        raise refusal(path, "is UTF-16 or UTF-32; save it as UTF-8", line=1)
+        raise InputError.at(path, "is UTF-16 or UTF-32; save it as UTF-8", line=1)
     return beginning.removeprefix(_BOM)
 
 
@@ -106,7 +106,7 @@ def _other_json(path: Path, what: str, of_each: str) -> InputError:
         f"{what}; JSON lines are needed, one object per line "
         f"(jq -c {of_each} {shlex.quote(str(path))} > rows.jsonl makes them)"
     )
-    return refusal(path, message, line=1, code=NOT_JSON)
+    return InputError.at(path, message, line=1, code=NOT_JSON)
 
 
 def _decompressed(path: Path, file: BinaryIO) -> BinaryIO:
@@ -117,7 +117,7 @@ def _decompressed(path: Path, file: BinaryIO) -> BinaryIO:
     if head == _ZSTD_MAGIC or (head[1:] == _ZSTD_SKIPPED and head[0] >> 4 == 5):
         return _zstd(path)(file)
     if path.suffix.lower() in (".gz", ".zst") and head:
-        raise refusal(path, f"is not {path.suffix[1:]} data although its name says so")
+        raise InputError.at(path, f"is not {path.suffix[1:]} data although its name says so")
     return file
 
 
@@ -129,5 +129,5 @@ def _zstd(path: Path) -> Callable[[BinaryIO], BinaryIO]:
             raise ImportError("pyarrow was built without zstd")
     except ImportError:
         message = "is zstd data, which pyarrow would decode; install it, or unzstd the file"
-        raise refusal(path, message) from None
+        raise InputError.at(path, message) from None
     return lambda file: io.BufferedReader(pyarrow.CompressedInputStream(file, "zstd"))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from moebatch.errors import ConfigError, Fault
+from moebatch.errors import ConfigError
 from moebatch.quoting import shown
 from moebatch.rows.refused import RowRefused, checked, refuse_unless_neutral, wrong
 from moebatch.rows.row import ParsedRow, Row
@@ -98,7 +98,7 @@ def model_defaults(generation_config: Mapping[str, object]) -> dict[str, object]
 
 def config_error(where: str, message: str) -> ConfigError:
     """What the job file says of sampling does not go with the model."""
-    return ConfigError([Fault(file="job file", where=where, message=message)])
+    return ConfigError.at("job file", message, where=where)
 
 
 def _checked(parameters: Mapping[str, object], row: Row) -> dict[str, object]:

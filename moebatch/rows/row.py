@@ -49,18 +49,13 @@ class Source(Protocol):
         """The rows in order. Raises InputError where the file is damaged or was changed."""
 
 
-def refusal(
-    path: Path, message: str, *, line: int | None = None, code: str | None = None
-) -> InputError:
-    """The whole input is unusable for one reason."""
-    return InputError([Fault(file=str(path), message=message, line=line, code=code)])
-
-
 def require_different(path: Path, names: Sequence[str]) -> None:
     """Of columns with the same name a row would have the last one only: raises InputError."""
     name, times = max(Counter(names).items(), key=lambda item: item[1], default=("", 0))
     if times > 1:
-        raise refusal(path, f"has {times} columns named {shown(name)}; give each a name of its own")
+        raise InputError.at(
+            path, f"has {times} columns named {shown(name)}; give each a name of its own"
+        )
 
 
 def no_rows(file: str) -> Fault:

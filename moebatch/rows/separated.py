@@ -7,10 +7,11 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
+from moebatch.errors import InputError
 from moebatch.rows.lines import MAX_LINE_BYTES, without_mark
 from moebatch.rows.parse import PLAIN_PARAMETERS
 from moebatch.rows.refused import RowRefused
-from moebatch.rows.row import RawRow, refusal, require_different
+from moebatch.rows.row import RawRow, require_different
 from moebatch.rows.strict_json import parse
 from moebatch.spec.request import RowError
 from moebatch.units import count_of, format_bytes
@@ -51,7 +52,9 @@ def separated_rows(path: Path, stream: BinaryIO, usual: str) -> Iterator[RawRow]
             begin = num_blank + reader.line_num + 1
     except csv.Error as error:
         fault, *_ = str(error).split(" - ")  # what follows is advice for programs
-        raise refusal(path, f"the row that begins here is no CSV: {fault}", line=begin) from None
+        raise InputError.at(
+            path, f"the row that begins here is no CSV: {fault}", line=begin
+        ) from None
 
 
 def _content(names: Sequence[str], cells: Sequence[str]) -> Mapping[str, object] | RowError:
@@ -77,9 +80,9 @@ def _lines(path: Path, stream: BinaryIO) -> Iterator[str]:
         number += 1
         if len(data) > MAX_LINE_BYTES:
             limit = format_bytes(MAX_LINE_BYTES)
-            raise refusal(path, f"is longer than {limit}, the most that is read", line=number)
+            raise InputError.at(path, f"is longer than {limit}, the most that is read", line=number)
         try:
             yield (without_mark(path, data) if number == 1 else data).decode()
         except UnicodeDecodeError as error:
             message = f"is not UTF-8 (byte {error.start + 1} of the line); save it as UTF-8"
-            raise refusal(path, message, line=number) from None
+            raise InputError.at(path, message, line=number) from None

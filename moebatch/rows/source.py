@@ -5,9 +5,10 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from moebatch.errors import InputError
 from moebatch.journal.files import stamp_of
 from moebatch.rows.lines import LineSource, json_rows
-from moebatch.rows.row import RawRow, Source, refusal
+from moebatch.rows.row import RawRow, Source
 from moebatch.rows.separated import SUFFIXES, separated_rows
 from moebatch.rows.tables import TableSource, dataset_batches, parquet_batches, stamps_of
 from moebatch.spec.files.json_file import read_json
@@ -32,9 +33,11 @@ def open_source(path: Path) -> Source:
     if head.startswith(_PARQUET_MAGIC):
         return TableSource(path=path, batches=parquet_batches, stamps=stamps_of(path))
     if path.suffix.lower() == ".parquet":
-        raise refusal(path, "is not a parquet file although its name says so")
+        raise InputError.at(path, "is not a parquet file although its name says so")
     if path.suffix.lower() in _OTHER_SUFFIXES:
-        raise refusal(path, f"{path.suffix} files are not supported; supported are {SUPPORTED}")
+        raise InputError.at(
+            path, f"{path.suffix} files are not supported; supported are {SUPPORTED}"
+        )
     usual = SUFFIXES.get(_kind_suffix(path))
     rows = partial(separated_rows, usual=usual) if usual else json_rows
     return LineSource(path=path, rows=rows, stamp=stamp_of(path.stat()))
@@ -76,7 +79,9 @@ def _kind_suffix(path: Path) -> str:
 
 def _head(path: Path) -> bytes:
     if path.exists() and not path.is_file():
-        raise refusal(path, "is no regular file; rows are read more than once, so save it first")
+        raise InputError.at(
+            path, "is no regular file; rows are read more than once, so save it first"
+        )
     with path.open("rb") as file:
         return file.read(len(_PARQUET_MAGIC))
 
@@ -87,18 +92,18 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise refusal(path, "no such file; check input.path in the job file") from None
+        raise InputError.at(path, "no such file; check input.path in the job file") from None
     except (OSError, ValueError) as error:
-        raise refusal(path, f"cannot be read: {getattr(error, 'strerror', error)}") from None
+        raise InputError.at(path, f"cannot be read: {getattr(error, 'strerror', error)}") from None
 
 
 def _saved_dataset(path: Path) -> Source:
     if (path / "dataset_dict.json").is_file():
         splits = _splits(path / "dataset_dict.json")
         choice = f"; choose one, such as {path / splits[0]}" if splits else ""
-        raise refusal(path, f"holds several splits ({', '.join(splits)}){choice}")
+        raise InputError.at(path, f"holds several splits ({', '.join(splits)}){choice}")
     if not (path / "state.json").is_file():
-        raise refusal(
+        raise InputError.at(
             path, f"is a folder, but not one saved by datasets; supported are {SUPPORTED}"
         )
     return TableSource(path=path, batches=dataset_batches, stamps=stamps_of(path))

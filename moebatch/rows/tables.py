@@ -9,11 +9,11 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from moebatch.errors import MoebatchError, StorageError
+from moebatch.errors import InputError, MoebatchError, StorageError
 from moebatch.journal.files import Stamp, stamp_of
 from moebatch.quoting import reason, shown
 from moebatch.rows.lines import CHANGED
-from moebatch.rows.row import Base64, RawRow, refusal, require_different
+from moebatch.rows.row import Base64, RawRow, require_different
 from moebatch.spec.files.json_file import read_json
 
 _ROWS_AT_ONCE = 64
@@ -38,7 +38,7 @@ class TableSource:
 
     def _batches(self) -> Iterator[Any]:
         if stamps_of(self.path) != self.stamps:
-            raise refusal(self.path, CHANGED)
+            raise InputError.at(self.path, CHANGED)
         yield from self.batches(self.path)
 
 
@@ -67,23 +67,27 @@ def dataset_batches(folder: Path) -> Iterator[Any]:
             yield from batches
             data.seek(max(0, data.size() - len(_END_OF_STREAM)))
             if data.read() != _END_OF_STREAM:
-                raise refusal(folder, f"{shown(file.name)} is truncated: its stream has no end")
+                raise InputError.at(
+                    folder, f"{shown(file.name)} is truncated: its stream has no end"
+                )
 
 
 def _arrow_files(folder: Path) -> list[Path]:
     try:
         state = read_json(folder / "state.json")
         if state.get("_indices_data_files"):
-            raise refusal(folder, "has an indices mapping; flatten_indices() and save again")
+            raise InputError.at(folder, "has an indices mapping; flatten_indices() and save again")
         names = [entry["filename"] for entry in state["_data_files"]]
     except (ValueError, KeyError, TypeError, AttributeError, OSError):
-        raise refusal(folder, "state.json does not name the files of a dataset") from None
+        raise InputError.at(folder, "state.json does not name the files of a dataset") from None
     for name in names:
         # A name with a path in it could make us read any file of the machine.
         if not isinstance(name, str) or Path(name).name != name:
-            raise refusal(folder, f"state.json names a file outside the folder: {shown(name)}")
+            raise InputError.at(
+                folder, f"state.json names a file outside the folder: {shown(name)}"
+            )
         if (folder / name).exists() and not (folder / name).is_file():
-            raise refusal(folder, f"{shown(name)} is no regular file")
+            raise InputError.at(folder, f"{shown(name)} is no regular file")
     return [folder / name for name in names]
 
 
@@ -91,7 +95,9 @@ def _raw_rows(path: Path, batches: Iterable[Any]) -> Iterator[RawRow]:
     try:
         import pyarrow  # noqa: F401
     except ImportError:
-        raise refusal(path, "reading it needs pyarrow; install it, or save as .jsonl") from None
+        raise InputError.at(
+            path, "reading it needs pyarrow; install it, or save as .jsonl"
+        ) from None
     index = 0
     try:
         for batch in batches:
@@ -101,7 +107,7 @@ def _raw_rows(path: Path, batches: Iterable[Any]) -> Iterator[RawRow]:
                     yield RawRow(index=index, line=None, content=_plain(columns))
                     index += 1
     except FileNotFoundError as error:
-        raise refusal(path, f"a file is missing: {error.filename or error}") from None
+        raise InputError.at(path, f"a file is missing: {error.filename or error}") from None
     except MoebatchError:
         raise
     except Exception as error:  # Damaged files, and values beyond Python's, raise anything.
@@ -109,7 +115,7 @@ def _raw_rows(path: Path, batches: Iterable[Any]) -> Iterator[RawRow]:
             message = f"reading failed behind row {index}: {error.strerror}"
             raise StorageError(f"{path}: {message}") from error
         message = f"the data cannot be read behind row {index}: {reason(error)}"
-        raise refusal(path, message) from None
+        raise InputError.at(path, message) from None
 
 
 def _plain(value: Any) -> Any:

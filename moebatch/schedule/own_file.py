@@ -10,7 +10,7 @@ from traceback import walk_stack, walk_tb
 from types import FrameType, GeneratorType
 from typing import Any
 
-from moebatch.errors import ConfigError, Fault, Interrupted, MoebatchError
+from moebatch.errors import ConfigError, Interrupted, MoebatchError
 from moebatch.quoting import named_reason, shown
 from moebatch.schedule.definition import NamedSchedule
 from moebatch.schedule.drivers import driver
@@ -120,7 +120,7 @@ class OwnFile:
         return f", line {lines[-1]}" if lines else ""
 
     def _fault(self, message: str) -> ConfigError:
-        return ConfigError([Fault(file="schedule", where=shown(self.name), message=message)])
+        return ConfigError.at("schedule", message, where=shown(self.name))
 
 
 def _comes_from_elsewhere(error: BaseException, line: str) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from functools import cache
 
-from moebatch.errors import ConfigError, Fault
+from moebatch.errors import ConfigError
 from moebatch.quoting import shown
 from moebatch.schedule.cgopipe import cgopipe, fastdecode
 from moebatch.schedule.definition import NamedSchedule, Traits
@@ -43,7 +43,7 @@ def find_schedule(name: str) -> NamedSchedule:
             f"no schedule is named {shown(name)}; there are {', '.join(SCHEDULES)}, and your own "
             "as file.py:name"
         )
-        raise ConfigError([Fault(file="schedule", where=shown(name), message=message)])
+        raise ConfigError.at("schedule", message, where=shown(name))
     return OwnFile(name).schedule()
 
 

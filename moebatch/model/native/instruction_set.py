@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, get_args
 
-from moebatch.errors import ConfigError, Fault
+from moebatch.errors import ConfigError
 from moebatch.quoting import shown
 
 InstructionSet = Literal["amx", "avx512bf16", "avx512", "avx2", "portable"]
@@ -51,7 +51,7 @@ def chosen(environment: Mapping[str, str]) -> InstructionSet:
             return known
     why = "this processor lacks it" if name in INSTRUCTION_SETS else "it is not known"
     message = f"is {shown(name)}, but {why}; write one of {', '.join(possible)}, or nothing"
-    raise ConfigError([Fault(file=VARIABLE, message=message)])
+    raise ConfigError.at(VARIABLE, message)
 
 
 def compiler_flags(name: InstructionSet) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from moebatch.errors import ConfigError, Fault
+from moebatch.errors import ConfigError
 from moebatch.layout.lanes import LaneSeconds
 from moebatch.plan.roofline import ffn_flops
 from moebatch.schedule.lanes import CPU, GPU, UP
@@ -358,4 +358,4 @@ class PaperModel:
             f"missing{beside}: MoE-Lightning's planner is for a GPU beside a CPU; plan without "
             "--paper, or for a machine with a GPU"
         )
-        raise ConfigError([Fault(file=self.hardware.name, where=where, message=message)])
+        raise ConfigError.at(self.hardware.name, message, where=where)

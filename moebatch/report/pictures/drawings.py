@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from moebatch.errors import ConfigError, Fault
+from moebatch.errors import ConfigError
 from moebatch.plan.answer import Answer
 from moebatch.plan.roofs import policy_roofs
 from moebatch.report.pictures.chrome_trace import write_chrome_trace
@@ -39,7 +39,7 @@ def write_roofline(path: Path, answer: Answer) -> None:
     found, policy = policy_roofs(answer.problem, answer.policy), answer.policy
     if not found:
         message = "there is nothing to draw: only one level of this machine is known"
-        raise ConfigError([Fault(file="--roofline", message=message)])
+        raise ConfigError.at("--roofline", message)
     from moebatch.report.pictures.figure import write_picture
     from moebatch.report.pictures.roofline import roofline_picture
     from moebatch.report.pictures.roofline_panel import Panel

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 import moebatch
-from moebatch.errors import ConfigError, Fault
+from moebatch.errors import ConfigError
 from moebatch.spec.files.suggestion import did_you_mean
 
 Kind = Literal["hardware", "models", "saved"]
@@ -39,7 +39,7 @@ def find(kind: Kind, name: str) -> Path:
         return Path(name)
     found = _files(kind).get(_plain(name))
     if found is None:
-        raise ConfigError([Fault(file=repr(name), message=_unknown(kind, name))])
+        raise ConfigError.at(repr(name), _unknown(kind, name))
     return found
 
 

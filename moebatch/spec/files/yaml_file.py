@@ -56,11 +56,13 @@ def read_yaml(path: Path, *, kind: str) -> YamlFile:
     text = _text_of(path, kind)
     node, loader = _compose(path, text)
     if node is None:
-        raise _refusal(path, f"the {kind} is empty", None)
+        raise ConfigError.at(path, f"the {kind} is empty")
     if not isinstance(node, yaml.MappingNode):
         found = "a list" if isinstance(node, yaml.SequenceNode) else "a single value"
         line = node.start_mark.line + 1
-        raise _refusal(path, f"expected a mapping such as `model: …`, found {found}", line)
+        raise ConfigError.at(
+            path, f"expected a mapping such as `model: …`, found {found}", line=line
+        )
     walk = _Walk(path, loader)
     content = walk.value(node, ())
     lines = MappingProxyType(walk.lines)
@@ -72,19 +74,19 @@ def _text_of(path: Path, kind: str) -> str:
         with path.open("rb") as file:
             data = file.read(_MAX_BYTES + 1)
     except FileNotFoundError:
-        raise _refusal(path, f"no such file; give the path of a {kind}", None) from None
+        raise ConfigError.at(path, f"no such file; give the path of a {kind}") from None
     except IsADirectoryError:
-        raise _refusal(path, f"is a folder; give the path of a {kind}", None) from None
+        raise ConfigError.at(path, f"is a folder; give the path of a {kind}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise _refusal(path, f"cannot be read: {reason}", None) from None
+        raise ConfigError.at(path, f"cannot be read: {reason}") from None
     if len(data) > _MAX_BYTES:
-        raise _refusal(path, f"more than {_MAX_BYTES} bytes: this is no {kind}", None)
+        raise ConfigError.at(path, f"more than {_MAX_BYTES} bytes: this is no {kind}")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise _refusal(path, "is not UTF-8 text; save it as UTF-8", line) from None
+        raise ConfigError.at(path, "is not UTF-8 text; save it as UTF-8", line=line) from None
 
 
 def _compose(path: Path, text: str) -> tuple[yaml.Node | None, yaml.SafeLoader]:
@@ -94,20 +96,16 @@ def _compose(path: Path, text: str) -> tuple[yaml.Node | None, yaml.SafeLoader]:
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         message = f"holds a character that YAML does not allow: {shown(chr(error.character))}"
-        raise _refusal(path, message, line) from None
+        raise ConfigError.at(path, message, line=line) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = error.problem or "unreadable"
         if problem.startswith("but "):
             problem = f"{error.context} {problem}"
         at_line = None if mark is None else mark.line + 1
-        raise _refusal(path, f"wrong YAML syntax: {problem}", at_line) from None
+        raise ConfigError.at(path, f"wrong YAML syntax: {problem}", line=at_line) from None
     except RecursionError:
-        raise _refusal(path, f"nested deeper than {_MAX_DEPTH} levels", None) from None
-
-
-def _refusal(path: Path, message: str, line: int | None) -> ConfigError:
-    return ConfigError([Fault(file=str(path), message=message, line=line)])
+        raise ConfigError.at(path, f"nested deeper than {_MAX_DEPTH} levels") from None
 
 
 class _Walk:
@@ -124,7 +122,7 @@ class _Walk:
         self._num_nodes += 1
         if self._num_nodes > _MAX_NODES or len(place) > _MAX_DEPTH:
             message = f"more than {_MAX_NODES} values or {_MAX_DEPTH} levels once aliases are used"
-            raise _refusal(self._path, message, node.start_mark.line + 1)
+            raise ConfigError.at(self._path, message, line=node.start_mark.line + 1)
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, place)
         if isinstance(node, yaml.SequenceNode):

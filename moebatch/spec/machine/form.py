@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, PlainValidator, ValidationInfo, create_model, model_validator
 
-from moebatch.errors import ConfigError, Fault
+from moebatch.errors import ConfigError
 from moebatch.formats.ggml import BLOCK_TYPES, format_name
 from moebatch.formats.registry import measured_formats
 from moebatch.quoting import shown
@@ -239,7 +239,7 @@ def _base_of(file: YamlFile, name: object, seen: list[str]) -> YamlFile:
 
     def refusal(message: str) -> ConfigError:
         line = file.line_of(("like",))
-        return ConfigError([Fault(file=str(file.path), line=line, where="like", message=message)])
+        return ConfigError.at(file.path, message, line=line, where="like")
 
     if not isinstance(name, str):
         raise refusal(f"must be the name or the path of a hardware profile, got {shown(name)}")

@@ -95,7 +95,7 @@ class HardwareProfile:
         try:
             return change(quantity.read(value))
         except ValueError as error:
-            raise ConfigError([Fault(file=WHAT_IF, where=name, message=str(error))]) from None
+            raise ConfigError.at(WHAT_IF, str(error), where=name) from None
 
     def with_measured_link(
         self, name: LinkName, bytes_per_s: float, source: str

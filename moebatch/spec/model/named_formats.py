@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import get_args
 
-from moebatch.errors import ConfigError, Fault
+from moebatch.errors import ConfigError
 from moebatch.formats.packed_integers import PACKED_INT4, PACKED_INT8
 from moebatch.formats.plain import PlainFormat
 from moebatch.formats.registry import FORMATS
@@ -66,5 +66,5 @@ def named_format(name: str, shape: ModelShape) -> WeightFormat:
         reason = why_unpacked(shape)
         width = f"needs widths of experts that are multiples of {GROUPS[-1]}; choose int8 or fp8"
         message = f"{reason}; moebatch pack refuses this model" if reason else width
-        raise ConfigError([Fault(file=shown(name), message=message)])
+        raise ConfigError.at(shown(name), message)
     return known[name]

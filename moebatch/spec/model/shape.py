@@ -9,7 +9,7 @@ from functools import cached_property
 from math import prod
 from typing import Any, TypeVar
 
-from moebatch.errors import ConfigError, Fault
+from moebatch.errors import ConfigError
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.spec.machine.hardware import Dtype
 from moebatch.spec.model.attention import Attention, Sizes
@@ -611,7 +611,7 @@ class ModelShape(Layers):
             return shape
         if self.recurrence is None or self.recurrence.state_dtype is None:
             message = f"{self.architecture} keeps no states in float32; leave it out"
-            raise ConfigError([Fault(file="resources.state_cache", message=message)])
+            raise ConfigError.at("resources.state_cache", message)
         return replace(shape, recurrence=replace(self.recurrence, state_dtype=states))
 
     def seen_through(self, sink_window: SinkWindow | None) -> "ModelShape":
@@ -638,7 +638,7 @@ class ModelShape(Layers):
             does = f"norms queries behind their rotation{unturned}"
         if does:
             message = f"{self.architecture} {does}; leave it out"
-            raise ConfigError([Fault(file="model.attention", message=message)])
+            raise ConfigError.at("model.attention", message)
         most = sink_window.window
         windows = (most if own is None else min(own, most) for own in self.sliding_windows)
         shape = within._with_attention(sink_window=sink_window)
