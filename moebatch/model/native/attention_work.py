@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from moebatch.model.native.kernels import CACHE_DTYPES, DTYPES
+from moebatch.model.native.kernels import CACHE_DTYPES, DTYPES, address_of, fields
 from moebatch.model.native.scoring import Scoring
 from moebatch.spec.model.cache_layout import CacheDtype
 
@@ -83,34 +83,17 @@ class AttentionWork(ctypes.Structure):
     """As in ``attention_work.h``, which says what each field is."""
 
     _fields_ = (
-        ("queries", ctypes.c_void_p),
-        ("sink_queries", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("keys", ctypes.c_void_p),
-        ("values", ctypes.c_void_p),
-        ("tokens", ctypes.c_void_p),
-        ("counts", ctypes.c_void_p),
-        ("starts", ctypes.c_void_p),
-        ("rows", ctypes.c_void_p),
-        ("sink_scores", ctypes.c_void_p),
-        ("num_slices", ctypes.c_int64),
-        ("num_heads", ctypes.c_int64),
-        ("num_kv_heads", ctypes.c_int64),
-        ("num_sinks", ctypes.c_int64),
-        ("head_dim", ctypes.c_int64),
-        ("value_dim", ctypes.c_int64),
-        ("value_head", ctypes.c_int64),
-        ("query_row", ctypes.c_int64),
-        ("sink_query_row", ctypes.c_int64),
-        ("out_row", ctypes.c_int64),
-        ("key_row", ctypes.c_int64),
-        ("value_row", ctypes.c_int64),
-        ("window", ctypes.c_int64),
-        ("kv_heads_per_item", ctypes.c_int64),
-        ("rows_per_item", ctypes.c_int64),
-        ("next_item", ctypes.c_int64),
-        ("dtype", ctypes.c_int32),
-        ("cache_dtype", ctypes.c_int32),
+        *fields(
+            ctypes.c_void_p,
+            "queries sink_queries out keys values tokens counts starts rows sink_scores",
+        ),
+        *fields(
+            ctypes.c_int64,
+            "num_slices num_heads num_kv_heads num_sinks head_dim value_dim value_head "
+            "query_row sink_query_row out_row key_row value_row window kv_heads_per_item "
+            "rows_per_item next_item",
+        ),
+        *fields(ctypes.c_int32, "dtype cache_dtype"),
         ("scale", ctypes.c_float),
         ("has_failed", ctypes.c_int32),
     )
@@ -150,10 +133,10 @@ def work_of(
         keys=keys_RGC.data_ptr(),
         values=values_RGV.data_ptr(),
         tokens=seen.tokens_B.data_ptr(),
-        counts=None if counts_B is None else counts_B.data_ptr(),
+        counts=address_of(counts_B),
         starts=seen.starts_B.data_ptr(),
         rows=seen.rows_N.data_ptr(),
-        sink_scores=_address_of(scoring.sink_scores_H, num_heads),
+        sink_scores=_sinks_of(scoring.sink_scores_H, num_heads),
         num_slices=len(seen.tokens_B),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -169,7 +152,6 @@ def work_of(
         window=_UNLIMITED if window is None else window,
         kv_heads_per_item=1 if has_few else num_kv_heads,
         rows_per_item=_rows_per_item(num_tokens * num_heads, num_threads),
-        next_item=0,
         dtype=DTYPES[q_THC.dtype],
         cache_dtype=cached.number,
         scale=scoring.scale,
@@ -182,7 +164,7 @@ def has_whole_rows(tensor_THC: Tensor) -> bool:
     return tensor_THC.stride(2) == 1 and (num_heads == 1 or tensor_THC.stride(1) == head_dim)
 
 
-def _address_of(sink_scores_H: Tensor | None, num_heads: int) -> int | None:
+def _sinks_of(sink_scores_H: Tensor | None, num_heads: int) -> int | None:
     if sink_scores_H is None:
         return None
     assert sink_scores_H.dtype == torch.float32 and sink_scores_H.shape == (num_heads,)

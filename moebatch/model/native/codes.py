@@ -19,7 +19,7 @@ from moebatch.formats.coded import (
     Lies,
     block_numbers,
 )
-from moebatch.model.native.kernels import DTYPES
+from moebatch.model.native.kernels import DTYPES, address_of, fields
 
 _NUMBERS: Mapping[str, int] = {
     "codebook": 0,
@@ -46,28 +46,17 @@ class Coding(ctypes.Structure):
     """``struct coding`` of the C file."""
 
     _fields_ = (
-        ("codes", ctypes.c_void_p),
-        ("scales", ctypes.c_void_p),
-        ("zeros", ctypes.c_void_p),
-        ("values", ctypes.c_void_p),
-        ("groups", ctypes.c_void_p),
-        ("code_row", ctypes.c_int64),
-        ("scale_row", ctypes.c_int64),
-        ("zero_row", ctypes.c_int64),
-        ("scale_column", ctypes.c_int64),
-        ("zero_column", ctypes.c_int64),
-        ("block_rows", ctypes.c_int64),
-        ("block_columns", ctypes.c_int64),
-        ("num_groups", ctypes.c_int64),
-        ("factor", ctypes.c_float),
-        ("zero", ctypes.c_float),
-        ("divides", ctypes.c_int32),
-        ("numbers", ctypes.c_int32),
-        ("scale_dtype", ctypes.c_int32),
-        ("rounds_to", ctypes.c_int32),
-        ("is_high_first", ctypes.c_int32),
-        ("lies", ctypes.c_int32),
-        ("zero_added", ctypes.c_int32),
+        *fields(ctypes.c_void_p, "codes scales zeros values groups"),
+        *fields(
+            ctypes.c_int64,
+            "code_row scale_row zero_row scale_column zero_column block_rows block_columns "
+            "num_groups",
+        ),
+        *fields(ctypes.c_float, "factor zero"),
+        *fields(
+            ctypes.c_int32,
+            "divides numbers scale_dtype rounds_to is_high_first lies zero_added",
+        ),
     )
 
 
@@ -76,9 +65,7 @@ class DecodeWork(ctypes.Structure):
 
     _fields_ = (
         ("out", ctypes.c_void_p),
-        ("num_outputs", ctypes.c_int64),
-        ("num_inputs", ctypes.c_int64),
-        ("next_row", ctypes.c_int64),
+        *fields(ctypes.c_int64, "num_outputs num_inputs next_row"),
         ("dtype", ctypes.c_int32),
         ("coding", Coding),
     )
@@ -108,10 +95,10 @@ def coding(matrix: CodedMatrix) -> Coding:
     values = _VALUES.get(matrix.numbers, matrix.values)
     return Coding(
         codes=codes.data_ptr(),
-        scales=None if scales is None else scales.data_ptr(),
-        zeros=None if zeros is None else zeros.data_ptr(),
-        values=None if values is None else values.data_ptr(),
-        groups=None if matrix.groups is None else matrix.groups.data_ptr(),
+        scales=address_of(scales),
+        zeros=address_of(zeros),
+        values=address_of(values),
+        groups=address_of(matrix.groups),
         code_row=codes.stride(0) * codes.itemsize,
         scale_row=0 if scales is None else scales.stride(0),
         zero_row=0 if zeros is None else zeros.stride(0),

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from moebatch.model.native.kernels import DTYPES
+from moebatch.model.native.kernels import DTYPES, address_of, fields
 
 NOISE_STEPS: Mapping[str, int] = MappingProxyType(
     {
@@ -73,26 +73,15 @@ class DeltaWork(ctypes.Structure):
     """``struct delta_work`` of the C file."""
 
     _fields_ = (
-        ("matrices", ctypes.c_void_p),
-        ("rows", ctypes.c_void_p),
-        ("firsts", ctypes.c_void_p),
-        ("counts", ctypes.c_void_p),
-        ("befores", ctypes.c_void_p),
-        ("queries", ctypes.c_void_p),
-        ("keys", ctypes.c_void_p),
-        ("values", ctypes.c_void_p),
-        ("rates", ctypes.c_void_p),
-        ("left", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("num_sequences", ctypes.c_int64),
-        ("num_key_heads", ctypes.c_int64),
-        ("num_value_heads", ctypes.c_int64),
-        ("key_dim", ctypes.c_int64),
-        ("value_dim", ctypes.c_int64),
-        ("next_item", ctypes.c_int64),
-        ("dtype", ctypes.c_int32),
-        ("corrects", ctypes.c_int32),
-        ("by_channel", ctypes.c_int32),
+        *fields(
+            ctypes.c_void_p,
+            "matrices rows firsts counts befores queries keys values rates left out",
+        ),
+        *fields(
+            ctypes.c_int64,
+            "num_sequences num_key_heads num_value_heads key_dim value_dim next_item",
+        ),
+        *fields(ctypes.c_int32, "dtype corrects by_channel"),
     )
 
 
@@ -128,7 +117,6 @@ def delta_work(
         num_value_heads=num_value_heads,
         key_dim=key_dim,
         value_dim=value_dim,
-        next_item=0,
         dtype=DTYPES[matrices_RHKV.dtype],
         corrects=corrects,
         by_channel=by_channel,
@@ -139,21 +127,9 @@ class ConvWork(ctypes.Structure):
     """``struct conv_work`` of the C file."""
 
     _fields_ = (
-        ("seen", ctypes.c_void_p),
-        ("inputs", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("taps", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-        ("rows", ctypes.c_void_p),
-        ("firsts", ctypes.c_void_p),
-        ("counts", ctypes.c_void_p),
-        ("num_sequences", ctypes.c_int64),
-        ("num_taps", ctypes.c_int64),
-        ("channels", ctypes.c_int64),
-        ("stride", ctypes.c_int64),
-        ("next_item", ctypes.c_int64),
-        ("dtype", ctypes.c_int32),
-        ("activates", ctypes.c_int32),
+        *fields(ctypes.c_void_p, "seen inputs out taps bias rows firsts counts"),
+        *fields(ctypes.c_int64, "num_sequences num_taps channels stride next_item"),
+        *fields(ctypes.c_int32, "dtype activates"),
     )
 
 
@@ -178,7 +154,7 @@ def conv_work(
         inputs=x_TM.data_ptr(),
         out=out_TM.data_ptr(),
         taps=taps_WM.data_ptr(),
-        bias=None if bias_M is None else bias_M.data_ptr(),
+        bias=address_of(bias_M),
         rows=spans.rows_B.data_ptr(),
         firsts=spans.firsts_B.data_ptr(),
         counts=spans.counts_B.data_ptr(),
@@ -186,7 +162,6 @@ def conv_work(
         num_taps=num_taps,
         channels=channels,
         stride=x_TM.stride(0),
-        next_item=0,
         dtype=DTYPES[x_TM.dtype],
         activates=activates,
     )

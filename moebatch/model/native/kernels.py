@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from moebatch.model.native.instruction_set import INSTRUCTION_SETS, InstructionSet, is_intel
 from moebatch.spec.model.cache_layout import CacheDtype
@@ -22,6 +23,16 @@ _CACHED = (
 
 Work = ctypes.Structure | ctypes.Array[Any]
 """What a kernel is given; several that lie one behind the other, where it knows such."""
+
+
+def fields(kind: type[Any], names: str) -> list[tuple[str, type[Any]]]:
+    """Fields of one type that follow each other in a structure of a C file."""
+    return [(name, kind) for name in names.split()]
+
+
+def address_of(tensor: Tensor | None) -> int | None:
+    """Where its numbers lie."""
+    return None if tensor is None else tensor.data_ptr()
 
 
 class Kernel:

@@ -13,7 +13,7 @@ from torch import Tensor
 from moebatch.formats.coded import CodedMatrix
 from moebatch.model.native.codes import Coding, coding
 from moebatch.model.native.instruction_set import is_intel
-from moebatch.model.native.kernels import DTYPES
+from moebatch.model.native.kernels import DTYPES, address_of, fields
 from moebatch.model.native.rows import Clamping
 
 _CODED = 5
@@ -26,8 +26,7 @@ class MatrixWork(ctypes.Structure):
     """``struct matrix`` of the C file."""
 
     _fields_ = (
-        ("weights", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
+        *fields(ctypes.c_void_p, "weights bias"),
         ("coding", Coding),
     )
 
@@ -36,34 +35,15 @@ class ProductWork(ctypes.Structure):
     """``struct product_work`` of the C file."""
 
     _fields_ = (
-        ("x", ctypes.c_void_p),
-        ("x_rows", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("out_rows", ctypes.c_void_p),
-        ("choices", ctypes.c_void_p),
-        ("choice_weights", ctypes.c_void_p),
-        ("num_choices", ctypes.c_int64),
-        ("num_rows", ctypes.c_int64),
-        ("num_outputs", ctypes.c_int64),
-        ("num_inputs", ctypes.c_int64),
-        ("x_row", ctypes.c_int64),
-        ("out_row", ctypes.c_int64),
-        ("out_part", ctypes.c_int64),
-        ("out_part_row", ctypes.c_int64),
-        ("num_threads", ctypes.c_int64),
-        ("cache_bytes", ctypes.c_int64),
-        ("num_products", ctypes.c_int64),
-        ("after", ctypes.c_int64),
-        ("next_item", ctypes.c_int64),
-        ("num_done", ctypes.c_int64),
-        ("dtype", ctypes.c_int32),
-        ("weight_dtype", ctypes.c_int32),
-        ("has_failed", ctypes.c_int32),
-        ("widens_beside", ctypes.c_int32),
-        ("puts", ctypes.c_int32),
+        *fields(ctypes.c_void_p, "x x_rows out out_rows choices choice_weights"),
+        *fields(
+            ctypes.c_int64,
+            "num_choices num_rows num_outputs num_inputs x_row out_row out_part out_part_row "
+            "num_threads cache_bytes num_products after next_item num_done",
+        ),
+        *fields(ctypes.c_int32, "dtype weight_dtype has_failed widens_beside puts"),
         ("clamping", Clamping),
-        ("matrix", MatrixWork),
-        ("up", MatrixWork),
+        *fields(MatrixWork, "matrix up"),
     )
 
 
@@ -110,7 +90,7 @@ def product_work(
         work.out_part = out_NO.shape[2]
     work.num_rows = num_rows
     work.matrix = matrix_work(weight_OI)
-    work.matrix.bias = None if bias_O is None else bias_O.data_ptr()
+    work.matrix.bias = address_of(bias_O)
     return work
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from moebatch.model.native.helpers import Helpers, threads_for, torch_parallel
-from moebatch.model.native.kernels import DTYPES, Kernel, Kernels
+from moebatch.model.native.kernels import DTYPES, Kernel, Kernels, address_of, fields
 from moebatch.model.routing.tokens import ExpertTokens
 from moebatch.spec.model.blocks import ClampedGate
 
@@ -22,43 +22,24 @@ _LEAST_SHARED_BYTES = 2**17
 class Clamping(ctypes.Structure):
     """``struct clamping`` of the C file: a `ClampedGate`."""
 
-    _fields_ = (
-        ("most_gate", ctypes.c_float),
-        ("most_activated", ctypes.c_float),
-        ("limit", ctypes.c_float),
-        ("alpha", ctypes.c_float),
-        ("added", ctypes.c_float),
-    )
+    _fields_ = (*fields(ctypes.c_float, "most_gate most_activated limit alpha added"),)
 
 
 class RowWork(ctypes.Structure):
     """``struct row_work`` of the C file."""
 
     _fields_ = (
-        ("out", ctypes.c_void_p),
-        ("first", ctypes.c_void_p),
-        ("second", ctypes.c_void_p),
-        ("third", ctypes.c_void_p),
-        ("rows", ctypes.c_void_p),
-        ("choices", ctypes.c_void_p),
-        ("weights", ctypes.c_void_p),
-        ("num_rows", ctypes.c_int64),
-        ("num_parts", ctypes.c_int64),
-        ("width", ctypes.c_int64),
-        ("stride", ctypes.c_int64),
-        ("part_stride", ctypes.c_int64),
-        ("next_row", ctypes.c_int64),
-        ("dtype", ctypes.c_int32),
-        ("is_exact", ctypes.c_int32),
-        ("eps", ctypes.c_float),
-        ("scale", ctypes.c_float),
+        *fields(ctypes.c_void_p, "out first second third rows choices weights"),
+        *fields(ctypes.c_int64, "num_rows num_parts width stride part_stride next_row"),
+        *fields(ctypes.c_int32, "dtype is_exact"),
+        *fields(ctypes.c_float, "eps scale"),
         ("clamping", Clamping),
     )
 
 
 def clamping_of(clamped: ClampedGate) -> Clamping:
     """The same for the kernels."""
-    return Clamping(*(getattr(clamped, name) for name, _ in Clamping._fields_))
+    return Clamping(*(getattr(clamped, name) for name, *_ in Clamping._fields_))
 
 
 def row_work(out: Tensor, first: Tensor, second: Tensor | None = None, **others: Any) -> RowWork:
@@ -69,7 +50,7 @@ def row_work(out: Tensor, first: Tensor, second: Tensor | None = None, **others:
     return RowWork(
         out=out.data_ptr(),
         first=first.data_ptr(),
-        second=None if second is None else second.data_ptr(),
+        second=address_of(second),
         dtype=DTYPES[out.dtype],
         **(sizes | others),
     )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from moebatch.model.native.delta_rule import StateSpans
-from moebatch.model.native.kernels import DTYPES
+from moebatch.model.native.kernels import DTYPES, fields
 
 
 class ScanInput(NamedTuple):
@@ -36,21 +36,11 @@ class ScanWork(ctypes.Structure):
     """``struct scan_work`` of the C file."""
 
     _fields_ = (
-        ("matrices", ctypes.c_void_p),
-        ("rows", ctypes.c_void_p),
-        ("firsts", ctypes.c_void_p),
-        ("counts", ctypes.c_void_p),
-        ("befores", ctypes.c_void_p),
-        ("queries", ctypes.c_void_p),
-        ("keys", ctypes.c_void_p),
-        ("values", ctypes.c_void_p),
-        ("lengths", ctypes.c_void_p),
-        ("decays", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("num_sequences", ctypes.c_int64),
-        ("key_dim", ctypes.c_int64),
-        ("channels", ctypes.c_int64),
-        ("next_item", ctypes.c_int64),
+        *fields(
+            ctypes.c_void_p,
+            "matrices rows firsts counts befores queries keys values lengths decays out",
+        ),
+        *fields(ctypes.c_int64, "num_sequences key_dim channels next_item"),
         ("dtype", ctypes.c_int32),
     )
 
@@ -76,6 +66,5 @@ def scan_work(
         out=out_TV.data_ptr(),
         key_dim=key_dim,
         channels=channels,
-        next_item=0,
         dtype=DTYPES[matrices_R1KV.dtype],
     )
