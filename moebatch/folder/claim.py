@@ -137,17 +137,16 @@ class _Content(BaseModel):
     settled: FirstRun
 
 
-def claim(manifest: Manifest, output: Path, source: Source, ours: FirstRun) -> Claim:
-    """Makes the run folder of `output` that of a job, and returns what holds for all of its runs:
+def claim(manifest: Manifest, folder: RunFolder, source: Source, ours: FirstRun) -> Claim:
+    """Makes a run folder that of a job, and returns what holds for all of its runs:
     its own manifest and `ours`, or what an earlier one has left there.
 
     Raises ConfigError, before anything is touched, if the output is of another job or not known to
     be of this one, and StorageError if the folder cannot be written.
     """
-    folder = RunFolder(output)
     for _ in range(2):
         there = read_claim(folder)  # first: what comes meanwhile is not ours to replace
-        before = require_own(manifest, output, source)
+        before = require_own(manifest, folder, source)
         first = before.first.joined(ours) if before else ours
         wanted = Claim(manifest=before.manifest if before else manifest, first=first)
         if there == wanted or _write(wanted, folder, only_new=there is None):
@@ -155,63 +154,62 @@ def claim(manifest: Manifest, output: Path, source: Source, ours: FirstRun) -> C
     raise StorageError(f"{folder.manifest}: other runs keep writing it")
 
 
-def with_dtype(ours: Claim, output: Path, found: Dtype) -> Claim:
+def with_dtype(ours: Claim, folder: RunFolder, found: Dtype) -> Claim:
     """What holds for all runs of a job, in which ``model.dtype: auto`` means what its first run has
     `found`: another machine, or another measurement of the same, would say otherwise.
 
     Raises ConfigError if the run folder has become another job's, and StorageError.
     """
-    there = require_still_own(ours, output) or ours
+    there = require_still_own(ours, folder) or ours
     if there.first.dtype is not None:
         return there
     claimed = replace(there, first=there.first.model_copy(update={"dtype": found}))
-    _write(claimed, RunFolder(output), only_new=False)
-    return require_still_own(ours, output) or claimed  # what shards that begin at once agree upon
+    _write(claimed, folder, only_new=False)
+    return require_still_own(ours, folder) or claimed  # what shards that begin at once agree upon
 
 
-def require_still_own(ours: Claim, output: Path) -> Claim | None:
+def require_still_own(ours: Claim, folder: RunFolder) -> Claim | None:
     """What the run folder says by now, None if it is gone. Raises ConfigError if it has become
     another job's: it was free for all as long as no row had ended, and what is answered for a job
     that it is not of is never looked up."""
-    there = read_claim(RunFolder(output))
+    there = read_claim(folder)
     differences = there.manifest.differences(ours.manifest) if there else []
     if differences:
         message = (
             f"has become another job's while this one ran: {'; '.join(differences)}. Was the job "
             "file edited? Run it again, or choose another output.path"
         )
-        raise _refusal(output, message)
+        raise _refusal(folder.output, message)
     return there
 
 
-def require_own_errors(before: Claim | None, output: Path, errors: Path | None) -> None:
+def require_own_errors(before: Claim | None, folder: RunFolder, errors: Path | None) -> None:
     """Raises ConfigError if there is something where failed rows are to go that no run of this job
     has written, or where a job has its answers."""
     if errors is None:
         return
-    if RunFolder(errors).path.is_dir():
-        message = f"is the output of a job, which has {RunFolder(errors).path}; choose another"
+    if (other := RunFolder(errors).path).is_dir():
+        message = f"is the output of a job, which has {other}; choose another"
         raise _refusal(errors, message, where="output.errors")
     if not errors.exists():
         return
-    if before is None or not before.first.has_written(_beside(output, errors)):
+    if before is None or not before.first.has_written(_beside(folder, errors)):
         message = "exists, and this job has not written it; choose another, or move it away"
         raise _refusal(errors, message, where="output.errors")
 
 
 @contextmanager
-def written_claimed(ours: Claim, output: Path, errors: Path | None) -> Iterator[None]:
+def written_claimed(ours: Claim, folder: RunFolder, errors: Path | None) -> Iterator[None]:
     """The files that the block writes are a job's from then on, and have what its journals say. No
     other job writes that of failed rows meanwhile: of two that end at once each would take the
     other's draft for its own.
 
     Raises ConfigError if one of them has become another's meanwhile, LockHeld, and StorageError.
     """
-    folder = RunFolder(output)
     with _held(errors):
-        _require_not_anothers(ours, output)
-        require_own_errors(ours, output, errors)
-        claimed = ours.first.written(_beside(output, errors) if errors else None)
+        _require_not_anothers(ours, folder)
+        require_own_errors(ours, folder, errors)
+        claimed = ours.first.written(_beside(folder, errors) if errors else None)
         _write(replace(ours, first=claimed), folder, only_new=False)
         yield
         with suppress(StorageError):  # the output is there, and `moebatch merge` writes this again
@@ -235,41 +233,40 @@ def _held(errors: Path | None) -> Iterator[None]:
                 lock.unlink()
 
 
-def _require_not_anothers(ours: Claim, output: Path) -> None:
+def _require_not_anothers(ours: Claim, folder: RunFolder) -> None:
     """Raises ConfigError if there is something where answers are to go that no run of this job has
     written."""
-    if output.exists() and ours.first.is_written is False:
+    if folder.output.exists() and ours.first.is_written is False:
         raise _refusal(
-            output,
+            folder.output,
             "exists, and this job has not written it; move it away and run the job again. Rows "
-            f"that have ended are kept in {RunFolder(output).path}",
+            f"that have ended are kept in {folder.path}",
         )
 
 
-def _beside(output: Path, path: Path) -> str:
+def _beside(folder: RunFolder, path: Path) -> str:
     """So that a folder may be moved as a whole."""
-    return os.path.relpath(os.path.realpath(path), RunFolder(output).path.parent)
+    return os.path.relpath(os.path.realpath(path), folder.path.parent)
 
 
-def require_own(manifest: Manifest, output: Path, source: Source) -> Claim | None:
+def require_own(manifest: Manifest, folder: RunFolder, source: Source) -> Claim | None:
     """What earlier runs of a job have left, None if there were none.
 
-    Raises ConfigError unless `output` is free or an earlier answer to this job, and what reading
+    Raises ConfigError unless the output is free or an earlier answer to this job, and what reading
     the input raises. A run that ended before its first row binds no later one: its job may be
     changed and run again.
     """
-    folder = RunFolder(output)
-    before = read_claim(folder)
+    output, before = folder.output, read_claim(folder)
     if before is None:
         if output.exists():
             message = "exists, and no job has written it; choose another, or move it away"
             raise _refusal(output, message)
         return None
-    _require_not_anothers(before, output)
+    _require_not_anothers(before, folder)
     differences = manifest.differences(before.manifest)
     if not output.exists() and not folder.has_records:
         return None if differences else before
-    if not differences and _has_other_rows(before.manifest, output, source):
+    if not differences and _has_other_rows(before.manifest, folder, source):
         there = before.manifest.fields.get(INPUT_PATH)
         differences = [f"its rows were those of {there}, and no row of {source.path} is among them"]
     if differences:
@@ -281,14 +278,14 @@ def require_own(manifest: Manifest, output: Path, source: Source) -> Claim | Non
     return before
 
 
-def _has_other_rows(manifest: Manifest, output: Path, source: Source) -> bool:
+def _has_other_rows(manifest: Manifest, folder: RunFolder, source: Source) -> bool:
     """An input that has moved, or was compressed, is known by its rows: one that was looked at
     before is enough. Of an input in its old place all rows may have been edited."""
     if manifest.fields.get(INPUT_PATH) == input_path_text(source.path):
         return False
-    with Finished(RunFolder(output).journal) as finished:
+    with Finished(folder.journal) as finished:
         if not len(finished):
-            return output.exists()
+            return folder.output.exists()
         answered = Answered(finished, manifest.row_keys)
         return all(answered.of(raw) is None for raw in source)
 

@@ -19,6 +19,7 @@ class RunFolder:
     """Of one output, for all runs of the job and all of its shards."""
 
     def __init__(self, output: Path) -> None:
+        self.output = output
         target = Path(os.path.realpath(output))  # which says nothing against links in a circle
         self.path = target.parent / f"{target.name}.moebatch"  # the root has no name to change
 

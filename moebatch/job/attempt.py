@@ -134,7 +134,7 @@ class Attempt:
                 records = count_of(before.num_damaged, "record was", "records were")
                 context.log(f"warning: {journal}: {records} damaged; those rows are answered again")
             answering = self._prepare(Results(before, ours, context.claim.manifest.row_keys))
-            require_still_own(context.claim, context.job.output.path)
+            require_still_own(context.claim, context.folder)
             self.first_pass_s = time.perf_counter()
             self.phase = "running"
             if self.built is None:
@@ -204,7 +204,7 @@ class Attempt:
         """That of earlier runs, so that rows which go on end as they would have without a stop; the
         first run's is the `fastest`."""
         context = self.context
-        ours = with_dtype(context.claim, context.job.output.path, fastest)
+        ours = with_dtype(context.claim, context.folder, fastest)
         self.context = replace(context, claim=ours)
         return ours.first.dtype or fastest
 

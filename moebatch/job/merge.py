@@ -43,12 +43,12 @@ def merge(job: Job) -> Merged:
     output, source = job.output, opened.source
     with folder.locked(ALL), Finished(folder.journal) as finished:
         # Also of a folder without a manifest: later runs would not know the output for theirs.
-        ours = claim(opened.manifest, output.path, source, FirstRun.today(ALL))
+        ours = claim(opened.manifest, folder, source, FirstRun.today(ALL))
         keys = ours.manifest.row_keys
         final = FinalFile(output.path, keys, errors=output.errors)
         duplicates = recorded_duplicates(source, Answered(finished, keys), row_rules(job))
         try:
-            claimed = written_claimed(ours, output.path, output.errors)
+            claimed = written_claimed(ours, folder, output.errors)
             num_rows, num_failed = final.write(source, finished, duplicates, claimed)
         except RowsMissing as missing:
             raise MoebatchError(_not_ended(missing, folder)) from None

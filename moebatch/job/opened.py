@@ -9,6 +9,7 @@ from moebatch.engine.approximation import EXACT, Approximation
 from moebatch.engine.approximation_files import GATING, PREGATES, load_gating, load_pregates
 from moebatch.errors import ConfigError, Fault
 from moebatch.folder.claim import Claim, Manifest, require_own, require_own_errors
+from moebatch.folder.run_folder import RunFolder
 from moebatch.job.hints import Hints
 from moebatch.job.identity import manifest_of
 from moebatch.rows.prompts import RowReader, open_reader
@@ -80,9 +81,9 @@ class OpenedJob:
 
     def require_own_output(self) -> Claim | None:
         """What earlier runs of the job have left; raises ConfigError if others have."""
-        output = self.job.output
-        before = require_own(self.manifest, output.path, self.source)
-        require_own_errors(before, output.path, output.errors)
+        folder = RunFolder(self.job.output.path)
+        before = require_own(self.manifest, folder, self.source)
+        require_own_errors(before, folder, self.job.output.errors)
         return before
 
 

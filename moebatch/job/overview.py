@@ -179,7 +179,7 @@ def _count(
 
 def _obstacle(job: Job, claim: Claim | None, source: Source, *, is_done: bool) -> str | None:
     """What a run would be refused with. Where a job is done nothing has to be written any more."""
-    output, is_empty = job.output, next(iter(source), None) is None
+    folder, is_empty = RunFolder(job.output.path), next(iter(source), None) is None
     try:
         if not is_done:
             require_writable(job)
@@ -187,8 +187,8 @@ def _obstacle(job: Job, claim: Claim | None, source: Source, *, is_done: bool) -
             manifest = Manifest(fields=job_fields(job))
         else:
             manifest = supposed_manifest(job, claim.manifest)
-        before = require_own(manifest, output.path, source)
-        require_own_errors(before, output.path, output.errors)
+        before = require_own(manifest, folder, source)
+        require_own_errors(before, folder, job.output.errors)
     except (ConfigError, CheckpointError, StorageError) as error:
         return str(error)
     return str(no_rows(str(source.path))) if is_empty else None

@@ -82,14 +82,14 @@ class JobRun:
         require_no_fewer(job, options.limit)
         shard = self._agreed_shard(before)
         with self._folder.locked(shard):
-            ours = claim(opened.manifest, job.output.path, opened.source, FirstRun.today(shard))
+            ours = claim(opened.manifest, self._folder, opened.source, FirstRun.today(shard))
             with written_to(self._folder.status(shard), shard, self.status), self._stop.heard():
                 attempt = self._answer_rows(self._context(ours, shard))
                 if shard.is_all:
                     attempt.phase = "writing answers"
                     self._write_output(attempt)
                 else:
-                    require_still_own(ours, job.output.path)
+                    require_still_own(ours, self._folder)
         return summary_of(attempt, self._begun_s, self._given_up)
 
     def recalibrate(self, summary: RunSummary) -> None:
@@ -178,7 +178,7 @@ class JobRun:
         final = FinalFile(output.path, ours.manifest.row_keys, errors=output.errors)
         with Finished(self._folder.journal) as all_rows:
             try:
-                claimed = written_claimed(ours, output.path, output.errors)
+                claimed = written_claimed(ours, self._folder, output.errors)
                 num_rows, _ = final.write(source, all_rows, attempt.input.duplicates, claimed)
             except RowsMissing as missing:
                 raise StorageError(

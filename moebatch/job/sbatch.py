@@ -28,8 +28,9 @@ def submission_script(job_file: Path, job: Job, asked: Submission) -> str:
     number of shards than the job has.
     """
     # Not what a link leads to: the paths of a job are beside the file that it is called by.
-    path, folder = job_file.absolute(), RunFolder(job.output.path).path
-    _require_agreed(RunFolder(job.output.path), asked.num_shards)
+    path, of_job = job_file.absolute(), RunFolder(job.output.path)
+    folder = of_job.path
+    _require_agreed(of_job, asked.num_shards)
     last = asked.num_shards
     program = f"{shlex.quote(sys.executable)} -m moebatch"
     run = f'{program} run {shlex.quote(str(path))} --shard "$SLURM_ARRAY_TASK_ID/{last}"'

@@ -17,6 +17,7 @@ from moebatch.checkpoint.model_files import open_model
 from moebatch.engine.approximation import EXACT
 from moebatch.folder.claim import FirstRun, claim
 from moebatch.folder.row_key import RowKeys, name_hash
+from moebatch.folder.run_folder import RunFolder
 from moebatch.folder.shard import ALL
 from moebatch.job.identity import manifest_of
 from moebatch.journal.record import Record
@@ -71,7 +72,7 @@ def _fill(path: Path, count: int) -> float:
     """Writes records of all rows but the last; returns seconds that one of them takes."""
     job = load_job(path)
     manifest = manifest_of(job, open_model(job.model.path, "auto"), EXACT)
-    claim(manifest, job.output.path, open_source(job.input.path), FirstRun.today(ALL))
+    claim(manifest, RunFolder(job.output.path), open_source(job.input.path), FirstRun.today(ALL))
     total_s = 0.0
     with JournalWriter(job.output.path.with_name("out.jsonl.moebatch") / "journal") as journal:
         for number, record in _records(job.input.path, manifest.row_keys):

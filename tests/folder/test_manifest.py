@@ -55,11 +55,11 @@ HERE = Rows()
 
 
 def claim(manifest: Manifest, output: Path, first: FirstRun, source: Rows = HERE) -> FirstRun:
-    return claim_output(manifest, output, source, first).first
+    return claim_output(manifest, RunFolder(output), source, first).first
 
 
 def require_own(manifest: Manifest, output: Path, source: Rows = HERE) -> Claim | None:
-    return require_own_output(manifest, output, source)
+    return require_own_output(manifest, RunFolder(output), source)
 
 
 def _journal(folder: Path) -> Path:
@@ -104,7 +104,10 @@ def test_a_manifest_outlives_a_loss_of_power(
 ) -> None:
     noted = Noted()
     monkeypatch.setattr(claim_module, "Files", lambda: noted)
-    ours, names = claim_output(JOB, tmp_path / "out.jsonl", HERE, TODAY), ["create", "sync"]
+    ours, names = (
+        claim_output(JOB, RunFolder(tmp_path / "out.jsonl"), HERE, TODAY),
+        ["create", "sync"],
+    )
     folders = ["sync out.jsonl.moebatch", f"sync {tmp_path.name}"]
     assert noted.asked == [*names, *folders]
     noted.asked.clear()
@@ -157,7 +160,7 @@ def test_a_file_that_comes_before_a_job_has_written_its_output_is_somebody_elses
 ) -> None:
     output = tmp_path / "out.jsonl"
     first = TODAY.model_copy(update={"is_written": False})
-    ours = claim_output(JOB, output, HERE, first)
+    ours = claim_output(JOB, RunFolder(output), HERE, first)
     _journal(tmp_path).write_text("a row\n")
     output.write_text("precious")
     for use in (partial(claim_errors, ours, output, None), partial(require_own, JOB, output)):
@@ -184,15 +187,15 @@ def test_a_damaged_manifest_is_replaced_by_the_same_one_as_its_message_says(tmp_
     output, manifest = tmp_path / "out.jsonl", RunFolder(tmp_path / "out.jsonl").manifest
     claim(JOB, output, TODAY)
     _journal(tmp_path).write_text("a row\n")
-    keys = claim_output(JOB, output, HERE, TODAY).manifest.row_keys
+    keys = claim_output(JOB, RunFolder(output), HERE, TODAY).manifest.row_keys
     manifest.write_text("")
     manifest.unlink()
-    again = claim_output(JOB, output, HERE, TODAY).manifest.row_keys
+    again = claim_output(JOB, RunFolder(output), HERE, TODAY).manifest.row_keys
     assert [again.all_of(raw) for raw in HERE] == [keys.all_of(raw) for raw in HERE]
 
 
 def claim_errors(ours: Claim, output: Path, errors: Path | None) -> None:
-    with written_claimed(ours, output, errors):
+    with written_claimed(ours, RunFolder(output), errors):
         pass
 
 
@@ -200,8 +203,8 @@ def test_failed_rows_never_replace_what_no_run_of_the_job_has_written(tmp_path: 
     output, errors = tmp_path / "out.jsonl", tmp_path / "failed.jsonl"
     errors.write_text("somebody else's")
     with pytest.raises(ConfigError, match=r"output\.errors: .*this job has not written it"):
-        require_own_errors(None, output, errors)
-    ours = claim_output(JOB, output, HERE, TODAY)
+        require_own_errors(None, RunFolder(output), errors)
+    ours = claim_output(JOB, RunFolder(output), HERE, TODAY)
     with pytest.raises(ConfigError, match="this job has not written it"):
         claim_errors(ours, output, errors)
     assert require_own(JOB, output) == ours
@@ -210,12 +213,12 @@ def test_failed_rows_never_replace_what_no_run_of_the_job_has_written(tmp_path: 
 def test_what_a_run_that_was_killed_has_written_is_the_jobs(tmp_path: Path) -> None:
     output, errors = tmp_path / "out.jsonl", tmp_path / "failed.jsonl"
     first = TODAY.model_copy(update={"is_written": False})
-    ours = claim_output(JOB, output, HERE, first)
-    with pytest.raises(KeyboardInterrupt), written_claimed(ours, output, errors):
+    ours = claim_output(JOB, RunFolder(output), HERE, first)
+    with pytest.raises(KeyboardInterrupt), written_claimed(ours, RunFolder(output), errors):
         output.write_text("answers")
         errors.write_text("failed rows")
         raise KeyboardInterrupt
-    claim_errors(claim_output(JOB, output, HERE, TODAY), output, errors)
+    claim_errors(claim_output(JOB, RunFolder(output), HERE, TODAY), output, errors)
 
 
 def test_what_goes_wrong_behind_the_last_line_of_an_output_is_no_fault_of_it(
@@ -223,8 +226,8 @@ def test_what_goes_wrong_behind_the_last_line_of_an_output_is_no_fault_of_it(
 ) -> None:
     """Neither a disk that is full from then on nor a hidden file that somebody has removed."""
     output, errors = tmp_path / "out.jsonl", tmp_path / "failed.jsonl"
-    ours = claim_output(JOB, output, HERE, TODAY)
-    with written_claimed(ours, output, errors):
+    ours = claim_output(JOB, RunFolder(output), HERE, TODAY)
+    with written_claimed(ours, RunFolder(output), errors):
         full = partial(FaultyFiles, 3, number=errno.ENOSPC)
         monkeypatch.setattr(claim_module, "Files", full)
         (tmp_path / ".failed.jsonl.moebatch-lock").unlink()
@@ -235,28 +238,29 @@ def test_failed_rows_replace_those_of_earlier_runs_wherever_their_folder_is(tmp_
     there = tmp_path / "there"
     there.mkdir()
     output, errors = there / "out.jsonl", there / "failed.jsonl"
-    claim_errors(claim_output(JOB, output, HERE, TODAY), output, errors)
+    claim_errors(claim_output(JOB, RunFolder(output), HERE, TODAY), output, errors)
     errors.write_text("a failed row")
     moved = there.rename(tmp_path / "moved")
     before = read_claim(RunFolder(moved / "out.jsonl"))
-    require_own_errors(before, moved / "out.jsonl", moved / "failed.jsonl")
-    later = claim_output(JOB, moved / "out.jsonl", HERE, TODAY)
+    require_own_errors(before, RunFolder(moved / "out.jsonl"), moved / "failed.jsonl")
+    later = claim_output(JOB, RunFolder(moved / "out.jsonl"), HERE, TODAY)
     claim_errors(later, moved / "out.jsonl", moved / "failed.jsonl")
 
 
 def test_failed_rows_may_go_back_to_where_earlier_ones_went(tmp_path: Path) -> None:
     output, errors = tmp_path / "out.jsonl", [tmp_path / f"failed-{n}.jsonl" for n in range(3)]
     for path in (*errors, *errors[:2]):
-        claim_errors(claim_output(JOB, output, HERE, TODAY), output, path)
+        claim_errors(claim_output(JOB, RunFolder(output), HERE, TODAY), output, path)
         path.write_text("a failed row")
     for path in errors:
-        require_own_errors(read_claim(RunFolder(output)), output, path)
+        require_own_errors(read_claim(RunFolder(output)), RunFolder(output), path)
 
 
 def test_of_two_jobs_with_one_file_of_failed_rows_the_later_one_is_told(tmp_path: Path) -> None:
     errors = tmp_path / "failed.jsonl"
     first, second = (
-        claim_output(JOB, tmp_path / name, HERE, TODAY) for name in ("a.jsonl", "b.jsonl")
+        claim_output(JOB, RunFolder(tmp_path / name), HERE, TODAY)
+        for name in ("a.jsonl", "b.jsonl")
     )
     claim_errors(first, tmp_path / "a.jsonl", errors)
     errors.write_text("of the first")
@@ -268,7 +272,8 @@ def test_that_no_row_failed_is_an_answer_of_its_job_as_well(tmp_path: Path) -> N
     """A second job that fills the empty file would lose its rows when the first one runs again."""
     errors = tmp_path / "failed.jsonl"
     first, second = (
-        claim_output(JOB, tmp_path / name, HERE, TODAY) for name in ("a.jsonl", "b.jsonl")
+        claim_output(JOB, RunFolder(tmp_path / name), HERE, TODAY)
+        for name in ("a.jsonl", "b.jsonl")
     )
     claim_errors(first, tmp_path / "a.jsonl", errors)
     errors.touch()
@@ -280,13 +285,13 @@ def test_failed_rows_never_go_where_a_job_has_its_answers_there_already_or_not(
     tmp_path: Path,
 ) -> None:
     output, errors = tmp_path / "out.jsonl", tmp_path / "answers.jsonl"
-    ours = claim_output(JOB, output, HERE, TODAY)
+    ours = claim_output(JOB, RunFolder(output), HERE, TODAY)
     claim_errors(ours, output, errors)
     before = read_claim(RunFolder(output))
     claim(OTHER, errors, TODAY)
     for _ in range(2):
         with pytest.raises(ConfigError, match=r"output\.errors: is the output of a job"):
-            require_own_errors(before, output, errors)
+            require_own_errors(before, RunFolder(output), errors)
         with pytest.raises(ConfigError, match="is the output of a job"):
             claim_errors(before or ours, output, errors)
         errors.write_text("an answer of the other job")
@@ -346,8 +351,8 @@ def test_a_first_run_that_comes_while_another_looks_settles_for_both(
     output, look = tmp_path / "out.jsonl", claim_module.require_own
     theirs = FirstRun(date=datetime.date(2026, 11, 20))
 
-    def look_and_wait(manifest: Manifest, output: Path, source: Rows) -> Claim | None:
-        before = look(manifest, output, source)
+    def look_and_wait(manifest: Manifest, folder: RunFolder, source: Rows) -> Claim | None:
+        before = look(manifest, folder, source)
         monkeypatch.setattr(claim_module, "require_own", look)
         claim(JOB, output, theirs)
         return before

@@ -454,7 +454,7 @@ def test_of_two_jobs_that_end_at_once_one_writes_the_failed_rows(
     job.write_text(json.dumps(content))
     other = Claim(manifest=Manifest(fields={"model": "another"}), first=FirstRun.today(ALL))
     (tmp_path / "other").mkdir()
-    with written_claimed(other, tmp_path / "other/out.jsonl", tmp_path / "failed.jsonl"):
+    with written_claimed(other, RunFolder(tmp_path / "other/out.jsonl"), tmp_path / "failed.jsonl"):
         for end in (run, lambda path: merge(load_job(path))):
             with pytest.raises(LockHeld, match=r"failed.jsonl: another run is using it"):
                 end(job)

@@ -8,6 +8,7 @@ import pytest
 
 from moebatch.errors import ConfigError
 from moebatch.folder.claim import FirstRun, Manifest, claim
+from moebatch.folder.run_folder import RunFolder
 from moebatch.folder.shard import Shard
 from moebatch.job.sbatch import Submission, submission_script
 from moebatch.job.slurm import (
@@ -172,7 +173,7 @@ def test_another_number_of_shards_than_the_job_has_is_refused_at_once(job_file: 
     job = load_job(job_file)
     job.input.path.touch()
     source = open_source(job.input.path)
-    claim(Manifest(fields={}), job.output.path, source, FirstRun.today(Shard(1, 3)))
+    claim(Manifest(fields={}), RunFolder(job.output.path), source, FirstRun.today(Shard(1, 3)))
     with pytest.raises(ConfigError, match="divided into 3 shards"):
         submission_script(job_file, job, Submission(num_shards=2))
     assert "--array=1-3" in submission_script(job_file, job, Submission(num_shards=3))
