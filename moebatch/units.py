@@ -8,48 +8,24 @@ from fractions import Fraction
 
 from moebatch.quoting import shown
 
-_SIZE_UNITS = {
-    "": 1,
-    "b": 1,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-    "tib": 2**40,
-}
+_DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+"""By the prefix of a unit."""
+_OF_BYTES = {prefix: _DECIMAL[prefix] for prefix in ("", *"kKMGT")} | _BINARY
+_SIZE_UNITS = {"": 1} | {f"{prefix}b".lower(): n for prefix, n in _OF_BYTES.items()}
 _MAX_BYTES = 2**60
 _MOST_MORE_FIGURES = 4
 """Beyond them a size is written in bytes."""
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
 
-_RATE_UNITS = {
-    "B/s": Fraction(1),
-    "kB/s": Fraction(10**3),
-    "KB/s": Fraction(10**3),
-    "MB/s": Fraction(10**6),
-    "GB/s": Fraction(10**9),
-    "TB/s": Fraction(10**12),
-    "KiB/s": Fraction(2**10),
-    "MiB/s": Fraction(2**20),
-    "GiB/s": Fraction(2**30),
-    "TiB/s": Fraction(2**40),
-}
+_RATE_UNITS = {f"{prefix}B/s": n for prefix, n in _OF_BYTES.items()}
 """In these letters only: with a small b they are bits, and eight times as many."""
-_FLOPS_UNITS = {
-    "FLOP/s": Fraction(1),
-    "MFLOP/s": Fraction(10**6),
-    "GFLOP/s": Fraction(10**9),
-    "TFLOP/s": Fraction(10**12),
-    "PFLOP/s": Fraction(10**15),
-}
-_DURATION_UNITS = {
+_FLOPS_UNITS = {f"{prefix}FLOP/s": _DECIMAL[prefix] for prefix in ("", *"MGTP")}
+_DURATION_UNITS: Mapping[str, Fraction | int] = {
     "ns": Fraction(1, 10**9),
     "us": Fraction(1, 10**6),
     "ms": Fraction(1, 10**3),
-    "s": Fraction(1),
+    "s": 1,
 }
 _MAX_RATE = 1e18
 _MAX_FLOPS = 1e21
@@ -104,7 +80,9 @@ def parse_duration(text: str) -> float:
     return _measure(text, _DURATION_UNITS, _MAX_SECONDS, "a duration such as 45us")
 
 
-def _measure(text: object, units: Mapping[str, Fraction], most: float, expected: str) -> float:
+def _measure(
+    text: object, units: Mapping[str, Fraction | int], most: float, expected: str
+) -> float:
     match = _MEASURE.fullmatch(text) if isinstance(text, str) else None
     unit = units.get(match[2]) if match else None
     if not match or not unit:
