@@ -1,7 +1,7 @@
 """What a prediction is made of: passes, phases, lanes, and what would help."""
 
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from moebatch.plan.prediction import at_end, predict
 from moebatch.plan.problem import Problem
 from moebatch.plan.replay.loads import alike, job_loads, rough_loads, thinned
 from moebatch.plan.replay.passes import job_passes
-from moebatch.plan.replay.phases import phases_of
+from moebatch.plan.replay.phases import phases_of, sequences_held
 from moebatch.plan.roofline import Operation
 from moebatch.plan.roofs import policy_roofs
 from moebatch.plan.search.candidates import candidates
@@ -134,6 +134,23 @@ def test_a_job_is_drawn_out_by_whole_rounds(
     asked = policy(batch, tokens, num_kv_pages=pages)
     whole = sum(count for count, _ in job_passes(workload, Caps.of(asked), rows))
     assert sum(count for count, _ in job_loads(workload, asked)) == pytest.approx(whole, rel=0.005)
+
+
+def test_passes_whose_contexts_have_grown_much_are_not_counted_together() -> None:
+    """Of long answers another lane may be the busiest at the end: their mean has none of it."""
+    workload = Workload.uniform(prompt_tokens=5, new_tokens=1000, num_sequences=10)
+    loads = [*job_passes(workload, Caps.of(policy(10)), 10)]
+    assert sum(count for count, _ in loads) == 1000
+    contexts = [load.decode_positions / load.decode_sequences for _, load in loads[1:]]
+    assert len(contexts) > 4
+    assert all(later < 1.6 * before + 128 for before, later in pairwise(contexts))
+
+
+def test_sequences_that_begin_together_need_whole_pages_at_their_end() -> None:
+    """Of 37 tokens three each, not two and a part."""
+    workload = Workload.uniform(prompt_tokens=15, new_tokens=22, num_sequences=3331)
+    held = sequences_held(workload, policy(3331, 24_576, num_kv_pages=9917), within=2.2)
+    assert held == pytest.approx(9917 / 3)
 
 
 @pytest.mark.few(4)

@@ -15,6 +15,12 @@ from moebatch.layout.load import CountedLoad, PassLoad
 from moebatch.layout.scratch import PROMPT_ROWS
 from moebatch.spec.workload import Length, Workload
 
+_GROWN = 0.5
+_FEW_PAGES = 8
+"""Contexts may grow by that part of them, or by so many pages, in passes that are counted together:
+as they grow, another lane may become the one that is waited for, of which their mean says nothing.
+"""
+
 
 def job_passes(workload: Workload, caps: Caps, num_sequences: int) -> Iterator[CountedLoad]:
     """Loads of all passes of `num_sequences` sequences, those in which nothing begins or ends
@@ -132,12 +138,14 @@ class Replay:
         return 1, load
 
     def _decode_until_one_ends(self) -> CountedLoad:
-        """Or is sent back, or until a waiting one can be taken in."""
+        """Or is sent back, or until a waiting one can be taken in, or contexts have grown."""
         admission = self._admission
-        count, sequences = admission.passes_alike(self._waiting_FN), len(admission)
+        sequences, cached = len(admission), int(admission.cached_S.sum())
+        grown = max(_FEW_PAGES * self._caps.page_tokens, int(_GROWN * cached / sequences))
+        count = min(admission.passes_alike(self._waiting_FN), grown)
         load = PassLoad(
             decode_sequences=float(sequences),
-            decode_positions=float(admission.cached_S.sum() + sequences * (count + 1) / 2),
+            decode_positions=float(cached + sequences * (count + 1) / 2),
             logits_rows=float(sequences),
             spare_pages=0.0 if self._waiting_FN.shape[1] else float(admission.spare_pages),
         )

@@ -97,8 +97,8 @@ def _filled(workload: Workload, places: float, tokens: int) -> tuple[float, floa
 
 def sequences_held(workload: Workload, policy: Policy, *, within: float | None = None) -> float:
     """Sequences in the middle of their answers that the pages of a policy hold, half of a last page
-    counted; what they share is held once. All of them where sequences are alike and answers so
-    short that they hardly begin a page.
+    counted; what they share is held once. All of it where sequences are alike and so near to each
+    other that they hardly begin a page.
 
     Those that begin `within` so few passes are at the end of their answers, as many passes before
     it, all at once.
@@ -110,9 +110,10 @@ def sequences_held(workload: Workload, policy: Policy, *, within: float | None =
     held = min(context - shared, workload.most_cached)
     in_the_end = min(workload.mean_total_tokens - shared, workload.most_cached)
     each = min(held / PAGE_TOKENS + 0.5, pages_of(ceil(in_the_end)))
-    if not workload.lengths and workload.mean_new_tokens < PAGE_TOKENS:
-        own = ceil(workload.mean_own_tokens)
-        ends = range(own + 1, own + ceil(workload.mean_new_tokens) + 1)
+    apart = workload.mean_new_tokens if within is None else min(within, workload.mean_new_tokens)
+    if not workload.lengths and apart < PAGE_TOKENS:
+        last = ceil(workload.mean_own_tokens) + ceil(workload.mean_new_tokens)
+        ends = range(last - max(1, ceil(apart)) + 1, last + 1)
         each = mean(pages_of(min(end, workload.most_cached)) for end in ends)
     return max(1.0, (policy.num_kv_pages - shared / PAGE_TOKENS) / each)
 
