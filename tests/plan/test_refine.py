@@ -9,7 +9,7 @@ import pytest
 from moebatch.plan.prediction import predict
 from moebatch.plan.problem import Problem
 from moebatch.plan.question import changed_profile, stated_dtypes
-from moebatch.plan.replay.loads import FEW_LOADS, job_loads
+from moebatch.plan.replay.loads import FEW_LOADS, job_loads, rough_loads
 from moebatch.plan.search import refine
 from moebatch.plan.search.known import Known
 from moebatch.plan.search.neighbours import far_away, neighbours
@@ -128,6 +128,14 @@ def test_sequences_of_unequal_lengths_need_fewer_pages_than_as_many_of_the_longe
     assert of.most_pages(200) < 0.8 * 200 * pages_of(of.workload.max_cached_tokens)
 
 
+def test_few_passes_are_priced_one_by_one() -> None:
+    """Pairs of them tell nothing where each is of other sequences."""
+    of = job([Length(20 + 30 * i, 5 + 3 * i) for i in range(9)])
+    known, one = Known(of), replace(START, batch_size=9)
+    assert len(rough_loads(of.workload, one)) <= 16
+    assert known.replayed_s(one, most=8) == known.replayed_s(one)
+
+
 def num_passes(of: Problem, policy: Policy) -> float:
     return sum(count for count, _ in job_loads(of.workload, policy))
 
@@ -215,6 +223,12 @@ def test_a_batch_that_shrinks_still_has_micro_batches_ahead() -> None:
     smaller = [one for one in neighbours(job(JOBS["short rows"]), policy) if one.batch_size < 3000]
     assert smaller
     assert all(one.num_micro_batches > LOOK_AHEAD for one in smaller)
+
+
+def test_a_single_micro_batch_grows_with_its_batch() -> None:
+    of = stated("h100-pcie", "flexolmo-7x7b", job(JOBS["short rows"]).workload)
+    policy = replace(START, batch_size=12, micro_batch_size=12, ffn_on_gpu=True)
+    assert {(one.batch_size, one.micro_batch_size) for one in neighbours(of, policy)} >= {(24, 24)}
 
 
 def test_rows_of_one_token_have_as_many_places_as_pages() -> None:
@@ -381,6 +395,20 @@ OTHERS = {
             streamed_layers=54,
         ),
     ),
+    "larger passes where the cache leaves the GPU": (
+        ("l4", "a.x-k1", "dram=368GiB"),
+        Workload.uniform(prompt_tokens=15, new_tokens=22, num_sequences=3331),
+        Policy(
+            batch_size=3331,
+            micro_batch_size=256,
+            tokens_per_pass=26_345,
+            num_slots=6,
+            num_kv_pages=9993,
+            weights=Placement(vram=110 / 11_520, dram=4100 / 11_520, disk=7310 / 11_520),
+            ffn_on_gpu=True,
+            streamed_layers=60,
+        ),
+    ),
 }
 """Machine, model and changes, workload, and a policy that was faster than the plan by 4 to 63 %."""
 
@@ -398,7 +426,7 @@ def test_the_other_processor_may_attend() -> None:
     of = stated("t4", "mixtral-8x7b", workload)
     on_gpu = replace(START, attention_on_gpu=True, ffn_on_gpu=True, kv_cache=Placement(vram=1.0))
     on_gpu = replace(on_gpu, weights=Placement(vram=0.05, dram=0.95))
-    (on_cpu,) = (one for one in neighbours(of, on_gpu) if not one.attention_on_gpu)
+    on_cpu, *_ = (one for one in neighbours(of, on_gpu) if not one.attention_on_gpu)
     assert on_cpu.kv_cache.dram == 1
     assert on_cpu.weights.vram > on_gpu.weights.vram, "experts have the room of its cache"
     assert any(one.attention_on_gpu for one in neighbours(of, on_cpu))

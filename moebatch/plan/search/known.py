@@ -20,6 +20,10 @@ from moebatch.plan.search.candidates import Candidate
 from moebatch.spec.machine.hardware import LevelName
 from moebatch.spec.policy.policy import Policy
 
+_HARDLY_MORE = 2
+"""Where there are up to so many times as many loads as are asked for, they are not counted
+together: pairs are unlike where there are few, and who comes near is priced by all of them next."""
+
 
 class Known:
     """What is known of policies for a problem: candidates of several kinds share lanes, several
@@ -87,8 +91,10 @@ class Known:
         """Seconds of a token of the job, by a rough replay in so many loads at the most."""
         found = self._replayed_s.get((policy, most))
         if found is None:
-            total_s = generated = 0.0
             loads = rough_loads(self._problem.workload, policy)
+            if most < FEW_LOADS and len(loads) <= _HARDLY_MORE * most:
+                return self.replayed_s(policy)
+            total_s = generated = 0.0
             encodes = self._problem.workload.is_encoded
             for count, load in thinned(loads, most, encodes=encodes):
                 total_s += count * self._pass_s(load, at_end(self._problem, policy, load))

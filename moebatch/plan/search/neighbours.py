@@ -40,7 +40,7 @@ _FAR_SLOTS = (3, 4)
 def neighbours(problem: Problem, policy: Policy) -> Iterator[Policy]:
     batch, tokens = policy.batch_size, policy.tokens_per_pass
     most = _largest_batch(problem, policy)
-    num_resident = problem.num_resident(policy)
+    on_gpu, num_resident = problem.ladder.top == "vram", problem.num_resident(policy)
     step = max(1, problem.num_experts // _PARTS)
     longer = [_with_tokens(problem, policy, round(tokens * by)) for by in _TOKENS]
     # What buffers of smaller micro-batches leave, a pass of more tokens may need.
@@ -50,14 +50,14 @@ def neighbours(problem: Problem, policy: Policy) -> Iterator[Policy]:
         if by > 1 or other.tokens_per_pass > tokens
     )
     # A batch that bounds its micro-batches grows with them.
-    both = (round(batch * by) for by in _BATCHES if by > 1 and _bounds_micro_batch(policy))
+    both = (round(batch * by) for by in _BATCHES if by > 1 and _bounds_micro_batch(problem, policy))
     larger = each_once(
         *(with_batch(policy, min(round(batch * by), most)) for by in _BATCHES),
         # As many each time, in as many rounds and in one more.
         *(with_batch(policy, ceil(most / (ceil(most / batch) + more))) for more in (0, 1)),
         *longer,
         *(_with_pass(problem, policy, *by) for by in _PASSES),
-        *(_with_micro_batch(one, by) for one, by in sizes if problem.ladder.top == "vram"),
+        *(_with_micro_batch(one, by) for one, by in sizes if on_gpu),
         *(_with_micro_batch(with_batch(policy, min(size, most)), 2) for size in both),
     )
     changed = each_once(
@@ -67,6 +67,8 @@ def neighbours(problem: Problem, policy: Policy) -> Iterator[Policy]:
         # What a larger batch needs for its cache, experts that stay may have.
         *(_filled(problem, other) for other in larger),
         *_with_cache_moved(problem, policy),
+        # What a cache leaves that moves, a pass of more tokens may have.
+        *(moved for one in longer[-2:] if on_gpu for moved in _with_cache_moved(problem, one)),
         *(_with_residents(problem, policy, num_resident + more * step) for more in _RESIDENTS),
         *(_with_slots(problem, policy, number) for number in _slot_counts(policy.num_slots)),
     )
@@ -177,9 +179,9 @@ def _with_micro_batch(policy: Policy, by: float) -> Policy:
     return replace(policy, micro_batch_size=max(1, min(size, most)))
 
 
-def _bounds_micro_batch(policy: Policy) -> bool:
+def _bounds_micro_batch(problem: Problem, policy: Policy) -> bool:
     widest = widest_micro_batch(traits_of(policy), policy.batch_size)
-    return policy.micro_batch_size == widest < policy.batch_size
+    return policy.micro_batch_size == widest and problem.ladder.top == "vram"
 
 
 def _homes(policy: Policy) -> tuple[LevelName, ...]:
