@@ -308,8 +308,9 @@ def _positions(spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
 
 
 def _in_blocks(rows_S: Ints, size: int, device: torch.device) -> Tensor:
-    """Blocks of so many rows; the last row once more where there are none for the last block."""
-    return placed([np.pad(rows_S, (0, -len(rows_S) % size), "edge")], device).view(-1, size)
+    """Blocks of so many rows, one of them behind all that are full; the last row once more where
+    there are none for it."""
+    return placed([np.pad(rows_S, (0, size - len(rows_S) % size), "edge")], device).view(-1, size)
 
 
 def _by_choosing(spans: Sequence[Span], most: int) -> tuple[list[Span], list[Span]]:

@@ -72,9 +72,9 @@ class IndexerBlock:
         choices_T1K = core.choices(work.micro_batch)
 
         def chosen(frame: Frame, block: slice, keys_BC: Tensor, own_Q: Tensor) -> Tensor:
-            pool, positions_B = self._indexer.pool, torch.arange(len(keys_BC), device=own_Q.device)
-            is_later_QB = (positions_B + 1) * pool - 1 > own_Q[:, None]
-            chosen_QK = self.chosen(frame, queries.of(block), keys_BC, is_later_QB)
+            pool = self._indexer.pool
+            last_B = torch.arange(pool - 1, pool * len(keys_BC), pool, device=own_Q.device)
+            chosen_QK = self.chosen(frame, queries.of(block), keys_BC, last_B > own_Q[:, None])
             if pool > 1:  # and those that have no pool yet
                 chosen_QK = torch.cat([chosen_QK, (own_Q[:, None] + 1) // pool], 1)
             return chosen_QK[:, None]
@@ -222,10 +222,8 @@ class BlockIndexerBlock:
 def _choose(
     frame: Frame, chooser: Chooser, at_once: int, keys: Tensor, chosen: Choose, choices_TGK: Tensor
 ) -> None:
-    """Of one sequence, so many tokens at once; what no block has yet stands for the last one."""
-    last = len(chooser.rows_BS) - 1
+    """Of one sequence, so many tokens at once."""
     for block in chunks(at_once, chooser.tokens):
         first = chooser.num_before + block.start - chooser.tokens.start
         own_Q = torch.arange(first, first + block.stop - block.start, device=keys.device)
-        chosen_QGK = chosen(frame.branch(), block, keys, own_Q).clamp_(max=last)
-        choices_TGK[block] = chosen_QGK.sort().values
+        choices_TGK[block] = chosen(frame.branch(), block, keys, own_Q).sort().values
