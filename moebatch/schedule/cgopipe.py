@@ -19,39 +19,57 @@ def cgopipe(setup: Setup) -> Schedule:
     """One page of the next layer's weights goes up behind the hidden states of each micro-batch, so
     that these never wait for a whole layer (Algorithm 1).
 
-    A micro-batch of prompts, whose attention is not the CPU's business, attends on the GPU. With
-    fewer than three micro-batches there are fewer to look ahead to.
+    A micro-batch of prompts, whose attention is not the CPU's business, attends on the GPU.
     """
     kv, pages, i = KvTraffic(setup), PagedWeights(setup), 0
     while sweep := (yield NextPass()):
-        m = sweep.num_micro_batches
+        m, ahead = sweep.num_micro_batches, _Ahead(setup, sweep, kv, i)
         if i == 0:
             yield from pages.first(m)
         posts = [(j, k) for j in range(i, i + setup.num_layers) for k in sweep.micro_batches]
-        ahead = iter(posts)
-        yield from _attend_ahead(sweep, kv, pages, islice(ahead, _num_ahead(m)))
+        staged = iter(posts)
+        yield from ahead.first()
+        yield from _stage_ahead(pages, m, islice(staged, min(LOOK_AHEAD, m)))
         for j, k in posts:
             if k == 0:
                 yield from prefetch_to_dram(setup, j)
             yield from load_or_attend(sweep, j, k, kv)
             yield from pages.page(j + 1, k, m)
             yield pages.post(sweep, j, k)
-            yield from _attend_ahead(sweep, kv, pages, islice(ahead, 1))
+            yield from ahead.behind(k)
+            yield from _stage_ahead(pages, m, islice(staged, 1))
         i += setup.num_layers
 
 
-def _attend_ahead(
-    sweep: Sweep, kv: KvTraffic, pages: PagedWeights, posts: Iterator[tuple[int, int]]
+def _stage_ahead(
+    pages: PagedWeights, num_pages: int, posts: Iterator[tuple[int, int]]
 ) -> Iterator[Task]:
-    """Attention on the CPU, and the pages that go up behind its results are staged."""
+    """Pages are staged that go up behind those hidden states."""
     for j, k in posts:
-        yield from attend_on_cpu(sweep, j, k, kv)
-        yield from pages.stage(j + 1, k, sweep.num_micro_batches)
+        yield from pages.stage(j + 1, k, num_pages)
 
 
-def _num_ahead(num_micro_batches: int) -> int:
-    """Micro-batches whose attention the CPU is given before the GPU needs the first of them."""
-    return max(1, min(LOOK_AHEAD, num_micro_batches - 1))
+class _Ahead:
+    """Attention on the CPU, in a pass: of as many micro-batches as it is given before the GPU needs
+    the first of them, whatever prompts come between."""
+
+    def __init__(self, setup: Setup, sweep: Sweep, kv: KvTraffic, i: int) -> None:
+        self._sweep, self._kv = sweep, kv
+        decoding = [k for k in sweep.micro_batches if sweep.attends_on_cpu(k)]
+        self._num_first = min(LOOK_AHEAD, len(decoding))
+        self._left = iter([(j, k) for j in range(i, i + setup.num_layers) for k in decoding])
+
+    def first(self) -> Iterator[Task]:
+        """At the beginning of a pass."""
+        return self._attend(self._num_first)
+
+    def behind(self, k: int) -> Iterator[Task]:
+        """Behind ``post`` of k: the next one, if k was one of them."""
+        return self._attend(int(self._sweep.attends_on_cpu(k)))
+
+    def _attend(self, count: int) -> Iterator[Task]:
+        for j, k in islice(self._left, count):
+            yield from attend_on_cpu(self._sweep, j, k, self._kv)
 
 
 @job_schedule(_TRAITS)
@@ -60,21 +78,18 @@ def fastdecode(setup: Setup) -> Schedule:
     hidden states of the next layer have to wait (schedule S2 of MoE-Lightning's Figure 6)."""
     kv, pages, i = KvTraffic(setup), PagedWeights(setup), 0
     while sweep := (yield NextPass()):
+        m, ahead = sweep.num_micro_batches, _Ahead(setup, sweep, kv, i)
         if i == 0:
             yield from pages.first(1)
-        m = sweep.num_micro_batches
-        posts = [(j, k) for j in range(i, i + setup.num_layers) for k in sweep.micro_batches]
-        ahead = iter(posts)
-        for j, k in islice(ahead, _num_ahead(m)):
-            yield from attend_on_cpu(sweep, j, k, kv)
-        for j, k in posts:
-            if k == 0:
-                yield from prefetch_to_dram(setup, j)
-                yield from pages.stage(j + 1, 0, 1)
-            yield from load_or_attend(sweep, j, k, kv)
-            if k == m - 1:
-                yield from pages.page(j + 1, 0, 1)
-            yield pages.post(sweep, j, k)
-            for later, other in islice(ahead, 1):
-                yield from attend_on_cpu(sweep, later, other, kv)
+        yield from ahead.first()
+        for j in range(i, i + setup.num_layers):
+            for k in sweep.micro_batches:
+                if k == 0:
+                    yield from prefetch_to_dram(setup, j)
+                    yield from pages.stage(j + 1, 0, 1)
+                yield from load_or_attend(sweep, j, k, kv)
+                if k == m - 1:
+                    yield from pages.page(j + 1, 0, 1)
+                yield pages.post(sweep, j, k)
+                yield from ahead.behind(k)
         i += setup.num_layers

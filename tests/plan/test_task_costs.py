@@ -272,6 +272,16 @@ def test_a_simulated_pass_takes_as_long_as_the_planner_says(name: str) -> None:
     assert simulated(of, under, "mean").steady_pass_s == pytest.approx(planned_s, rel=0.1)
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_few_micro_batches_wait_for_cpu_and_gpu_as_long_as_the_planner_says(count: int) -> None:
+    of, under = CASES["cgopipe"]
+    size = -(-under.batch_size // count)
+    under = replace(under, micro_batch_size=size, weights=Placement(vram=1), staging=False)
+    load = decode_load(of, under)
+    planned_s = of.cost_of(load, under).seconds
+    assert simulated(of, under, "decode").steady_pass_s == pytest.approx(planned_s, rel=0.1)
+
+
 # Not 0.25 or 0.5 of 4 GB/s: there the disk binds in layers whose cache it has, and the CPU in
 # others, which the mean of all layers does not show; such passes are 8 and 15 % longer than priced.
 @pytest.mark.parametrize(

@@ -88,6 +88,28 @@ def test_it_runs_with_fewer_micro_batches_than_it_looks_ahead(num_micro_batches:
     assert len(posts) == 3 * 2 * num_micro_batches
 
 
+def _begins_and_ends(on_cpu: tuple[bool, ...]) -> dict[str, tuple[float, float]]:
+    """Of tasks of a pass of two layers, by the first letters of their kinds, layer, micro-batch."""
+    sweep = Sweep(num_micro_batches=len(on_cpu), on_cpu=on_cpu)
+    world = TableWorld(SECONDS | {Kind.ATTEND: 0.1}, [sweep])
+    timeline = simulate("cgopipe", SETUP, Room(num_slots=8), world, num_passes=1)
+    return {
+        f"{span.task.kind} {span.task.step} {span.task.micro_batch}": (span.start_s, span.end_s)
+        for span in timeline.spans
+    }
+
+
+def test_a_cpu_attends_while_a_gpu_computes_prompts() -> None:
+    found = _begins_and_ends((True, False, False))
+    assert found["attn 1 0"][0] < found["post 0 1"][1]
+
+
+def test_a_cpu_attends_for_one_of_two_micro_batches_while_a_gpu_computes_the_other() -> None:
+    found = _begins_and_ends((True, True))
+    assert found["attn 0 1"][0] < found["post 0 0"][1]
+    assert found["attn 1 0"][0] < found["post 0 1"][1]
+
+
 def test_a_page_waits_until_nobody_reads_what_it_overwrites() -> None:
     """With slow experts and fast links only the extra edge keeps the buffer whole."""
     sweep = Sweep(num_micro_batches=3, on_cpu=(True,) * 3)

@@ -54,7 +54,7 @@ class PassCost(PassTasks):
     def seconds(self) -> float:
         """Length of the pass: lanes side by side, and with what they wait for."""
         reading_s = self.lanes.get("disk->dram", 0.0) + self.full_slots_s
-        waiting_s = max(self._waiting_s, self._turns_s)
+        waiting_s = max(self._waiting_s, self._turns_s, self.decoding_chain_s)
         return max(pass_seconds(self.limits, self.policy), reading_s, waiting_s)
 
     @cached_property

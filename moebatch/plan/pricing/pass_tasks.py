@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 
-from moebatch.layout.lanes import LaneSeconds
+from moebatch.layout.lanes import LaneSeconds, takes_turns_by_micro_batch
 from moebatch.layout.load import PassLoad
 from moebatch.layout.routing import chosen_experts, distinct_experts, layers_of, routed
 from moebatch.layout.scratch import prompt_rows
@@ -249,6 +249,26 @@ class PassTasks:
         most = (decoding, policy.micro_batch_size), (prompts, prompt_rows(policy, self.prices.top))
         numbers = [(max(1.0, part.tokens / size), part) for part, size in most if part.tokens]
         return [(number, part.divided(number)) for number, part in numbers]
+
+    @property
+    def decoding_chain_s(self) -> float:
+        """Seconds in which a micro-batch that decodes goes through all layers, where the CPU
+        attends to it and the GPU computes the rest: each waits for what the other one has made of
+        it, so no pass ends earlier. 0 elsewhere."""
+        policy, load = self.policy, self.load
+        if not load.decode_sequences or not takes_turns_by_micro_batch(policy):
+            return 0.0
+        decoding = PassLoad(load.decode_sequences, load.decode_positions)
+        batch = decoding.times(min(1.0, policy.micro_batch_size / load.decode_sequences))
+        key = "chain", batch, policy.schedule, self._share, self._most_together
+        return self.prices.once(key, lambda: self._chain_s(batch))
+
+    def _chain_s(self, batch: PassLoad) -> float:
+        kinds = _launched(
+            self.policy.schedule, self.prices.top, "dram", attends_on_cpu=True, of_cache=False
+        )[False]
+        steps_s = sum(seconds for _, seconds in self._computing(batch, kinds))
+        return steps_s + self._expert_layers_s(batch)
 
     def _expert_layers_s(self, load: PassLoad) -> float:
         """Experts of all layers once, over the tokens of a load."""
