@@ -85,7 +85,7 @@ def model_of_links(job: Path) -> Path:
             # A link must not lead out of the folder of a model.
             (linked / f"{number}").write_bytes(path.read_bytes())
             (linked / path.name).symlink_to(f"{number}")
-        else:
+        elif path.is_file():  # what runs have learnt of the model lies in a folder
             shutil.copy(path, linked)
     edit(job, "model", path=str(linked))
     return job
