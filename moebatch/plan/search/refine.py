@@ -82,7 +82,9 @@ def refined(
         for seconds, one in timed
         if seconds <= near_s or one == climbed[0]
     ]
-    fastest = min(ends, key=lambda pair: pair[0])
+    fastest, may_go_on = min(ends, key=lambda end: end[0][0])
+    while may_go_on:  # the best one ends where nothing around it is better
+        fastest, may_go_on = _climbed_by_replays(problem, known, fastest)
     return next(_without_disk(problem, known, fastest), fastest)
 
 
@@ -107,23 +109,25 @@ def _without_disk(
 
 def _climbed_by_replays(
     problem: Problem, known: Known, best: tuple[float, Policy]
-) -> tuple[float, Policy]:
-    """Where a climb by replays ends, and its seconds per token."""
+) -> tuple[tuple[float, Policy], bool]:
+    """Where a climb by replays ends, with its seconds per token, and whether it might have gone on
+    with more of them."""
     if best[1].batching == "static":
-        return best
+        return best, False
     num_left = _num_replays(problem, best[1])
     looks = neighbours if problem.ladder.top == "vram" else far_away
-    while num_left > 0:
+    may_go_on = num_left > 0
+    while num_left > 0 and may_go_on:
         others = _promising(problem, known, best[1], looks(problem, best[1]))
         if len(others) > num_left:
             others = sorted(others, key=known.mean_s)[:num_left]
         looks = neighbours
         num_left -= len(others)
         fastest = _fastest(known, others, best)
-        if fastest[0] * _LEAST_GAIN > best[0]:
-            break
-        best = fastest
-    return _fastest(known, fewer_pages(problem, best[1]), best)
+        may_go_on = fastest[0] * _LEAST_GAIN <= best[0]
+        if may_go_on:
+            best = fastest
+    return _fastest(known, fewer_pages(problem, best[1]), best), may_go_on
 
 
 def _num_replays(problem: Problem, policy: Policy) -> int:
