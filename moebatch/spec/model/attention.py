@@ -7,10 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from moebatch.arrays import Ints
 from moebatch.spec.model.cache_layout import CacheDtype, CacheLayout, SinkWindow
+
+if TYPE_CHECKING:  # who reads a shape need not load numpy
+    from moebatch.arrays import Ints
 
 LEARNT_SCALES = 3
 """Launches for a `LearntTemperature`, up to the queries that are multiplied."""
@@ -184,7 +186,7 @@ class Attention(ABC):
         None where it attends to all that it sees."""
         return None
 
-    def num_chosen(self, num_seen: Ints) -> Ints:
+    def num_chosen(self, num_seen: "Ints") -> "Ints":
         """How many of these tokens attend to that see so many each, more than `most_chosen`."""
         raise NotImplementedError
 

@@ -2,9 +2,8 @@
 behind them included."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from moebatch.arrays import Ints
 from moebatch.spec.model.attention import (
     SCORED,
     Attention,
@@ -16,6 +15,9 @@ from moebatch.spec.model.attention import (
 )
 from moebatch.spec.model.cache_layout import LARGEST_SLICE, CacheLayout, CachePart
 from moebatch.spec.model.indexer import BlockIndexer
+
+if TYPE_CHECKING:  # who reads a shape need not load numpy
+    from moebatch.arrays import Ints
 
 BIASED_PAIRS = 64 * LARGEST_SLICE
 """Pairs of tokens of a prompt to whose scores numbers are added at a time."""
@@ -106,7 +108,7 @@ class GroupedAttention(Attention):
         """Those of a block."""
         return self.indexer.block_tokens if self.indexer else 1
 
-    def num_chosen(self, num_seen: Ints) -> Ints:
+    def num_chosen(self, num_seen: "Ints") -> "Ints":
         """As its indexer says."""
         assert self.indexer is not None, "there is one where tokens choose"
         return self.indexer.num_chosen(num_seen)

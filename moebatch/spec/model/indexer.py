@@ -2,8 +2,8 @@
 2.3.1; GLM-5.3, where tokens are chosen in pools)."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from moebatch.arrays import Ints
 from moebatch.spec.model.attention import (
     LEARNT_SCALES,
     LearntTemperature,
@@ -11,6 +11,9 @@ from moebatch.spec.model.attention import (
     halves_of_neighbours,
     in_all_heads,
 )
+
+if TYPE_CHECKING:  # who reads a shape need not load numpy
+    from moebatch.arrays import Ints
 
 _SCORES = 2**22
 """Scores of heads that lie in memory while tokens choose, unless one token has more."""
@@ -60,7 +63,7 @@ class Indexer:
         """Those that are chosen, and such that have no pool yet."""
         return self.most + self.pool - 1
 
-    def num_chosen(self, num_seen: Ints) -> Ints:
+    def num_chosen(self, num_seen: "Ints") -> "Ints":
         """What tokens attend to that see so many, more than `most_seen` each."""
         return self.most + num_seen % self.pool
 
@@ -178,7 +181,7 @@ class BlockIndexer:
         """Tokens that are chosen."""
         return self.num_blocks * self.block_tokens
 
-    def num_chosen(self, num_seen: Ints) -> Ints:
+    def num_chosen(self, num_seen: "Ints") -> "Ints":
         """What tokens attend to that see so many, more than `most` each: of the last block what
         they see."""
         return self.most - (-num_seen) % self.block_tokens

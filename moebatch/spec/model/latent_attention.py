@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 from math import inf
+from typing import TYPE_CHECKING
 
-from moebatch.arrays import Ints
 from moebatch.spec.model.attention import (
     LEARNT_SCALES,
     SCORED,
@@ -17,6 +17,9 @@ from moebatch.spec.model.attention import (
 )
 from moebatch.spec.model.cache_layout import CacheLayout, CachePart
 from moebatch.spec.model.indexer import Indexer
+
+if TYPE_CHECKING:  # who reads a shape need not load numpy
+    from moebatch.arrays import Ints
 
 _EXPANDED_NUMBERS = 2**24
 """Keys and values that are made of latents at a time, unless those of one head are more."""
@@ -141,7 +144,7 @@ class LatentAttention(Attention):
         """Those of a pool."""
         return self.indexer.pool if self.indexer else 1
 
-    def num_chosen(self, num_seen: Ints) -> Ints:
+    def num_chosen(self, num_seen: "Ints") -> "Ints":
         assert self.indexer is not None, "something chooses"
         return self.indexer.num_chosen(num_seen)
 
