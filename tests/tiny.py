@@ -663,8 +663,7 @@ _TEXT_OF = {
     "step3p7": "step3p5",
 }
 """Families that see images beside text, and those of their text models."""
-_PIXTRAL = {
-    "model_type": "pixtral",
+_MINIMAX = {
     "hidden_size": 16,
     "intermediate_size": 24,
     "num_hidden_layers": 1,
@@ -672,6 +671,7 @@ _PIXTRAL = {
     "image_size": 28,
     "patch_size": 14,
 }
+_PIXTRAL = {"model_type": "pixtral", **_MINIMAX}
 _PERCEPTION = {"width": 16, "layers": 1, "heads": 2, "image_size": 28, "patch_size": 14}
 _VISION = {
     "depth": 2,
@@ -698,14 +698,6 @@ _HUNYUAN = {
     "patch_size": 14,
     "max_image_size": 28,
     "out_hidden_size": _COMMON["hidden_size"],
-}
-_MINIMAX = {
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "image_size": 28,
-    "patch_size": 14,
 }
 _VISIONS = {
     "mistral3": _PIXTRAL,

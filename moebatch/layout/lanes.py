@@ -56,17 +56,13 @@ def in_turns(policy: Policy) -> Turns:
 def takes_turns(policy: Policy) -> bool:
     """Whether CPU and GPU wait for each other in every layer: the CPU attends to all micro-batches,
     and then the GPU computes experts over the tokens of all of them."""
-    return _attends_beside_gpu(policy) and traits_of(policy).runs == "pass"
+    return policy.attends_beside_gpu and traits_of(policy).runs == "pass"
 
 
 def takes_turns_by_micro_batch(policy: Policy) -> bool:
     """Whether they do so for each micro-batch by itself, which others may fill: the GPU computes
     experts of one while the CPU attends to the next."""
-    return _attends_beside_gpu(policy) and traits_of(policy).runs != "pass"
-
-
-def _attends_beside_gpu(policy: Policy) -> bool:
-    return policy.ffn_on_gpu and not policy.attention_on_gpu
+    return policy.attends_beside_gpu and traits_of(policy).runs != "pass"
 
 
 def _block_seconds(lanes: LaneSeconds, policy: Policy) -> float:

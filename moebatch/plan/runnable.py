@@ -24,7 +24,7 @@ def not_runnable(
     """
     # A run reads a checkpoint wherever it is, whatever the profile says of disks.
     yield from (fault for fault in not_priced(problem, policy) if ".disk" not in fault[0])
-    if policy.ffn_on_gpu and not policy.attention_on_gpu and not problem.shape.attends_beside_gpu:
+    if policy.attends_beside_gpu and not problem.shape.attends_beside_gpu:
         yield "attention_on_gpu", f"{_on_gpu_alone(problem)}; set it to true"
     if policy.tokens_per_pass < problem.workload.fewest_pass_tokens:
         longest = problem.workload.fewest_pass_tokens

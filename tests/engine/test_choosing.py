@@ -26,10 +26,12 @@ ROWS = requests((1, 17, 40, 3, 96, 33, 29, 30, 31))
 WHERE = IN_MEMORY | {title: each for title, each in EMULATED.items() if each.attention_on_gpu}
 
 
-@pytest.fixture(scope="module", params=["all choose", "some share", "in pools"])
+@pytest.fixture(scope="module", params=["all choose", "some share", "in pools", "in blocks"])
 def folder(request: pytest.FixtureRequest, tiny_checkpoint: Callable[..., Path]) -> Path:
     if request.param == "all choose":
         return tiny_checkpoint("deepseek_v32")
+    if request.param == "in blocks":  # of which three are chosen, for each head of keys
+        return tiny_checkpoint("minimax_m3_vl")
     if request.param == "in pools":
         return tiny_checkpoint("glm5_next", layer_types=["full_attention"] * NUM_LAYERS)
     return tiny_checkpoint("glm_moe_dsa", indexer_types=SHARED)
@@ -131,6 +133,7 @@ def test_the_cache_takes_what_was_priced_and_what_the_configuration_says(
         assert built.cache.bytes_on("dram") == chosen.num_kv_pages * 16 * 4 * numbers
 
 
+@pytest.mark.parametrize("folder", ["all choose", "some share", "in pools"], indirect=True)
 def test_short_rows_are_answered_without_choosing(folder: Path) -> None:
     short = [replace(row, prompt_tokens=row.prompt_tokens[: 30 - NEW_TOKENS]) for row in ROWS]
     outcomes, built = run(folder, policy(), short, max_tokens=30)

@@ -150,7 +150,7 @@ class AttentionCore:
         out_THV: Tensor,
         scoring: Scoring,
     ) -> None:
-        """Heads by themselves that choose so."""
+        """Each head of keys that chooses by itself attends to what it has chosen."""
         num_choosing = self._heads_choosing
         num_heads, num_kv_heads = qkv.q_THC.shape[1], kv.parts[0].shape[1]
         for head in range(num_choosing):

@@ -34,12 +34,12 @@ _JOINED = 2
 """Compressed queries are kept as they are, and as they are normed."""
 _INDEX_KEYS = 2
 """Those of a sequence, gathered."""
-_CHOSEN = 10
+_CHOSEN = 11
 """Positions are scored, and the best ones kept."""
 _POOLED = 10
 """Keys of a sequence, to such of pools."""
 _POOLS_CHOSEN = 10
-"""Pools become positions, and those behind them."""
+"""The pool that is not full is taken as well, and of it what a token sees."""
 _ROWS_OF_CHOSEN = 2
 _PLANNED = 7
 """Tokens that have chosen are laid out to attend together."""

@@ -132,6 +132,11 @@ class OpenPolicy:
         return cls(**values)
 
     @property
+    def attends_beside_gpu(self) -> bool:
+        """Whether the CPU attends for a GPU that computes the experts."""
+        return self.ffn_on_gpu and not self.attention_on_gpu
+
+    @property
     def streams_experts(self) -> bool:
         """Whether some experts do not live where they are computed."""
         return (self.weights.vram if self.ffn_on_gpu else self.weights.dram) < 1
