@@ -26,6 +26,12 @@ _WITHOUT_CHANCE = (
 )
 """Parameters that greedy answers depend on, beside the bias of logits."""
 _MOST_KEYS = 2**18
+_MOST_WAITING = 2**18
+"""Rows of 200 bytes that may wait for an answer, or for being written: 50 MiB."""
+_MOST_KNOWN = 2**21
+"""Numbers of answers that rows to come need, of up to 40 bytes: 80 MiB."""
+_NUMBERS_OF_ROW = 16
+_NUMBERS_OF_LOGPROB = 4
 Run = Callable[[Iterable[Request]], Iterator[Outcome]]
 
 
@@ -67,15 +73,24 @@ class RepeatCounter:
 
 
 class Repeats:
-    """Hands on only the first of all rows that are alike, and gives its answer to the others."""
+    """Hands on only the first of all rows that are alike, and gives its answer to the others.
+
+    However many are alike, what is held is bounded: rows that wait, and answers that rows to come
+    need. A row for which there is no room is computed like others.
+    """
 
     def __init__(self, repeated: Mapping[int, int]) -> None:
         """`repeated` is what a `RepeatCounter` has found in the same process."""
         self.num_copied = 0
-        self._to_come = dict(repeated)
+        self._to_come = {number: 1 + more for number, more in repeated.items()}
         self._waiting: dict[Hashable, list[Request]] = {}
-        self._known: dict[Hashable, Outcome] = {}
+        """Behind the first, which is being computed."""
+        self._num_waiting = 0
+        """Those that are ready are counted as well."""
         self._ready: deque[Outcome] = deque()
+        self._known: dict[Hashable, Outcome] = {}
+        self._num_known = 0
+        """Numbers of which they consist."""
 
     def answer(self, requests: Iterable[Request], run: Run) -> Iterator[Outcome]:
         """Outcomes of all requests, of which only different ones are `run`."""
@@ -91,32 +106,62 @@ class Repeats:
             number = hash(key)
             if key is None or number not in self._to_come:
                 yield request
-            elif key in self._waiting:
-                self._to_come[number] -= 1
-                self._waiting[key].append(request)
-            elif key in self._known:
-                self._to_come[number] -= 1
-                self._ready.append(replace(self._known[key], request=request))
-                if self._to_come[number] <= 0:
-                    del self._known[key]
-            else:
-                self._waiting[key] = []
+                continue
+            self._to_come[number] -= 1
+            if not self._waits(key, request):
                 yield request
+
+    def _waits(self, key: Hashable, request: Request) -> bool:
+        """Whether the row gets the answer of an equal one, which may still be computed."""
+        known = self._known.get(key)
+        if known is None and key not in self._waiting:
+            self._waiting[key] = [request]
+            return False
+        if known is not None and self._to_come[hash(key)] <= 0:
+            self._num_known -= _numbers_of(self._known.pop(key))
+        if self._num_waiting >= _MOST_WAITING:
+            return False
+        self._num_waiting += 1
+        if known is not None:
+            self._ready.append(replace(known, request=_sharing(request, known.request)))
+        else:
+            alike = self._waiting[key]
+            alike.append(_sharing(request, alike[0]))
+        return True
 
     def _copies(self, outcome: Outcome) -> Iterator[Outcome]:
         key = greedy_key(outcome.request) if self._waiting else None
         if key is None or key not in self._waiting:
             return
-        for request in self._waiting.pop(key):
-            self.num_copied += 1
-            yield replace(outcome, request=request)
-        if self._to_come.get(hash(key), 0) > 0:
+        for request in self._waiting.pop(key)[1:]:
+            yield self._copied(replace(outcome, request=request))
+        if self._to_come.get(hash(key), 0) > 0 and self._num_known < _MOST_KNOWN:
             self._known[key] = outcome
+            self._num_known += _numbers_of(outcome)
 
     def _taken(self) -> Iterator[Outcome]:
         while self._ready:
-            self.num_copied += 1
-            yield self._ready.popleft()
+            yield self._copied(self._ready.popleft())
+
+    def _copied(self, outcome: Outcome) -> Outcome:
+        self.num_copied += 1
+        self._num_waiting -= 1
+        return outcome
+
+
+def _sharing(request: Request, first: Request) -> Request:
+    """The same row, which holds what `first` does where that is equal."""
+    sampling = first.sampling if request.sampling == first.sampling else request.sampling
+    return replace(request, prompt_tokens=first.prompt_tokens, sampling=sampling)
+
+
+def _numbers_of(known: Outcome) -> int:
+    """Token ids and log-probabilities that an answer and its prompt hold in memory."""
+    numbers = _NUMBERS_OF_ROW + len(known.request.prompt_tokens)
+    for choice in known.choices:
+        alternatives = (1 + len(each.top) for each in choice.logprobs or ())
+        numbers += len(choice.tokens) + _NUMBERS_OF_LOGPROB * sum(alternatives)
+    return numbers
 
 
 _MOST_PAGES = 2**18

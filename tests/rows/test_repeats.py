@@ -72,7 +72,7 @@ def test_everybody_is_answered_once_with_the_answer_to_his_own_prompt(
     outcomes, engine = answers(rows, num_at_once)
     assert sorted(outcome.request.index for outcome in outcomes) == list(range(len(rows)))
     for outcome in outcomes:
-        assert outcome.request is rows[outcome.request.index]
+        assert outcome.request == rows[outcome.request.index]
         assert outcome.choices[0].tokens == outcome.request.prompt_tokens
     greedy = [row for row in rows if row.sampling.greedy]
     different = {row.prompt_tokens for row in greedy}
@@ -98,6 +98,46 @@ def test_of_more_rows_than_are_remembered_all_are_answered(
     outcomes, engine = answers(rows, num_at_once=2)
     assert sorted(outcome.request.index for outcome in outcomes) == list(range(6))
     assert [row.prompt_tokens[0] for row in engine.computed] == [0, 1, 2, 2]
+
+
+@given(
+    prompts=st.lists(st.integers(0, 5), max_size=60),
+    num_at_once=st.integers(1, 9),
+    most_waiting=st.integers(0, 9),
+    most_known=st.integers(0, 99),
+)
+def test_rows_and_answers_for_which_there_is_no_room_are_computed_again(
+    prompts: list[int], num_at_once: int, most_waiting: int, most_known: int
+) -> None:
+    """However many alike rows follow each other, and however many answers have copies to come."""
+    rows = [request(index, prompt) for index, prompt in enumerate(prompts)]
+    counter, engine = RepeatCounter(), Engine(num_at_once)
+    for row in rows:
+        counter.add(row)
+    repeats = Repeats(counter.repeated)
+
+    def watched() -> Iterator[Request]:
+        for row in rows:
+            yield row
+            waiting = sum(len(alike) - 1 for alike in repeats._waiting.values())
+            assert waiting + len(repeats._ready) <= most_waiting
+            assert (len(repeats._known) - 1) * repeats_module._NUMBERS_OF_ROW < most_known
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(repeats_module, "_MOST_WAITING", most_waiting)
+        patched.setattr(repeats_module, "_MOST_KNOWN", most_known)
+        found = list(repeats.answer(watched(), engine.run))
+    assert sorted(outcome.request.index for outcome in found) == list(range(len(rows)))
+    assert all(each.choices[0].tokens == each.request.prompt_tokens for each in found)
+    assert repeats.num_copied == len(rows) - len(engine.computed)
+    assert not repeats._num_waiting, "what is copied has room again"
+
+
+def test_rows_that_wait_hold_no_prompt_of_their_own() -> None:
+    rows = [request(index, 7_000) for index in range(3)]
+    outcomes, _ = answers(rows, num_at_once=2)
+    assert len({id(outcome.request.prompt_tokens) for outcome in outcomes}) == 1
+    assert [outcome.request for outcome in outcomes] == rows
 
 
 CHANGES: dict[str, object] = {
