@@ -9,7 +9,7 @@ from typing import Any
 
 from moebatch.checkpoint.index import Weight
 from moebatch.checkpoint.model_files import ModelFiles
-from moebatch.layout.setup import expert_keys
+from moebatch.layout.placed import expert_keys
 
 EXPERTS = "experts"
 _KINDS = (

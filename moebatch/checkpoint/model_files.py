@@ -21,7 +21,7 @@ from moebatch.formats.plain import BFLOAT16, TABLES, PlainFormat
 from moebatch.formats.registry import FORMATS
 from moebatch.formats.weight_format import StoredPart, WeightFormat
 from moebatch.layout.footprint import Dtypes
-from moebatch.layout.setup import expert_keys
+from moebatch.layout.placed import expert_keys
 from moebatch.quoting import shown
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.spec.families.registry import FAMILIES

@@ -32,7 +32,6 @@ from moebatch.layout.buffers import KV_TERM, PROJECTIONS_TERM
 from moebatch.layout.footprint import ACTIVATIONS_TERM, layer_bytes
 from moebatch.layout.ladder import lanes_of
 from moebatch.layout.scratch import bucket_rows
-from moebatch.layout.setup import cache_of, kv_homes, setup_of
 from moebatch.model.attention.core import AttentionCore
 from moebatch.model.decoder import Decoder
 from moebatch.model.dense_weights import DenseWeights
@@ -165,7 +164,8 @@ class _Assembly:
 
     def overlapped(self) -> BuiltEngine:
         """Passes of the policy's schedule on the lanes of the device, which are running then."""
-        setup, shape = self._setup(), self._files.shape
+        level, shape = self._spec.approximation.activation_level, self._files.shape
+        setup = self._spec.placed.setup(activation_level=level)
         num_traced = self._spec.num_traced_passes
         recorder = Recorder(shape.num_layers, num_traced)
         log = PassLog(shape, num_traced) if num_traced else None
@@ -203,19 +203,11 @@ class _Assembly:
 
     # --- memory ---------------------------------------------------------------------------------
 
-    def _setup(self) -> Setup:
-        return setup_of(
-            self._files.shape,
-            self._policy,
-            self._ladder,
-            activation_level=self._spec.approximation.activation_level,
-        )
-
     def _store_below(self) -> ExpertStore | None:
         """None where pages are read straight to where they are computed."""
         if self._ladder.top == "vram":
             return self._store()
-        return None if self._is_paged else self._store(self._kept())
+        return None if self._is_paged else self._store(self._spec.placed.cache)
 
     def _store(self, cache: Cache | None = None) -> ExpertStore:
         """Experts in main memory: those that live there, and slots for those on disk."""
@@ -264,7 +256,7 @@ class _Assembly:
     def _cache(self) -> KVCache:
         groups, policy, ladder = self._spec.cache_groups, self._policy, self._ladder
         layout = KvLayout(
-            levels=kv_homes(self._files.shape, policy, ladder),
+            levels=self._spec.placed.kv_homes,
             places={ladder.top, ladder.attends_at(policy)},
             window_pages=self._spec.window_pages,
             vram_device=self._device.torch_device,
@@ -310,15 +302,11 @@ class _Assembly:
             self._memory,
             num_slots=self._policy.num_slots,
             resident=self._homes["vram"],
-            cache=self._kept(),
+            cache=self._spec.placed.cache,
             chunk_bytes=self._spec.chunk_bytes,
         )
         experts.load_residents()
         return experts
-
-    def _kept(self) -> Cache:
-        """What keeps experts that have been computed, where they are computed."""
-        return cache_of(self._files.shape, self._policy, self._ladder)
 
     def _beside(self, decoder: Decoder) -> CpuAttention | None:
         """Attention on the CPU, where all else is computed on the GPU."""

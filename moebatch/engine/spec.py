@@ -12,8 +12,8 @@ from moebatch.engine.device import IN_MAIN_MEMORY, Device
 from moebatch.engine.passes.text_losses import TextLosses
 from moebatch.layout.footprint import window_pages
 from moebatch.layout.ladder import Ladder
+from moebatch.layout.placed import CHUNK_BYTES, Hottest, PlacedModel
 from moebatch.layout.scratch import Limits, limits_of
-from moebatch.layout.setup import CHUNK_BYTES, Hottest, expert_homes
 from moebatch.model.rope import Rope
 from moebatch.predict.correlation import CorrelationPredictor
 from moebatch.predict.path_table import PathTable
@@ -72,9 +72,14 @@ class EngineSpec:
         return IN_MAIN_MEMORY.ladder if self.is_plain else self.device.ladder
 
     @property
+    def placed(self) -> PlacedModel:
+        """The model under the policy."""
+        return PlacedModel(self.files.shape, self.policy, self.ladder)
+
+    @property
     def homes(self) -> Mapping[LevelName, list[ExpertKey]]:
         """Experts that live on each level."""
-        return expert_homes(self.files.shape, self.policy, self.ladder, hottest=self.hottest)
+        return self.placed.expert_homes(self.hottest)
 
     @property
     def limits(self) -> Limits:

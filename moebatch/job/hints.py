@@ -9,7 +9,7 @@ from torch import Tensor
 from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.errors import CheckpointError
 from moebatch.layout.habits import Habits
-from moebatch.layout.setup import Hottest
+from moebatch.layout.placed import Hottest
 from moebatch.model.routing.gates import Gate
 from moebatch.plan.expert_choice import Wishes
 from moebatch.predict.correlation import CorrelationPredictor

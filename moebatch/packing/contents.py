@@ -12,7 +12,7 @@ from torch import Tensor
 
 from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.formats.weight_format import StoredPart
-from moebatch.layout.setup import expert_keys
+from moebatch.layout.placed import expert_keys
 from moebatch.packing.encodings import Encoding
 from moebatch.packing.shards import Shard
 from moebatch.schedule.slots.expert_load import ExpertKey

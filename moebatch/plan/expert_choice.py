@@ -13,7 +13,6 @@ import numpy as np
 from moebatch.layout.cache_sizes import best_sizes
 from moebatch.layout.habits import Habits
 from moebatch.layout.load import CountedLoad
-from moebatch.layout.setup import setup_of, staying
 from moebatch.plan.prediction import at_end
 from moebatch.plan.problem import Problem
 from moebatch.plan.replay.loads import alike, job_loads
@@ -94,8 +93,8 @@ def choose_experts(problem: Problem, policy: Policy, wishes: Wishes) -> ExpertCh
     enough_s = ranked[0].seconds * WORTH_CHANGING
     good = [one for one in ranked if one.seconds <= enough_s]
     chosen = min(good, key=lambda one: _plainness(one.policy))
-    setup = setup_of(problem.shape, chosen.policy, problem.ladder)
-    return ExpertChoice(chosen=chosen, alternatives=tuple(ranked), depth=setup.depth)
+    depth = problem.placed(chosen.policy).setup().depth
+    return ExpertChoice(chosen=chosen, alternatives=tuple(ranked), depth=depth)
 
 
 def wished(policy: Policy, wishes: Wishes) -> Policy:
@@ -158,7 +157,7 @@ def divided(problem: Problem, policy: Policy, tokens: float) -> tuple[int, ...]:
         ],
         axis=1,
     )
-    even = staying(problem.shape, replace(policy, cache_sizes=()), problem.ladder)
+    even = problem.placed(replace(policy, cache_sizes=())).staying
     return best_sizes(absent_LS * late_L[:, None], sum(even))
 
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 from math import ceil
 
 from moebatch.errors import DoesNotFit
-from moebatch.layout.setup import slots_wanted
 from moebatch.plan.problem import Problem
 from moebatch.plan.search.candidates import widest_micro_batch
 from moebatch.plan.search.refusal import too_large
@@ -34,7 +33,7 @@ def with_room(problem: Problem, policy: Policy) -> Policy:
     """The policy with slots for the two halves of a buffer that a paged schedule has anyway."""
     if not traits_of(policy).is_paged:
         return policy
-    wanted = slots_wanted(problem.shape, policy, problem.ladder)
+    wanted = problem.placed(policy).slots_wanted
     return replace(policy, num_slots=max(policy.num_slots, wanted))
 
 
@@ -88,7 +87,7 @@ def _advice(problem: Problem, policy: Policy) -> str:
 
 def slot_notes(problem: Problem, policy: Policy) -> tuple[str, ...]:
     """What a schedule does otherwise than its paper says, for want of slots."""
-    wanted = slots_wanted(problem.shape, policy, problem.ladder)
+    wanted = problem.placed(policy).slots_wanted
     if policy.num_slots >= wanted:
         return ()
     return (

@@ -14,6 +14,7 @@ from moebatch.layout.footprint import Dtypes, Footprint
 from moebatch.layout.habits import Habits
 from moebatch.layout.ladder import Ladder
 from moebatch.layout.load import PassLoad
+from moebatch.layout.placed import PlacedModel
 from moebatch.plan.pricing.cost import PassCost
 from moebatch.plan.pricing.pass_tasks import Arithmetic
 from moebatch.plan.pricing.prices import Prices
@@ -111,6 +112,10 @@ class Problem:
     def num_experts(self) -> int:
         """Experts of all layers together."""
         return len(self.shape.moe_layers) * self.shape.num_experts
+
+    def placed(self, policy: Policy) -> PlacedModel:
+        """The model under a policy, on the levels of the machine."""
+        return PlacedModel(self.shape, policy, self.ladder)
 
     def num_resident(self, policy: Policy) -> int:
         """Experts that stay where they are computed."""

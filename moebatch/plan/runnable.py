@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Mapping
 
 from moebatch.errors import ConfigError, Fault
-from moebatch.layout.setup import cache_fault
 from moebatch.plan.problem import Problem
 from moebatch.quoting import shown
 from moebatch.schedule.registry import find_schedule, traits_of
@@ -53,7 +52,7 @@ def not_priced(problem: Problem, policy: Policy) -> Iterator[tuple[str, str]]:
             "policy",
         )
         return
-    fault = cache_fault(problem.shape, policy, problem.ladder)
+    fault = problem.placed(policy).cache_fault
     if fault is not None:
         yield "cache_sizes", fault
 

@@ -24,7 +24,7 @@ from moebatch.engine.build import build_engine
 from moebatch.engine.device import Device
 from moebatch.engine.passes.log import PassLog
 from moebatch.engine.spec import EngineSpec
-from moebatch.layout.setup import room_of, setup_of
+from moebatch.layout.placed import PlacedModel
 from moebatch.schedule.drivers.simulate import Room, simulate
 from moebatch.schedule.registry import find_schedule
 from moebatch.schedule.request import Sweep
@@ -224,7 +224,7 @@ class World:
 
 def world_of(bench: Bench, name: str, executed: Executed) -> World:
     policy = bench.of(name)
-    setup = setup_of(bench.files.shape, policy, bench.device.ladder)
+    setup = PlacedModel(bench.files.shape, policy, bench.device.ladder).setup()
     walks = policy.num_micro_batches if name == "simple" else 1
     return World(policy, setup, executed.log, walks_per_pass=walks)
 
@@ -233,12 +233,8 @@ def simulated_s(bench: Bench, name: str, executed: Executed, prices: Prices) -> 
     world = world_of(bench, name, executed)
     world.prices = prices
     shape = bench.files.shape
-    room: Room = room_of(
-        shape,
-        world.policy,
-        bench.device.ladder,
-        expert_bytes=bench.files.dtypes.expert_bytes(shape),
-    )
+    placed = PlacedModel(shape, world.policy, bench.device.ladder)
+    room: Room = placed.room(expert_bytes=bench.files.dtypes.expert_bytes(shape))
     num_passes = len(executed.timeline.pass_s) - 2 - WARM_UP_PASSES
     timeline = simulate(name, world.setup, room, world, num_passes=num_passes)
     return median(timeline.pass_s[1:]) + prices.between_s

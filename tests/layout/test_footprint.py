@@ -12,7 +12,7 @@ from moebatch.layout.buffers import KV_TERM, KV_WINDOW_TERM, RESIDENT_TERM, SLOT
 from moebatch.layout.division import Division, most_streamed
 from moebatch.layout.footprint import Footprint, packed_bytes, slot_bytes
 from moebatch.layout.ladder import Ladder
-from moebatch.layout.setup import expert_homes, residents, streamed_per_layer
+from moebatch.layout.placed import PlacedModel, streamed_per_layer
 from moebatch.plan.problem import Problem
 from moebatch.plan.search.planner import best_policy
 from moebatch.schedule.registry import SCHEDULES, traits_of
@@ -81,13 +81,13 @@ def allocated(asked: Problem, policy: Policy) -> dict[LevelName, dict[str, int]]
     shape, level_of_all = asked.shape, ("vram" if asked.with_vram else "dram")
     expert = asked.dtypes.expert_bytes(shape)
     held: dict[LevelName, dict[str, int]] = {name: {} for name in ("vram", "dram", "disk")}
-    living = residents(shape, policy, asked.ladder)
+    living = asked.placed(policy).residents()
     held[level_of_all][RESIDENT_TERM] = len(living) * expert
     paged = traits_of(policy).is_paged
     slots = 2 * max(streamed_per_layer(shape, living).values()) if paged else policy.num_slots
     held[level_of_all][SLOTS_TERM] = slots * expert
     if asked.with_vram:
-        homes = expert_homes(shape, policy, asked.ladder)
+        homes = asked.placed(policy).expert_homes()
         held["dram"][RESIDENT_TERM] = len(homes["dram"]) * expert
         held["dram"][SLOTS_TERM] = policy.num_slots * expert * bool(homes["disk"])
     places: set[Place] = {"vram"} if asked.with_vram else {"dram"}
@@ -160,7 +160,7 @@ def test_a_planned_policy_is_one_that_runs_and_fits_with_what_is_really_allocate
     assert policy.ffn_on_gpu == asked.with_vram
     assert_priced(asked, policy)
     if traits_of(policy).is_paged:
-        living = residents(shape, policy, asked.ladder)
+        living = asked.placed(policy).residents()
         assert policy.num_slots == 2 * max(streamed_per_layer(shape, living).values())
     homes = policy.kv_levels(shape.num_layers)
     for level in asked.hardware.levels:
@@ -330,9 +330,10 @@ def spare_experts(asked: Problem, division: Division, level: LevelName) -> float
 
 
 def test_residents_leave_every_layer_with_about_as_many_to_stream() -> None:
+    ladder = Ladder(("disk", "dram", "vram"))
     for share in (0, 0.003, 0.1, 1 / 3, 0.99, 1):
         policy = given_policy(weights=Placement(vram=share, dram=1 - share))
-        living = residents(DENSE_FIRST, policy, Ladder(("disk", "dram", "vram")))
+        living = PlacedModel(DENSE_FIRST, policy, ladder).residents()
         streamed = streamed_per_layer(DENSE_FIRST, living)
         assert most_streamed(DENSE_FIRST, len(living)) == max(streamed.values())
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from moebatch.layout.ladder import Ladder, lanes_of
-from moebatch.layout.setup import room_of, setup_of
+from moebatch.layout.placed import PlacedModel
 from moebatch.schedule.drivers.simulate import simulate
 from moebatch.schedule.lanes import LANES, lane_of_row
 from moebatch.schedule.registry import SCHEDULES
@@ -127,11 +127,11 @@ def test_a_machine_without_a_disk_runs_every_schedule(schedule: str) -> None:
 
 def simulated(ladder: Ladder, policy: Policy) -> Timeline:
     """Two passes of two micro-batches."""
-    setup = setup_of(SHAPE, policy, ladder)
+    placed = PlacedModel(SHAPE, policy, ladder)
     beside_gpu = ladder.attends_at(policy) != ladder.top
     sweep = Sweep(num_micro_batches=2, on_cpu=(beside_gpu,) * 2)
     world = RandomWorld(
         seed=1, num_layers=32, num_experts=8, experts_per_batch=3, sweeps=[sweep] * 2
     )
-    room = room_of(SHAPE, policy, ladder, expert_bytes=2**24)
-    return simulate(policy.schedule, setup, room, world, num_passes=2)
+    room = placed.room(expert_bytes=2**24)
+    return simulate(policy.schedule, placed.setup(), room, world, num_passes=2)

@@ -13,8 +13,8 @@ from math import ceil
 from moebatch.layout.habits import Habits
 from moebatch.layout.ladder import lanes_of
 from moebatch.layout.lanes import LaneSeconds, pass_seconds, takes_turns
+from moebatch.layout.placed import PlacedModel
 from moebatch.layout.routing import chosen_experts
-from moebatch.layout.setup import staying
 from moebatch.plan.pricing.expected_loads import ExpectedLoads, LayerTimes, expected_loads
 from moebatch.plan.pricing.pass_tasks import PassTasks
 from moebatch.schedule.registry import traits_of
@@ -67,7 +67,7 @@ class PassCost(PassTasks):
         if traits_of(policy).foresees != "likely" or not policy.num_slots:
             return None
         predictor, shape = habits.predictor_of(policy), self.prices.shape
-        sizes = staying(shape, policy, self.prices.ladder)
+        sizes = PlacedModel(shape, policy, self.prices.ladder).staying
         times = LayerTimes(
             outside_s=self.outside_s / shape.num_layers,
             expert_s=self.expert_s,

@@ -19,8 +19,8 @@ from moebatch.layout.fused import (
     takes_stored,
 )
 from moebatch.layout.load import PassLoad
+from moebatch.layout.placed import CHUNK_BYTES
 from moebatch.layout.scratch import MAX_GEMM_ROWS, MLP_NORMS, logits_rows
-from moebatch.layout.setup import CHUNK_BYTES
 from moebatch.plan.pricing.mixer_launches import MixerLaunches
 from moebatch.schedule.task import Kind
 from moebatch.spec.model.blocks import ClampedGate, Router

@@ -5,7 +5,6 @@ from dataclasses import replace
 from itertools import product
 from math import ceil
 
-from moebatch.layout.setup import slots_wanted
 from moebatch.plan.problem import Problem
 from moebatch.plan.replay.phases import phases_of
 from moebatch.plan.search.candidates import FEWEST_SLOTS, widest_micro_batch
@@ -243,7 +242,7 @@ def _with_residents(problem: Problem, policy: Policy, num_resident: int) -> Poli
         return policy
     other = problem.with_residents(policy, num_resident)
     if traits_of(policy).is_paged:
-        other = replace(other, num_slots=slots_wanted(problem.shape, other, problem.ladder))
+        other = replace(other, num_slots=problem.placed(other).slots_wanted)
     return with_rest_below(problem, other)
 
 

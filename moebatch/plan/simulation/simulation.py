@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from moebatch.layout.routing import SkewedRouting
-from moebatch.layout.setup import slots_wanted
 from moebatch.plan.answer import Answer
 from moebatch.plan.as_json import policy_json
 from moebatch.plan.fitting import policy_for
@@ -96,7 +95,7 @@ def _notes(problem: Problem, policy: Policy, options: SimOptions) -> Iterator[st
     reason = too_large(problem, policy)
     if options.slots is not None and reason:
         yield f"with {policy.num_slots} slots the policy does not fit: {reason}"
-    wanted = slots_wanted(problem.shape, policy, problem.ladder)
+    wanted = problem.placed(policy).slots_wanted
     if policy.num_slots < wanted:
         what = (
             "simulated as if there were enough"

@@ -7,8 +7,8 @@ import numpy as np
 
 from moebatch.arrays import Floats
 from moebatch.layout.load import PassLoad
+from moebatch.layout.placed import streamed_per_layer
 from moebatch.layout.routing import chances_of_any, in_layer, num_likely
-from moebatch.layout.setup import room_of, setup_of, streamed_per_layer
 from moebatch.plan.pricing.task_prices import TaskPrices
 from moebatch.plan.problem import Problem
 from moebatch.plan.simulation.passes import MicroBatches
@@ -44,11 +44,10 @@ class SimWorld:
     ) -> None:
         """`table` gives seconds of kinds of tasks, whatever the cost model says. `advance` is
         called with the share of all layers of all passes, 0 to 1, that have been gone through."""
-        shape, ladder = problem.shape, problem.ladder
-        num_bytes = problem.dtypes.expert_bytes(shape)
+        shape, placed = problem.shape, problem.placed(policy)
         level = int(traits_of(policy).foresees == "pre-gate")
-        self.room = room_of(shape, policy, ladder, expert_bytes=num_bytes)
-        self.setup = setup_of(shape, policy, ladder, activation_level=level)
+        self.room = placed.room(expert_bytes=problem.dtypes.expert_bytes(shape))
+        self.setup = placed.setup(activation_level=level)
         self.price = TaskPrices(prices=problem.prices, policy=policy)
         self.policy, self.routing, self.passes = policy, routing, passes
         self.table = table or {}

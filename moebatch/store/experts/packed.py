@@ -13,7 +13,7 @@ from torch import Tensor
 from moebatch.checkpoint.direct import align_up
 from moebatch.checkpoint.record import Record, open_files, runs_of
 from moebatch.errors import CheckpointError
-from moebatch.layout.setup import CHUNK_BYTES
+from moebatch.layout.placed import CHUNK_BYTES
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.store.memory import Arena, copy_bytes
 

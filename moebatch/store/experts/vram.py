@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from torch import Tensor
 
-from moebatch.layout.setup import CHUNK_BYTES
+from moebatch.layout.placed import CHUNK_BYTES
 from moebatch.schedule.slots.cache import Cache
 from moebatch.schedule.slots.expert_load import Chunk, ExpertKey
 from moebatch.schedule.slots.slots import SlotQueue

@@ -3,7 +3,7 @@
 import pytest
 
 from moebatch.layout.ladder import Ladder
-from moebatch.layout.setup import room_of, setup_of, slots_wanted, spread, streamed_per_layer
+from moebatch.layout.placed import PlacedModel, spread, streamed_per_layer
 from moebatch.schedule.registry import SCHEDULES
 from moebatch.spec.policy.policy import Placement, Policy
 from tests.plan.problems import SHAPE
@@ -48,18 +48,18 @@ def test_every_schedule_is_found_by_its_own_name() -> None:
 def test_as_many_steps_ahead_as_slots_can_hold(
     slots: int, num_hot: int | None, hot: int, depth: int
 ) -> None:
-    setup = setup_of(SHAPE, policy(slots=slots, num_hot=num_hot), GPU)
+    setup = PlacedModel(SHAPE, policy(slots=slots, num_hot=num_hot), GPU).setup()
     assert (setup.num_hot, setup.depth) == (hot, depth)
 
 
 def test_never_further_ahead_than_round_the_model() -> None:
-    assert setup_of(SHAPE, policy(slots=999, num_hot=1), GPU).depth == 31
+    assert PlacedModel(SHAPE, policy(slots=999, num_hot=1), GPU).setup().depth == 31
 
 
 def test_caches_have_homes_only_where_something_has_to_move() -> None:
     def homes(kv_cache: Placement, ladder: Ladder = GPU, *, on_gpu: bool = True) -> object:
         under = policy(kv_cache=kv_cache, attention_on_gpu=on_gpu)
-        return setup_of(SHAPE, under, ladder).kv_homes
+        return PlacedModel(SHAPE, under, ladder).setup().kv_homes
 
     assert homes(Placement(vram=1)) == ()
     assert homes(Placement(dram=1), CPU) == ()
@@ -70,7 +70,7 @@ def test_caches_have_homes_only_where_something_has_to_move() -> None:
 
 
 def test_residents_are_spread_evenly_over_the_layers() -> None:
-    room = room_of(SHAPE, policy(), GPU, expert_bytes=EXPERT)
+    room = PlacedModel(SHAPE, policy(), GPU).room(expert_bytes=EXPERT)
     assert set(streamed_per_layer(SHAPE, room.resident).values()) == {6}
     assert room.resident_below is None
     assert room.num_slots_below == 0
@@ -79,21 +79,21 @@ def test_residents_are_spread_evenly_over_the_layers() -> None:
 
 def test_experts_on_disk_pass_through_main_memory() -> None:
     under = policy(weights=Placement(vram=0.25, dram=0.25, disk=0.5), slots=9)
-    room = room_of(SHAPE, under, GPU, expert_bytes=EXPERT)
+    room = PlacedModel(SHAPE, under, GPU).room(expert_bytes=EXPERT)
     assert room.resident_below is not None
     assert len(room.resident_below) == 256 - 128
     assert room.resident <= room.resident_below
     assert room.num_slots_below == 9
-    assert setup_of(SHAPE, under, GPU).window == 2
-    assert setup_of(SHAPE, policy(), GPU).window == 0
+    assert PlacedModel(SHAPE, under, GPU).setup().window == 2
+    assert PlacedModel(SHAPE, policy(), GPU).setup().window == 0
 
 
 def test_without_a_gpu_the_disk_is_the_level_below() -> None:
     under = policy(weights=Placement(dram=0.5, disk=0.5), kv_cache=Placement(dram=1))
-    room = room_of(SHAPE, under, CPU, expert_bytes=EXPERT)
+    room = PlacedModel(SHAPE, under, CPU).room(expert_bytes=EXPERT)
     assert len(room.resident) == 128
     assert room.resident_below is None
-    setup = setup_of(SHAPE, under, CPU)
+    setup = PlacedModel(SHAPE, under, CPU).setup()
     assert (setup.compute, setup.window) == ("dram", 0)
 
 
@@ -101,14 +101,14 @@ def test_without_a_gpu_the_disk_is_the_level_below() -> None:
 def test_experts_come_in_pieces_of_sixteen_mib_but_not_in_many(
     expert_bytes: int, chunks: int
 ) -> None:
-    room = room_of(SHAPE, policy(), GPU, expert_bytes=expert_bytes)
+    room = PlacedModel(SHAPE, policy(), GPU).room(expert_bytes=expert_bytes)
     assert room.num_chunks == chunks
 
 
 def test_only_pages_have_a_lane_for_staging() -> None:
     for schedule, staged in (("klotski", False), ("cgopipe", True)):
         under = policy(schedule)  # type: ignore[arg-type]
-        assert setup_of(SHAPE, under, STAGING).has_staging == staged
+        assert PlacedModel(SHAPE, under, STAGING).setup().has_staging == staged
 
 
 @pytest.mark.parametrize(
@@ -124,4 +124,4 @@ def test_only_pages_have_a_lane_for_staging() -> None:
 def test_schedules_want_as_many_slots_as_their_way_of_working_takes(
     schedule: str, num_hot: int | None, wanted: int
 ) -> None:
-    assert slots_wanted(SHAPE, policy(schedule, num_hot=num_hot), GPU) == wanted
+    assert PlacedModel(SHAPE, policy(schedule, num_hot=num_hot), GPU).slots_wanted == wanted
