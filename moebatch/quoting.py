@@ -34,7 +34,6 @@ def shown(value: object) -> str:
 
 
 def not_one_of(allowed: Iterable[object], value: object) -> str:
-    """The message for a value that is none of those that there are."""
     return f"must be one of {', '.join(map(str, allowed))}, got {shown(value)}"
 
 

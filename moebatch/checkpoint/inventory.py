@@ -20,8 +20,6 @@ _KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class KindOfWeights:
-    """All weights that are for one thing."""
-
     kind: str
     num_numbers: int
     num_bytes: int

@@ -120,7 +120,6 @@ class ModelFiles:
             yield Weight(name, stored, size, tuple(islice(extents, num_parts)))
 
     def expert_records(self) -> dict[ExpertKey, Record]:
-        """Where each expert lies in the files."""
         stored, records = self.experts.format, {}
         plain = TORCH_DTYPES[stored.dtype] if isinstance(stored, PlainFormat) else None
         num_biases = len(self.experts.biases)

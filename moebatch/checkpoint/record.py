@@ -243,5 +243,4 @@ def _chunks(pieces: Iterable[Piece]) -> tuple[tuple[Piece, ...], ...]:
 
 
 def num_bytes_of(chunk: Iterable[Piece]) -> int:
-    """What is read of it."""
     return sum(piece.num_bytes for piece in chunk)

@@ -147,5 +147,4 @@ class Drawings:
 
     @property
     def paths(self) -> list[Path]:
-        """Those that are asked for."""
         return [path for path in (self.trace, self.gantt) if path is not None]

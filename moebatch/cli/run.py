@@ -70,7 +70,6 @@ class Ending:
             say(error_console(), f"could not be queued again: {refusal}")
 
     def done(self, summary: "RunSummary", job: Path) -> None:
-        """All rows have ended."""
         from moebatch.report.summary import failed_rows, summary_view
 
         if self.as_json:

@@ -29,7 +29,6 @@ class Sequence:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Length of the prompt."""
         return len(self.request.prompt_tokens)
 
     @property

@@ -78,7 +78,6 @@ class EngineSpec:
 
     @property
     def homes(self) -> Mapping[LevelName, list[ExpertKey]]:
-        """Experts that live on each level."""
         return self.placed.expert_homes(self.hottest)
 
     @property

@@ -40,7 +40,6 @@ class RowKeys:
         return Keys(own.digest(), placed.digest(), duplicate.digest())
 
     def of(self, raw: RawRow, row: Row, *, is_duplicate: bool = False) -> bytes:
-        """The one that holds for a row."""
         keys = self.all_of(raw)
         if is_duplicate:
             return keys.duplicate

@@ -87,7 +87,6 @@ class RunFolder:
 
     @property
     def statuses(self) -> list[Path]:
-        """Those of all shards."""
         return sorted(self.path.glob("status-*.json"))
 
     @property

@@ -22,7 +22,6 @@ class Shard:
 
     @property
     def is_all(self) -> bool:
-        """Whether there is only this one."""
         return self.count == 1
 
     def has(self, index: int) -> bool:

@@ -37,11 +37,9 @@ class StoredPart:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes in the file."""
         return ceil(prod(self.shape) * DTYPE_BITS[self.dtype] / 8)
 
     def has_shape(self, shape: tuple[int, ...]) -> bool:
-        """Whether it may be of that shape."""
         if not self.is_text:
             return shape == self.shape
         *stack, length = shape or (0,)
@@ -148,7 +146,6 @@ class WeightFormat(ABC):
         return False
 
     def num_bytes(self, shape: tuple[int, ...]) -> int:
-        """Bytes of a weight of that shape in the file."""
         return sum(part.num_bytes for part in self.parts("", shape))
 
     def configured(self, quantization: Mapping[str, Any]) -> WeightFormat | None:
@@ -201,7 +198,6 @@ def beside(name: str, suffix: str) -> str:
 
 
 def has_dtypes(parts: Iterable[StoredPart], look: Look) -> bool:
-    """Whether all are there, in their dtypes."""
     return all((found := look(part.name)) and found.dtype == part.dtype for part in parts)
 
 

@@ -36,7 +36,6 @@ class RowCounts:
 
     @property
     def num_left(self) -> int:
-        """Rows that have not ended."""
         return self.num_rows - self.num_done - self.num_failed
 
 

@@ -114,7 +114,6 @@ class JobRun:
         return run_timelines(self._attempt) if self._attempt else {}
 
     def status(self) -> RunStatus:
-        """Where the run is now."""
         attempt = self._attempt
         return status_of(attempt) if attempt else RunStatus(budget_bytes=self._budget_bytes)
 

@@ -59,7 +59,6 @@ class ShardStatus:
 
     @property
     def of(self) -> Shard:
-        """The shard that it is about."""
         return Shard(*map(int, self.shard.split("/")))
 
     @property

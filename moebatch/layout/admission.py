@@ -270,7 +270,6 @@ class Admission:
         return peak_pages(tokens, left, *self._caps.of_pages) <= self._caps.pages
 
     def _pages_of(self, tokens_N: Ints) -> Ints:
-        """Pages of sequences of so many tokens."""
         last_N = np.minimum(tokens_N, self._caps.most_cached) - 1
         pages_N: Ints = last_N // self._caps.page_tokens + 1
         return pages_N

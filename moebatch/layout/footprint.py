@@ -76,7 +76,6 @@ class Buffer(NamedTuple):
 
     @property
     def num_bytes(self) -> float:
-        """All of them."""
         return self.num_elements * self.element_bytes * self.num_pieces
 
 

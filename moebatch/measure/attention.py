@@ -176,7 +176,6 @@ class _Bench:
         self._pages: Ints = np.random.default_rng(0).permutation(num_pages)
 
     def decode_rates(self, sizes: Sizes) -> DecodeRates:
-        """By all batches of these sizes."""
         samples = [
             self.decode(num_sequences, context)
             for num_sequences in sizes.decode_sequences

@@ -116,7 +116,6 @@ def decoding_points(
 
 
 def expert_bytes(sizes: ModelSizes, dtype: torch.dtype) -> int:
-    """Bytes of an expert of that size."""
     return 3 * sizes.hidden_size * sizes.expert_width * dtype.itemsize
 
 

@@ -88,7 +88,6 @@ class _BareExperts:
 
     @property
     def chosen(self) -> Sequence[int]:
-        """Those that have tokens."""
         return self._routing.experts
 
     def num_launches(self, number: int) -> float:
@@ -157,7 +156,6 @@ class _BarePasses:
         self._executor.drive(self._driver)
 
     def run(self) -> None:
-        """One pass."""
         on_cpu = (False,) * _MICRO_BATCHES
         self._executor.run_pass(Sweep(num_micro_batches=_MICRO_BATCHES, on_cpu=on_cpu))
 

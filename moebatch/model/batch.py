@@ -125,7 +125,6 @@ class MicroBatch:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the micro-batch."""
         return self.stop - self.start
 
 

@@ -75,7 +75,6 @@ def activation_of(name: str) -> Activation:
 
 
 def silu_in_place(x: Tensor) -> Tensor:
-    """``x * sigmoid(x)``."""
     return F.silu(x, inplace=True)
 
 

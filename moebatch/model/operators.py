@@ -18,7 +18,6 @@ class Operators(NamedTuple):
 
     @property
     def device(self) -> torch.device:
-        """Where they compute."""
         return self.products.device
 
     def clamping(self, clamped: ClampedGate | None) -> "Operators":

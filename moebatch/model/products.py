@@ -180,7 +180,6 @@ class Products:
         return coded if coded is not None and is_compiled(coded) else None
 
     def multiplies_codes(self, num_rows: int) -> bool:
-        """Whether the kernel multiplies so many rows with codes."""
         return self._is_forced or kernel_multiplies_codes(
             num_rows, self._name, self.instruction_set
         )
@@ -195,7 +194,6 @@ class Products:
         return self._room(weight_OI.shape).copy_(weight_OI)
 
     def _decoded(self, weight_OI: CodedMatrix) -> Tensor:
-        """The same of codes."""
         assert self._kernels is not None, "codes are left to kernels"
         room = self._room(weight_OI.shape)
         if room.numel():

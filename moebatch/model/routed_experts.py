@@ -55,7 +55,6 @@ class RoutedExperts:
         return 0 if self._ones_TK is None else self._ones_TK.nbytes
 
     def run(self, layer: int, routing: Routing, experts: Mapping[int, Sequence[Tensor]]) -> None:
-        """As `Decoder.run_experts` has it."""
         together: list[GroupedExpert] = []
         for expert, parts in experts.items():
             try:

@@ -47,7 +47,6 @@ class Frame:
         return self._buffer[start:stop].view(size)
 
     def take_float(self, *size: int) -> Tensor:
-        """The same in float32."""
         words = torch.float32.itemsize // self._buffer.dtype.itemsize
         return self.take(math.prod(size) * words).view(torch.float32).view(size)
 

@@ -39,7 +39,6 @@ class Contents:
     wide: frozenset[ExpertKey] = frozenset()
 
     def encoding_of(self, key: ExpertKey) -> Encoding:
-        """What an expert is written as."""
         return self.encodings[key in self.wide]
 
     @cached_property
@@ -62,7 +61,6 @@ class Contents:
             yield role, name, (rows, columns)
 
     def keys_of(self, layer: int) -> list[ExpertKey]:
-        """Its experts."""
         return [ExpertKey(layer, expert) for expert in range(self.files.shape.num_experts)]
 
     def constants(self, layer: int) -> Iterator[tuple[StoredPart, Tensor]]:
@@ -118,7 +116,6 @@ class Contents:
 
     @property
     def experts(self) -> list[ExpertKey]:
-        """All of them."""
         return expert_keys(self.files.shape)
 
     @cached_property

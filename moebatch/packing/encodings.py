@@ -73,7 +73,6 @@ class PackedIntegers(Encoding):
         )
 
     def constants(self, name: str, size: tuple[int, int]) -> Mapping[StoredPart, Tensor]:
-        """The size of the matrix."""
         return {StoredPart(f"{name}_shape", "I64", (2,)): torch.tensor(size, dtype=torch.int64)}
 
     def _encoded(self, codes_OI: Tensor, scale_OG: Tensor) -> tuple[Tensor, ...]:

@@ -118,7 +118,6 @@ def _encode(encoding: Encoding, stored_OI: Tensor) -> _Portion:
 
 
 def _squared(numbers_OI: Tensor) -> float:
-    """The sum of squares."""
     return float(torch.linalg.vector_norm(numbers_OI, dtype=torch.float64)) ** 2
 
 

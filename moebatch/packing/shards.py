@@ -47,7 +47,6 @@ class Shard:
 
     @property
     def num_bytes(self) -> int:
-        """Of the file."""
         return len(self.header) + sum(part.num_bytes for part in self.parts)
 
 

@@ -147,7 +147,6 @@ class Choices:
         return self._position[layer]
 
     def add(self, position: int, rows: slice, experts_RK: Chosen) -> None:
-        """Takes in what those rows have chosen."""
         assert rows.start == self._chosen[position], "micro-batches of a layer come in order"
         assert rows.stop <= self.num_rows, f"the pass has {self.num_rows} rows, not {rows.stop}"
         self._experts_LTK[position, rows] = experts_RK

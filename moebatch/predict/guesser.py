@@ -30,7 +30,6 @@ class SharesByToken:
     tokens_R: Ints
 
     def __getitem__(self, rows: slice | NDArray[np.intp]) -> Shares:
-        """Those of some rows."""
         return self.shares_VE[self.tokens_R[rows]].astype(np.float32)
 
 

@@ -195,7 +195,6 @@ def _experts(choice: ExpertChoice) -> RenderableType:
 
 
 def _why(choice: ExpertChoice) -> str:
-    """One sentence on the choice."""
     chosen, plainest = choice.chosen, choice.plainest
     steps = f"{choice.depth} layer{'s' if choice.depth > 1 else ''} ahead"
     if chosen is plainest:

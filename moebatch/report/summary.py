@@ -125,7 +125,6 @@ def _rows(summary: RunSummary) -> str:
 
 
 def _cut_off(summary: RunSummary) -> str:
-    """Of the rows of this run."""
     share = f"{summary.num_cut_off} of {count_of(summary.num_ended, 'row')} reached max_tokens"
     if not summary.num_cut_thinking:
         return share

@@ -38,7 +38,6 @@ class NamedRows:
 
     @property
     def row_count(self) -> int:
-        """How many there are."""
         return len(self._rows)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:

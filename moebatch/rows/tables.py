@@ -49,7 +49,6 @@ def stamps_of(path: Path) -> tuple[Stamp, ...]:
 
 
 def parquet_batches(path: Path) -> Iterator[Any]:
-    """Those of a parquet file."""
     import pyarrow.parquet
 
     # Checksums of pages, which not all writers write, are not compared otherwise.

@@ -33,7 +33,6 @@ class Lane(NamedTuple):
 
     @property
     def computes(self) -> bool:
-        """Whether it is a processor."""
         return "->" not in self.at
 
     @property

@@ -61,7 +61,6 @@ class Setup:
         return STAGING in self.lanes
 
     def layer(self, step: int) -> int:
-        """The layer of a step."""
         return step % self.num_layers
 
     def is_moe(self, step: int) -> bool:

@@ -47,11 +47,9 @@ class PromptTemplate:
 
     @property
     def is_column(self) -> bool:
-        """Whether it is nothing but one column."""
         return self.texts == ("", "")
 
     def filled(self, values: Mapping[str, str]) -> str:
-        """The prompt, with the values of all columns."""
         first, *others = self.texts
         pairs = zip(self.columns, others, strict=True)
         return first + "".join(values[name] + text for name, text in pairs)

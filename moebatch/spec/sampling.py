@@ -77,7 +77,6 @@ class Sampling:
 
     @property
     def must_call(self) -> bool:
-        """Whether an answer has to be a call."""
         return self.tool_choice.kind in ("required", "function")
 
     @property

@@ -110,7 +110,6 @@ class GgufMetadata:
         return [layer for layer in layers if f"blk.{layer}.{tensor}" in self._tensors]
 
     def fault(self, why: str) -> CheckpointError:
-        """To be raised."""
         return CheckpointError(f"{self.where}: {why}")
 
 

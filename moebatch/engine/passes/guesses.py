@@ -42,7 +42,6 @@ class Guesses(Router):
         self._observers = (*learning, observer) if observer else learning
 
     def begin_pass(self, tokens: PassTokens) -> None:
-        """A pass of those tokens begins."""
         self._num_tokens, self._num_next = len(tokens.tokens_T), int(tokens.is_last_T.sum())
         self._last_chosen = -1
         self._num_seen.clear()

@@ -189,7 +189,6 @@ class AttentionInput:
 
 
 def attention_inputs(layout: Layout, cache: KVCache, make: MakeMicroBatch) -> list[AttentionInput]:
-    """One for each micro-batch."""
     return [_input(group, k % NUM_WINDOWS, cache, make) for k, group in enumerate(layout.groups)]
 
 

@@ -35,7 +35,6 @@ class PassLog(RoutingObserver):
         self._shape, self._num_experts = shape, shape.num_experts
 
     def begin(self, layout: Layout, sweep: Sweep) -> None:
-        """A pass of that layout begins."""
         self._layout = layout if len(self.passes) < self._num_passes else None
         if self._layout is not None:
             ends = [row for _, row in layout.ends]

@@ -45,7 +45,6 @@ class Qkv(NamedTuple):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All of them."""
         return (self.q_THC, *self.parts)
 
     def first(self, num_tokens: int) -> "Qkv":

@@ -82,7 +82,6 @@ class AttentionCore:
         return self._scratch.buffer.nbytes + chosen
 
     def plan_of(self, layer: int, micro_batch: MicroBatch) -> WindowPlan:
-        """What a layer attends to there."""
         if self._attentions[layer].most_chosen is not None:
             assert micro_batch.choosing is not None, "planned where layers choose"
             return micro_batch.choosing

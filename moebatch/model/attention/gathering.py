@@ -73,7 +73,6 @@ class Gathered:
         return zeros_BS.masked_fill_(is_padding_BS, -torch.inf)[:, None, None]
 
     def to(self, device: torch.device) -> "Gathered":
-        """The same on that device."""
         return Gathered(
             tokens_B=self.tokens_B.to(device),
             rows_BS=self.rows_BS.to(device),

@@ -42,7 +42,6 @@ class StackPlan:
 
     @property
     def encodes(self) -> bool:
-        """Whether it is one of prompts."""
         return bool(self.prompts)
 
     @classmethod

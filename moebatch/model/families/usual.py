@@ -42,7 +42,6 @@ def mlp(
 
 
 def bias_of(matrices: Mapping[str, Matrix], role: str) -> Tensor | None:
-    """That of a matrix, as it is stored."""
     bias_O = matrices.get(f"{role}_bias")
     assert bias_O is None or isinstance(bias_O, Tensor), "biases are not quantised"
     return bias_O

@@ -80,8 +80,6 @@ class Described(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupedMatrices:
-    """Those of an expert."""
-
     coding_in: Coding
     """Of gate and up, or of the latter alone."""
     coding_out: Coding

@@ -62,7 +62,6 @@ class GroupedExperts:
 
     @staticmethod
     def suits(taken: GroupedMatrices, num_rows: int) -> bool:
-        """Whether an expert over so many rows is one of a group."""
         return is_grouped(num_rows)
 
     def run(

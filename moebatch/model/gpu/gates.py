@@ -83,7 +83,6 @@ class Grouped(NamedTuple):
 
     @classmethod
     def room(cls, num_choices: int, num_experts: int, device: torch.device) -> "Grouped":
-        """For so many choices."""
         rows_N, choices_N, counts_E = (
             torch.empty(size, dtype=torch.int64, device=device)
             for size in (num_choices, num_choices, num_experts)

@@ -169,7 +169,6 @@ def _size(matrix: CodedMatrix) -> tuple[int, int]:
 
 
 def _row_bytes(matrix: CodedMatrix) -> int:
-    """Of the codes of a row."""
     num_inputs = matrix.shape[1]
     if matrix.scales is None:
         numbers = block_numbers(matrix.numbers)

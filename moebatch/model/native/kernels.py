@@ -57,8 +57,6 @@ class Kernel:
 
 
 class Kernels:
-    """All of them."""
-
     def __init__(self, library: ctypes.CDLL, *, is_forced: bool = False) -> None:
         """`is_forced` says that the instruction set is not the best that there is.
 

@@ -36,7 +36,6 @@ class Scoring(NamedTuple):
         return self._replace(sink_scores_H=None if scores_H is None else scores_H[heads])
 
     def of(self, tokens: Tensor | slice) -> "Scoring":
-        """That of some tokens."""
         if self.sinks is None:
             return self
         return self._replace(sinks=self.sinks._replace(q_THC=self.sinks.q_THC[tokens]))

@@ -151,7 +151,6 @@ class Choices:
         )
 
     def join(self, routings: Sequence[Routing]) -> Routing:
-        """As `Routing.join`."""
         return Routing.join(routings, self._group)
 
     def _group(

@@ -135,7 +135,6 @@ class LearntGating:
 
     @property
     def chosen(self) -> GatingPoint:
-        """The point of the threshold."""
         return next(point for point in self.curve if point.threshold == self.threshold)
 
     def loss(self, point: GatingPoint) -> float:

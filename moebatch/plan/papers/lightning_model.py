@@ -319,7 +319,6 @@ class PaperModel:
         return sequences * cache_bytes(self.shape, tokens)
 
     def hidden_bytes(self, tokens: float) -> float:
-        """Hidden states of so many tokens."""
         return self.shape.dtype_bytes * self.shape.hidden_size * tokens
 
     @property

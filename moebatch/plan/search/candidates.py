@@ -85,7 +85,6 @@ class Candidate:
         return Placement(**{top: max(0.0, 1 - sum(below.values())), **below})
 
     def placed(self, shares: Mapping[Variable, float]) -> Policy:
-        """The policy with these shares."""
         weights, kv_cache = (self.placement(kind, shares) for kind in KINDS)
         return replace(self.policy, weights=weights, kv_cache=kv_cache)
 

@@ -22,7 +22,6 @@ class MicroBatches:
 
     @property
     def tokens(self) -> float:
-        """Of all of them."""
         return sum(load.tokens for load in self.loads)
 
     @property
@@ -32,7 +31,6 @@ class MicroBatches:
 
 
 def passes_of(problem: Problem, policy: Policy, work: Work, count: int) -> list[MicroBatches]:
-    """So many passes of a job."""
     if work == "mean":
         return [split(mean_load(problem, policy), problem, policy)] * count
     decode = split(decode_load(problem, policy), problem, policy)

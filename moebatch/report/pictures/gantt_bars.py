@@ -107,7 +107,6 @@ _GROUP_OF: Mapping[Kind, Group] = {kind: group for group in GROUPS for kind in g
 
 
 def group_of(task: Task) -> Group:
-    """How a task is drawn."""
     return _GROUP_OF[task.kind]
 
 

@@ -51,7 +51,6 @@ class Panel:
 
     @property
     def places(self) -> list[Value]:
-        """All places of all operations."""
         others = [place for mark in self.marks if (place := self.other(mark))]
         return [*map(self.place, self.marks), *others]
 

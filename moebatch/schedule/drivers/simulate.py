@@ -177,7 +177,6 @@ class Simulator(Lanes):
         self._add_streams()
 
     def run(self, num_passes: int) -> Timeline:
-        """The timeline of the first `num_passes` passes."""
         self._driver.start()
         ends = []
         for number in range(num_passes):

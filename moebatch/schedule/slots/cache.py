@@ -44,7 +44,6 @@ class Cache:
 
     @property
     def kept(self) -> Iterable[ExpertKey]:
-        """All that stay."""
         return ()
 
     def check_integrity(self, loads: Mapping[ExpertKey, Load]) -> None:

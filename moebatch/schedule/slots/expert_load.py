@@ -42,7 +42,6 @@ class Load:
 
     @property
     def is_ready(self) -> bool:
-        """Whether all of it has arrived."""
         return self.num_issued == self.num_chunks and self.num_in_flight == 0
 
     @property

@@ -75,7 +75,6 @@ class SlotTable:
 
     @property
     def has_free_slot(self) -> bool:
-        """Whether a slot has no owner."""
         return bool(self._free)
 
     def take_slot(self, load: Load) -> None:

@@ -50,7 +50,6 @@ class SlotQueue(SlotTable):
     # --- what is there --------------------------------------------------------------------------
 
     def state(self, key: ExpertKey) -> State:
-        """Where an expert is."""
         load = self.loads.get(key)
         return load.state if load else "absent"
 
@@ -69,7 +68,6 @@ class SlotQueue(SlotTable):
         return key in self.loads
 
     def slot_of(self, key: ExpertKey) -> int | None:
-        """The slot of an expert, if it has one."""
         load = self.loads.get(key)
         return load.slot if load else None
 
@@ -231,7 +229,6 @@ class SlotQueue(SlotTable):
         return chunk
 
     def finish_chunk(self, chunk: Chunk) -> None:
-        """A chunk has arrived."""
         load = chunk.load
         load.num_in_flight -= 1
         if load.is_ready:

@@ -112,12 +112,10 @@ class ChunkStream:
         return chunk
 
     def task_of(self, chunk: Chunk) -> Task:
-        """The chunk as a task of the timeline."""
         key = chunk.load.key
         return Task(self.kind, self.step_of(key.layer), expert=key.expert, part=chunk.number)
 
     def moved(self, chunk: Chunk) -> None:
-        """It has arrived."""
         self.slots.finish_chunk(chunk)
         self.path().sent(chunk.load)
 

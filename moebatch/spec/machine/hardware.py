@@ -58,7 +58,6 @@ class RateCurve:
 
     @property
     def peak(self) -> float:
-        """The highest rate of the curve."""
         return max(rate for _, rate in self.points)
 
 

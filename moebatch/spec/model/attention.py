@@ -137,7 +137,6 @@ class Attention(ABC):
 
     @property
     def cache(self) -> CacheLayout:
-        """What the cache holds."""
         return self.cached_parts.cached_in(self.cache_dtype)
 
     @property

@@ -35,7 +35,6 @@ class Mlp:
         return "gate" in self.roles
 
     def matrices(self, hidden_size: int) -> Sizes:
-        """Sizes of the matrices by role."""
         D, F = hidden_size, self.width
         return {role: (D, F) if role == "down" else (F, D) for role in self.roles}
 
@@ -148,7 +147,6 @@ class NormGates:
     """Those of layers with experts that do so beside these."""
 
     def tensors(self, role: str, hidden_size: int) -> Sizes:
-        """Sizes of what weighs the norm of that role."""
         D, R = hidden_size, self.rank
         return {f"{role}_gate_down": (R, D), f"{role}_gate_up": (D, R)}
 

@@ -48,11 +48,9 @@ class CacheGroup:
         return 1 if self.is_state else PAGE_TOKENS
 
     def num_rows(self, num_tokens: int) -> int:
-        """Rows of a sequence of so many tokens."""
         return min(num_tokens, self.most_rows)
 
     def pages_of(self, num_tokens: int) -> int:
-        """Pages of a sequence of so many tokens."""
         return -(-self.num_rows(num_tokens) // self.page_rows)
 
     def num_pages(self, policy: Policy) -> int:

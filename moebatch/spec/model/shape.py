@@ -176,23 +176,18 @@ class ModelShape(Layers):
         return self.activation in ("silu", "swish") or (bool(clamps) and None not in clamps)
 
     def expert_clamp(self, layer: int) -> ClampedGate | None:
-        """As `expert_clamps` says."""
         return self.expert_clamps[layer] if self.expert_clamps else None
 
     def mlp_clamp(self, layer: int) -> ClampedGate | None:
-        """As `mlp_clamps` says."""
         return self.mlp_clamps[layer] if self.mlp_clamps else None
 
     def is_moe(self, layer: int) -> bool:
-        """Whether a layer has experts."""
         return layer in self._with_experts
 
     def has_mlp(self, layer: int) -> bool:
-        """Whether a layer has experts or an MLP."""
         return layer not in self._bare
 
     def norms_of(self, layer: int) -> tuple[str, ...]:
-        """Roles of the norms of a layer."""
         if not self.has_mlp(layer):
             return tuple(role for role in self.norms if role in _NORMS_OF_MIXERS)
         return self.norms + self.moe_norms * self.is_moe(layer)
@@ -211,7 +206,6 @@ class ModelShape(Layers):
         return self.recurrent_residual if self.is_recurrent(layer) else self.attention_residual
 
     def attention_of(self, layer: int) -> Attention:
-        """How a layer attends."""
         return self.layer_attentions[layer] if self.layer_attentions else self.attention
 
     def by_layer(self, make: Callable[[Attention], Made]) -> list[Made]:
@@ -283,7 +277,6 @@ class ModelShape(Layers):
 
     @property
     def expert_width(self) -> int:
-        """Width of an expert."""
         return self.expert.width
 
     @property
@@ -313,7 +306,6 @@ class ModelShape(Layers):
 
     @cached_property
     def expert_params(self) -> int:
-        """Numbers in one expert."""
         return _count(self.expert.tensors(self.expert_size))
 
     @cached_property

@@ -45,7 +45,6 @@ _MAX_PAGES = 2**40
 
 
 def pages_of(num_tokens: int) -> int:
-    """Pages that hold `num_tokens` tokens."""
     return -(-num_tokens // PAGE_TOKENS)
 
 

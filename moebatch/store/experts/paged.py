@@ -67,7 +67,6 @@ class PageCut:
         appendix A.1)."""
 
     def keys(self, layer: int) -> Sequence[ExpertKey]:
-        """Streamed experts of a layer."""
         return self._keys.get(layer, ())
 
     def slot_of(self, key: ExpertKey) -> int:
@@ -75,7 +74,6 @@ class PageCut:
         return self._slots[key]
 
     def page(self, layer: int, number: int, num_pages: int) -> Page:
-        """Page `number` of so many."""
         pages = self._pages.get(layer, ())
         if len(pages) != num_pages:
             pages = tuple(self._cut(layer, num_pages))

@@ -40,12 +40,10 @@ class KvLayout:
         return self.vram_device.type == "cuda"
 
     def device(self, level: LevelName) -> torch.device:
-        """Where tensors of a level are."""
         return self.vram_device if level == "vram" else _HOST
 
     @property
     def disk_layers(self) -> list[int]:
-        """Layers that live on disk."""
         return [layer for layer, home in enumerate(self.levels) if home == "disk"]
 
     @property

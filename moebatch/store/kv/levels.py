@@ -30,7 +30,6 @@ class _Stored:
 
     @property
     def on_disk(self) -> LayerPages:
-        """What each of its layers has on disk."""
         parts = self.shape.cache.parts
         return LayerPages(self.num_pages, [self.shape.part_bytes(part) for part in parts])
 
@@ -118,7 +117,6 @@ class KvLevels:
         return num_bytes
 
     def keeps(self, layer: int) -> bool:
-        """Whether the layer keeps anything."""
         return layer in self._of_layer
 
     def is_direct(self, place: Place, layer: int) -> bool:
@@ -164,7 +162,6 @@ class KvLevels:
             self._move(kind, hop, view, layer, one)
 
     def _move(self, kind: Kind, hop: Hop, view: KvView, layer: int, one: _Stored) -> None:
-        """That of one group."""
         moves = self._moves(kind, hop, view, layer, one)
         if "disk" in hop:
             self._move_disk(hop, moves, view, layer, one)
