@@ -64,8 +64,7 @@ def _simulations(
 ) -> "tuple[Answer, dict[str, Simulation]]":
     """The answer by the policy's own schedule, and what the lanes do under those asked for."""
     from moebatch.plan.methods import answer_question
-    from moebatch.plan.simulation.durations import load_durations
-    from moebatch.plan.simulation.simulation import simulations
+    from moebatch.plan.simulation.simulation import load_durations, simulations
     from moebatch.predict.trace import load_routing
     from moebatch.report.progress import progress_bar
 

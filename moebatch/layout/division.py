@@ -12,8 +12,7 @@ from moebatch.schedule.registry import traits_of
 from moebatch.spec.machine.hardware import LEVELS, LevelName
 from moebatch.spec.model.cache import CacheGroup
 from moebatch.spec.model.shape import ModelShape
-from moebatch.spec.policy.policy import Policy
-from moebatch.spec.policy.rounding import whole
+from moebatch.spec.policy.policy import Policy, whole
 
 _PAGED_SPARE = 2
 """Whole experts of a paged schedule need up to two slots more than shares of them."""

@@ -16,8 +16,7 @@ from moebatch.schedule.slots.cache import Cache, Rule, make_cache
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.spec.machine.hardware import LevelName
 from moebatch.spec.model.shape import ModelShape
-from moebatch.spec.policy.policy import Policy
-from moebatch.spec.policy.rounding import whole
+from moebatch.spec.policy.policy import Policy, whole
 
 if TYPE_CHECKING:
     from moebatch.schedule.drivers.simulate import Room

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 from moebatch.schedule.slots.expert_load import ExpertKey
-from moebatch.spec.policy.rounding import whole
+from moebatch.spec.policy.policy import whole
 
 NARROW, WIDE = 4, 8
 """Bits."""

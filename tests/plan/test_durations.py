@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from moebatch.errors import ConfigError
-from moebatch.plan.simulation.durations import load_durations
+from moebatch.plan.simulation.simulation import load_durations
 from moebatch.schedule.task import Kind
 
 

@@ -17,11 +17,10 @@ from moebatch.model.attention.core import AttentionCore
 from moebatch.model.layer_work import LayerWork
 from moebatch.model.operators import Operators
 from moebatch.model.products import Weights
-from moebatch.model.recurrence.block import RecurrentBlock
+from moebatch.model.recurrence.block import RecurrentBlock, ShortConvolutionBlock
 from moebatch.model.recurrence.gated_delta import ChannelDeltaBlock, GatedDeltaBlock
 from moebatch.model.recurrence.lightning import LightningBlock
 from moebatch.model.recurrence.selective_scan import SelectiveScanBlock
-from moebatch.model.recurrence.short_convolution import ShortConvolutionBlock
 from moebatch.model.recurrence.state_space import StateSpaceBlock
 from moebatch.model.routing.router import choose_experts
 from moebatch.model.scratch import Frame

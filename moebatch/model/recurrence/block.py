@@ -106,6 +106,17 @@ class RecurrentBlock(ABC):
         `projected_NP` may become anything."""
 
 
+class ShortConvolutionBlock(RecurrentBlock):
+    """A gated convolution and no more (LFM2): what goes in is multiplied, and what comes out."""
+
+    activates = False
+
+    def _mix(self, work: LayerWork, projected_NP: Tensor, out_TX: Tensor) -> None:
+        before_TD, behind_TD, x_TD = projected_NP[: work.num_tokens].chunk(3, dim=1)
+        x_TD *= before_TD
+        torch.mul(self._convolution.run(work, x_TD), behind_TD, out=out_TX)
+
+
 class MatrixBlock(RecurrentBlock):
     """What kinds share whose states hold matrices."""
 

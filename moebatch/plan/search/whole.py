@@ -10,8 +10,7 @@ from moebatch.plan.search.bounds import seconds_under
 from moebatch.plan.search.candidates import Candidate, Variable
 from moebatch.plan.search.refusal import too_large
 from moebatch.spec.machine.hardware import LevelName
-from moebatch.spec.policy.policy import Placement, Policy
-from moebatch.spec.policy.rounding import whole
+from moebatch.spec.policy.policy import Placement, Policy, whole
 
 
 def whole_policy(

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 from moebatch.layout.routing import SkewedRouting
 from moebatch.plan.answer import Answer
@@ -16,9 +17,14 @@ from moebatch.plan.simulation.passes import passes_of
 from moebatch.plan.simulation.world import SimWorld
 from moebatch.schedule.drivers.simulate import simulate
 from moebatch.schedule.registry import traits_of
+from moebatch.schedule.task import Kind
 from moebatch.schedule.timeline.statistics import Statistics
 from moebatch.schedule.timeline.timeline import Timeline
+from moebatch.spec.files.values import real_number
 from moebatch.spec.policy.policy import Policy
+
+_MOST_S = 1e6
+"""Of a kind of tasks in a file of durations."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,3 +168,19 @@ def _lane_json(statistics: Statistics, name: str) -> dict[str, Any]:
         "share": statistics.share(name),
         "rest_s": statistics.rest_s(name),
     }
+
+
+def load_durations(path: Path) -> Mapping[Kind, float]:
+    """A file of ``attend: 0.002``: seconds by the kinds of `schedule/task.py`. YAML or JSON.
+
+    Raises ConfigError with all faults of the file at once.
+    """
+    # Here, so that commands start without pydantic.
+    from pydantic import create_model
+
+    from moebatch.spec.files.form import Form, given, read_form
+
+    seconds: Any = (Annotated[float | None, real_number(0, _MOST_S)], None)
+    form = create_model("Durations", __base__=Form, **dict.fromkeys(Kind, seconds))
+    found = given(read_form(path, form, kind="durations file"))
+    return {Kind(name): seconds for name, seconds in found.items()}

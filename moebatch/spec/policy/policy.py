@@ -6,7 +6,6 @@ from typing import Annotated, Literal, get_args
 
 from moebatch.spec.files.values import one_of, real_number, whole_number
 from moebatch.spec.machine.hardware import LevelName
-from moebatch.spec.policy.rounding import ROUNDING, whole
 from moebatch.spec.workload import Workload
 from moebatch.units import count_of
 
@@ -42,6 +41,13 @@ DEFAULT_SCHEDULE = "klotski"
 MAX_SLOTS = 2**16
 MAX_LAYERS = 2**12
 _MAX_PAGES = 2**40
+_ROUNDING = 1e-6
+"""Half of eight layers is four, whatever floating point says."""
+
+
+def whole(share: float, count: int) -> int:
+    """As many whole things as a share of so many makes, rounded down."""
+    return int(share * count + _ROUNDING)
 
 
 def pages_of(num_tokens: int) -> int:
@@ -73,7 +79,7 @@ def kv_levels(placement: Placement, num_layers: int) -> tuple[LevelName, ...]:
     rest."""
     num_vram = whole(placement.vram, num_layers)
     num_dram = num_layers - num_vram
-    if placement.disk * num_layers > ROUNDING:
+    if placement.disk * num_layers > _ROUNDING:
         num_dram = min(num_dram, whole(placement.dram, num_layers))
     num_disk = num_layers - num_vram - num_dram
     counts: dict[LevelName, int] = {"vram": num_vram, "dram": num_dram, "disk": num_disk}
