@@ -232,10 +232,11 @@ class Chosen(NamedTuple):
 
 def chosen_per_token(attention: Attention) -> Chosen:
     """Nothing where none chooses."""
-    most, together = attention.most_chosen or 0, attention.chosen_together
-    num_blocks = -(-most // together)
-    num_rooms = 1 + (together > 1)
-    return Chosen(attention.heads_choosing, num_blocks, num_blocks * together, num_rooms)
+    if (selector := attention.selector) is None:
+        return Chosen(1, 0, 0, 1)
+    together = selector.together
+    num_blocks, num_rooms = -(-selector.most_seen // together), 1 + (together > 1)
+    return Chosen(selector.heads_choosing, num_blocks, num_blocks * together, num_rooms)
 
 
 def num_library_products(

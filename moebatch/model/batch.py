@@ -155,7 +155,6 @@ class BatchPlanner:
             if shape.attention_of(layer).most_chosen is None
         }
         self._most_chosen = shape.attention.most_chosen or 0
-        self._together = shape.attention.chosen_together
         self._ropes = [] if shape.encoder else Rope.by_layer(shape, config, device, growth_R)
 
     def plan(
@@ -248,11 +247,13 @@ class BatchPlanner:
 
     def _chooser(self, span: Span, planner: SightPlanner) -> Chooser:
         num_seen_Q = np.arange(1, span.num_tokens + 1) + span.num_before
+        selector = self._shape.attention.selector
+        assert selector is not None, "tokens choose by one"
         return Chooser(
             tokens=span.tokens_from(planner.first),
             num_before=span.num_before,
-            counts_Q=self._shape.attention.num_chosen(num_seen_Q),
-            rows_BS=_in_blocks(span.rows_S, self._together, planner.device),
+            counts_Q=selector.num_chosen(num_seen_Q),
+            rows_BS=_in_blocks(span.rows_S, selector.together, planner.device),
         )
 
     def _by_sight(self, spans: Sequence[Span], window: int | None) -> dict[Sight, list[Span]]:

@@ -14,6 +14,10 @@ from moebatch.spec.model.cache_layout import CacheDtype, CacheLayout, SinkWindow
 if TYPE_CHECKING:  # who reads a shape need not load numpy
     from moebatch.arrays import Ints
 
+MOST_SCORES = 2**22
+"""Scores of heads that lie in memory while tokens choose, unless one token has more."""
+MOST_CHOOSING = 64
+"""Tokens that choose together."""
 LEARNT_SCALES = 3
 """Launches for a `LearntTemperature`, up to the queries that are multiplied."""
 Sizes = dict[str, tuple[int, ...]]
@@ -99,6 +103,43 @@ class LearntTemperature:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TokenSelector(ABC):
+    """Chooses what a token attends to where it could see more."""
+
+    num_heads: int
+    """Those of its queries; all share the keys."""
+    head_dim: int
+
+    @property
+    @abstractmethod
+    def most_seen(self) -> int:
+        """Tokens to which one attends at the most."""
+
+    @abstractmethod
+    def num_chosen(self, num_seen: "Ints") -> "Ints":
+        """What tokens attend to that see so many, more than `most_seen` each."""
+
+    @property
+    @abstractmethod
+    def together(self) -> int:
+        """Tokens of a block, of which those that choose take all or none that they see; a token
+        always takes the last one that it sees a part of."""
+
+    @property
+    def heads_choosing(self) -> int:
+        """Heads of keys for each of which tokens choose by themselves; 1 is one choice for all."""
+        return 1
+
+    def num_scores(self, num_scored: int) -> int:
+        """Of a token, all heads, where so many are scored."""
+        return self.num_heads * num_scored
+
+    def queries_at_once(self, num_scored: int) -> int:
+        """Tokens of one sequence whose scores of so many lie in memory together."""
+        return max(1, min(MOST_CHOOSING, MOST_SCORES // self.num_scores(num_scored)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Attention(ABC):
     """Attention of layers that attend alike."""
 
@@ -180,25 +221,14 @@ class Attention(ABC):
         return num_pairs * self.flops_per_pair
 
     @property
-    def most_chosen(self) -> int | None:
-        """Tokens to which one attends at the most, those that it chooses where it could see more;
-        None where it attends to all that it sees."""
+    def selector(self) -> TokenSelector | None:
+        """What chooses among tokens; None where each attends to all that it sees."""
         return None
 
-    def num_chosen(self, num_seen: "Ints") -> "Ints":
-        """How many of these tokens attend to that see so many each, more than `most_chosen`."""
-        raise NotImplementedError
-
     @property
-    def chosen_together(self) -> int:
-        """Tokens of a block, of which those that choose take all or none that they see; a token
-        always takes the last one that it sees a part of."""
-        return 1
-
-    @property
-    def heads_choosing(self) -> int:
-        """Heads of keys for each of which tokens choose by themselves; 1 is one choice for all."""
-        return 1
+    def most_chosen(self) -> int | None:
+        """Tokens to which one attends at the most, where it chooses."""
+        return self.selector.most_seen if self.selector else None
 
     @property
     def most_unscored(self) -> float:

@@ -2,7 +2,7 @@
 behind them included."""
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from moebatch.spec.model.attention import (
     SCORED,
@@ -15,9 +15,6 @@ from moebatch.spec.model.attention import (
 )
 from moebatch.spec.model.cache_layout import LARGEST_SLICE, CacheLayout, CachePart
 from moebatch.spec.model.indexer import BlockIndexer
-
-if TYPE_CHECKING:  # who reads a shape need not load numpy
-    from moebatch.arrays import Ints
 
 BIASED_PAIRS = 64 * LARGEST_SLICE
 """Pairs of tokens of a prompt to whose scores numbers are added at a time."""
@@ -94,29 +91,13 @@ class GroupedAttention(Attention):
 
     def within(self, max_tokens: int) -> "GroupedAttention":
         """Without what chooses, where all are chosen."""
-        if self.indexer is None or max_tokens > self.indexer.most:
+        if self.indexer is None or max_tokens > self.indexer.most_seen:
             return self
         return replace(self, indexer=None)
 
     @property
-    def most_chosen(self) -> int | None:
-        """As its indexer says."""
-        return self.indexer.most if self.indexer else None
-
-    @property
-    def chosen_together(self) -> int:
-        """Those of a block."""
-        return self.indexer.block_tokens if self.indexer else 1
-
-    def num_chosen(self, num_seen: "Ints") -> "Ints":
-        """As its indexer says."""
-        assert self.indexer is not None, "there is one where tokens choose"
-        return self.indexer.num_chosen(num_seen)
-
-    @property
-    def heads_choosing(self) -> int:
-        """Each of keys."""
-        return self.indexer.num_heads if self.indexer else 1
+    def selector(self) -> BlockIndexer | None:
+        return self.indexer
 
     @property
     def choosing_flops_per_pair(self) -> float:
@@ -127,7 +108,7 @@ class GroupedAttention(Attention):
     def launches(self) -> AttentionLaunches:
         """One projection, and one operator of all heads."""
         scored, chooses = SCORED * self.has_sink_scores, self.indexer is not None
-        heads = self.heads_choosing
+        heads = self.indexer.heads_choosing if self.indexer else 1
         return AttentionLaunches(
             projected=1 + (self.value_scale != 1) + chooses * _INDEX_PROJECTIONS,
             norms=self.num_norms + 2 * chooses,

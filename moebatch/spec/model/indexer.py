@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING
 
 from moebatch.spec.model.attention import (
     LEARNT_SCALES,
+    MOST_CHOOSING,
+    MOST_SCORES,
     LearntTemperature,
     Sizes,
+    TokenSelector,
     halves_of_neighbours,
     in_all_heads,
 )
@@ -15,28 +18,21 @@ from moebatch.spec.model.attention import (
 if TYPE_CHECKING:  # who reads a shape need not load numpy
     from moebatch.arrays import Ints
 
-_SCORES = 2**22
-"""Scores of heads that lie in memory while tokens choose, unless one token has more."""
 _PROJECTED = 15
 _SEEN = 12
 """A layer norm with a bias."""
 _POOLING = 2
 """What weighs tokens in pools, beside their keys."""
-_MOST_CHOOSING = 64
-"""Tokens that choose together."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Indexer:
+class Indexer(TokenSelector):
     """Chooses what a token attends to where it could see more. Everything before it, tokens or what
     stands for some of them, is scored by a key: the sum over heads of what is positive of query
     times key, weighed by what the token gives that head (DeepSeek-V3.2, Eq. 1)."""
 
     most: int
     """How many are chosen (``index_topk``)."""
-    num_heads: int
-    """Those of its queries; all share the keys."""
-    head_dim: int
     rotary_dim: int
     """Numbers of a head that rotate as those of the attention's keys do."""
     rotates_neighbours: bool = False
@@ -64,8 +60,11 @@ class Indexer:
         return self.most + self.pool - 1
 
     def num_chosen(self, num_seen: "Ints") -> "Ints":
-        """What tokens attend to that see so many, more than `most_seen` each."""
         return self.most + num_seen % self.pool
+
+    @property
+    def together(self) -> int:
+        return self.pool
 
     @property
     def cached_width(self) -> int:
@@ -112,10 +111,6 @@ class Indexer:
             sizes |= {"index_pool_weight": wide, "index_pool_bias": (self.pool, self.head_dim)}
         return sizes | dict.fromkeys(("index_k_norm", "index_k_norm_bias"), norm)
 
-    def queries_at_once(self, num_scored: int) -> int:
-        """Tokens of one sequence whose scores of so many lie in memory together."""
-        return max(1, min(_MOST_CHOOSING, _SCORES // (self.num_heads * num_scored)))
-
     def key_rooms(self, num_rows: int) -> tuple[int, ...]:
         """Keys with room to be normed in, and with what weighs them beside them."""
         keys = num_rows * self.head_dim
@@ -127,11 +122,11 @@ class Indexer:
         sequence, and of the tokens of it that choose together queries, weights and scores, by head
         and summed up."""
         heads, width = self.num_heads, self.num_heads * self.head_dim
-        pairs = min(_MOST_CHOOSING * num_scored, max(_SCORES // heads, num_scored))
+        pairs = min(MOST_CHOOSING * num_scored, max(MOST_SCORES // heads, num_scored))
         floats = (
             num_scored * self.head_dim,
-            _MOST_CHOOSING * width,
-            _MOST_CHOOSING * heads,
+            MOST_CHOOSING * width,
+            MOST_CHOOSING * heads,
             heads * pairs,
             pairs,
         )
@@ -161,9 +156,10 @@ class Indexer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BlockIndexer:
+class BlockIndexer(TokenSelector):
     """Chooses blocks of tokens that follow each other, for each head of keys by itself: those with
-    the largest product of a query of that head and a key of one of their tokens (MiniMax-M3)."""
+    the largest product of a query of that head and a key of one of their tokens (MiniMax-M3). The
+    first numbers of a head rotate, as those of the attention do."""
 
     num_blocks: int
     """How many are chosen, that of the token itself among them (``index_topk_blocks``)."""
@@ -171,20 +167,23 @@ class BlockIndexer:
     """Tokens of a block (``index_block_size``)."""
     num_last: int
     """Last blocks that are chosen whatever their score (``index_local_blocks``)."""
-    num_heads: int
-    """Those of its queries, as many as the attention has of keys; all share the indexer's keys."""
-    head_dim: int
-    """Its first numbers rotate, as those of the attention do."""
 
     @property
-    def most(self) -> int:
-        """Tokens that are chosen."""
+    def most_seen(self) -> int:
         return self.num_blocks * self.block_tokens
 
     def num_chosen(self, num_seen: "Ints") -> "Ints":
-        """What tokens attend to that see so many, more than `most` each: of the last block what
-        they see."""
-        return self.most - (-num_seen) % self.block_tokens
+        """Of the last block what they see."""
+        return self.most_seen - (-num_seen) % self.block_tokens
+
+    @property
+    def together(self) -> int:
+        return self.block_tokens
+
+    @property
+    def heads_choosing(self) -> int:
+        """As many as the attention has of keys."""
+        return self.num_heads
 
     def tensors(self, hidden_size: int) -> Sizes:
         """Queries and keys of hidden states, each with a norm of its heads."""
@@ -199,18 +198,14 @@ class BlockIndexer:
         """Of a token, those behind the last position of the last block among them."""
         return self.num_heads * -(-num_scored // self.block_tokens) * self.block_tokens
 
-    def queries_at_once(self, num_scored: int) -> int:
-        """As `Indexer` has it."""
-        return max(1, min(_MOST_CHOOSING, _SCORES // self.num_scores(num_scored)))
-
     def step_rooms(self, num_rows: int, num_scored: int) -> tuple[int, ...]:
         """Queries and keys, with room to be normed in; and in float32 what is scored of a sequence,
         and of the tokens of it that choose together queries, scores, and those of blocks."""
         width, scores = self.num_heads * self.head_dim, self.num_scores(num_scored)
-        pairs = min(_MOST_CHOOSING * scores, max(_SCORES, scores))
+        pairs = min(MOST_CHOOSING * scores, max(MOST_SCORES, scores))
         floats = (
             num_scored * self.head_dim,
-            _MOST_CHOOSING * width,
+            MOST_CHOOSING * width,
             pairs,
             -(-pairs // self.block_tokens),
         )

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 from math import inf
-from typing import TYPE_CHECKING
 
 from moebatch.spec.model.attention import (
     LEARNT_SCALES,
@@ -17,9 +16,6 @@ from moebatch.spec.model.attention import (
 )
 from moebatch.spec.model.cache_layout import CacheLayout, CachePart
 from moebatch.spec.model.indexer import Indexer
-
-if TYPE_CHECKING:  # who reads a shape need not load numpy
-    from moebatch.arrays import Ints
 
 _EXPANDED_NUMBERS = 2**24
 """Keys and values that are made of latents at a time, unless those of one head are more."""
@@ -135,18 +131,8 @@ class LatentAttention(Attention):
         return replace(self, indexer=None)
 
     @property
-    def most_chosen(self) -> int | None:
-        """As its indexer says."""
-        return self.indexer.most_seen if self.indexer else None
-
-    @property
-    def chosen_together(self) -> int:
-        """Those of a pool."""
-        return self.indexer.pool if self.indexer else 1
-
-    def num_chosen(self, num_seen: "Ints") -> "Ints":
-        assert self.indexer is not None, "something chooses"
-        return self.indexer.num_chosen(num_seen)
+    def selector(self) -> Indexer | None:
+        return self.indexer
 
     @property
     def most_unscored(self) -> float:
