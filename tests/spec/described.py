@@ -1,6 +1,7 @@
 """What a config.json says to us, and what it says to transformers."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,8 @@ class Described:
 
     family: str
     architecture: str
+    text: str | None = None
+    """What model of text a file describes beside others."""
 
     def shape_of(self, **entries: Any) -> ModelShape:
         """What we make of one."""
@@ -39,9 +42,23 @@ class Described:
             read_planned_shape(self._file(entries), "m/config.json")
         return str(caught.value)
 
+    def refuses(
+        self, *cases: tuple[dict[str, Any], str], **usual: Any
+    ) -> Callable[[dict[str, Any], str], None]:
+        """A test that a file with some entries beside the usual ones is refused, with messages that
+        say so."""
+
+        @pytest.mark.parametrize(("entries", "message"), cases)
+        def refused(entries: dict[str, Any], message: str) -> None:
+            assert message in self.faults_of(**{**usual, **entries})
+
+        return refused
+
     def transformers(self, **entries: Any) -> Any:
         """What transformers makes of one."""
-        return transformers(self.family, **entries)
+        if self.text is None:
+            return transformers(self.family, **entries)
+        return transformers(self.family, text_config=self._text(entries)).text_config
 
     def assert_tensors_are_those_of_transformers(self, **entries: Any) -> None:
         """But for those of experts, which are counted where all of them compute something."""
@@ -61,4 +78,7 @@ class Described:
 
     def _file(self, entries: Any) -> dict[str, Any]:
         own = {"architectures": [self.architecture], "model_type": self.family}
-        return {**own, **entries}
+        return {**own, **(entries if self.text is None else {"text_config": self._text(entries)})}
+
+    def _text(self, entries: Any) -> dict[str, Any]:
+        return {"model_type": self.text, **entries}

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from moebatch.errors import CheckpointError
-from moebatch.spec.model.shape import ModelShape
-from moebatch.spec.model.shape_reader import read_shape
-from tests import tiny
+from tests.spec.described import Described
+
+FAMILY = Described("aria", "AriaForConditionalGeneration", "aria_text")
+shape_of = FAMILY.shape_of
 
 OTHERS = {
     "hidden_size": 60,
@@ -22,19 +23,9 @@ OTHERS = {
 }
 
 
-def shape_of(**entries: Any) -> ModelShape:
-    text = {"model_type": "aria_text", **entries}
-    config = {"architectures": ["AriaForConditionalGeneration"], "model_type": "aria"}
-    return read_shape(config | {"text_config": text}, "m/config.json")
-
-
 @pytest.mark.parametrize("entries", [{}, OTHERS])
 def test_configurations_mean_what_transformers_takes_them_for(entries: dict[str, Any]) -> None:
-    from transformers import AutoConfig
-
-    with tiny.quiet():
-        config = AutoConfig.for_model("aria_text", **entries)
-    shape = shape_of(**entries)
+    shape, config = shape_of(**entries), FAMILY.transformers(**entries)
     assert (shape.num_layers, shape.hidden_size) == (config.num_hidden_layers, config.hidden_size)
     assert shape.moe_layers == tuple(range(shape.num_layers))
     assert (shape.num_experts, shape.experts_per_token) == (config.moe_num_experts, config.moe_topk)

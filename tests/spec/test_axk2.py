@@ -1,19 +1,10 @@
 """Shapes of A.X-K2: norms that weigh what they make, gates of attention that lie with queries."""
 
-from typing import Any
-
-import pytest
-
-from moebatch.errors import CheckpointError
 from moebatch.spec.model.models import load_model
-from moebatch.spec.model.shape import ModelShape
-from moebatch.spec.model.shape_reader import read_shape
+from tests.spec.described import Described
 
-OWN = {"architectures": ["AXK2ForCausalLM"], "model_type": "axk2"}
-
-
-def shape_of(**entries: Any) -> ModelShape:
-    return read_shape({**OWN, **entries}, "m/config.json")
+FAMILY = Described("axk2", "AXK2ForCausalLM")
+shape_of = FAMILY.shape_of
 
 
 def test_norms_before_experts_are_weighed_and_not_those_before_mlps() -> None:
@@ -36,21 +27,12 @@ def test_queries_and_gates_of_a_head_lie_together_and_are_computed_apart() -> No
     assert order[64:68] == [64, 66, 68, 70] and order[192:] == [*range(96, 160), *range(256, 320)]
 
 
-@pytest.mark.parametrize(
-    ("entries", "message"),
-    [
-        ({"n_group": 4}, "topk_group: expected a whole number"),
-        ({"topk_group": 4}, "n_group: expected a whole number"),
-        ({"q_lora_rank": None}, "q_lora_rank: expected a number, since gates lie with compressed"),
-        ({"gated_norm_rank": 0}, "gated_norm_rank: expected a whole number"),
-    ],
+test_what_is_not_done_is_refused_by_the_names_of_the_file = FAMILY.refuses(
+    ({"n_group": 4}, "topk_group: expected a whole number"),
+    ({"topk_group": 4}, "n_group: expected a whole number"),
+    ({"q_lora_rank": None}, "q_lora_rank: expected a number, since gates lie with compressed"),
+    ({"gated_norm_rank": 0}, "gated_norm_rank: expected a whole number"),
 )
-def test_what_is_not_done_is_refused_by_the_names_of_the_file(
-    entries: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(CheckpointError) as caught:
-        shape_of(**entries)
-    assert message in str(caught.value)
 
 
 def test_one_group_is_none() -> None:

@@ -125,29 +125,23 @@ def test_layers_keep_a_window_and_a_state_of_their_kind() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("entries", "message"),
-    [
-        ({"scoring_func": "sigmoid"}, "scoring_func: expected sqrtsoftplus, got 'sigmoid'"),
-        ({"n_shared_experts": 2}, "n_shared_experts: expected 1, got 2"),
-        ({"num_key_value_heads": 4}, "num_key_value_heads: expected 1, got 4"),
-        ({"o_groups": 3}, "num_attention_heads (4) must be a multiple of o_groups (3)"),
-        (
-            {"layer_types": None, "compress_ratios": [4, 5, 4, 4]},
-            "compress_ratios: expected 0, 4 or 128 for each layer",
-        ),
-        ({"compress_rates": {SPARSE: 0, HEAVY: 9}}, "compress_rates: expected a whole number"),
-        ({"partial_rotary_factor": 0.2}, "must be an even number"),
-        (
-            {"partial_rotary_factor": 0.5, "index_head_dim": 6},
-            "index_head_dim: expected at least the 8 numbers that rotate, got 6",
-        ),
-    ],
+test_what_is_not_done_is_refused_by_the_names_of_the_file = FAMILY.refuses(
+    ({"scoring_func": "sigmoid"}, "scoring_func: expected sqrtsoftplus, got 'sigmoid'"),
+    ({"n_shared_experts": 2}, "n_shared_experts: expected 1, got 2"),
+    ({"num_key_value_heads": 4}, "num_key_value_heads: expected 1, got 4"),
+    ({"o_groups": 3}, "num_attention_heads (4) must be a multiple of o_groups (3)"),
+    (
+        {"layer_types": None, "compress_ratios": [4, 5, 4, 4]},
+        "compress_ratios: expected 0, 4 or 128 for each layer",
+    ),
+    ({"compress_rates": {SPARSE: 0, HEAVY: 9}}, "compress_rates: expected a whole number"),
+    ({"partial_rotary_factor": 0.2}, "must be an even number"),
+    (
+        {"partial_rotary_factor": 0.5, "index_head_dim": 6},
+        "index_head_dim: expected at least the 8 numbers that rotate, got 6",
+    ),
+    **SIZES,
 )
-def test_what_is_not_done_is_refused_by_the_names_of_the_file(
-    entries: dict[str, Any], message: str
-) -> None:
-    assert message in FAMILY.faults_of(**{**SIZES, **entries})
 
 
 def test_sinks_and_a_window_are_refused() -> None:

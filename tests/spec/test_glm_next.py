@@ -6,24 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoConfig
 
 from moebatch.errors import CheckpointError
 from moebatch.spec.model.latent_attention import LatentAttention
 from moebatch.spec.model.recurrence import ChannelDelta
-from moebatch.spec.model.shape import ModelShape
 from moebatch.spec.model.shape_reader import read_shape
 from tests import tiny
 from tests.model import oracle
 from tests.model.driver import Driver
 from tests.model.test_oracle import assert_same
+from tests.spec.described import Described
 
-OWN = {"architectures": ["Glm5NextForConditionalGeneration"], "model_type": "glm5_next"}
-
-
-def shape_of(**entries: Any) -> ModelShape:
-    text = {"model_type": "glm5_next_text", **entries}
-    return read_shape({**OWN, "text_config": text}, "m/config.json")
+FAMILY = Described("glm5_next", "Glm5NextForConditionalGeneration", "glm5_next_text")
+shape_of = FAMILY.shape_of
 
 
 @pytest.mark.parametrize(
@@ -43,9 +38,7 @@ def shape_of(**entries: Any) -> ModelShape:
     ],
 )
 def test_configurations_mean_what_transformers_takes_them_for(entries: dict[str, Any]) -> None:
-    shape = shape_of(**entries)
-    config = AutoConfig.for_model("glm5_next", text_config=json.loads(json.dumps(entries)))
-    config = config.text_config
+    shape, config = shape_of(**entries), FAMILY.transformers(**entries)
     recurrent = [n for n, kind in enumerate(config.layer_types) if kind == "linear_attention"]
     assert list(shape.recurrent_layers) == recurrent
     sparse = [n for n, kind in enumerate(config.mlp_layer_types) if kind == "sparse"]
@@ -68,34 +61,26 @@ def test_configurations_mean_what_transformers_takes_them_for(entries: dict[str,
     assert clamp is not None and clamp.limit == config.swiglu_limit
 
 
-@pytest.mark.parametrize(
-    ("entries", "message"),
-    [
-        ({"qk_rope_head_dim": 64}, "text_config.qk_rope_head_dim: expected 0, got 64"),
-        (
-            {"index_kpool_always_select_tail": False},
-            "text_config.index_kpool_always_select_tail: expected true, got false",
-        ),
-        ({"index_kpool": 3}, "index_topk (2048) must be a multiple of text_config.index_kpool (3)"),
-        ({"linear_lower_bound": 0.5}, "linear_lower_bound: expected a number below 0, got 0.5"),
-        (
-            {"indexer_types": ["full", *44 * ["shared"]]},
-            "layer 3 shares the choice of the one before, which makes none",
-        ),
-        ({"q_lora_rank": None}, "q_lora_rank: expected a number"),
-    ],
+test_what_is_not_done_is_refused_by_the_names_of_the_file = FAMILY.refuses(
+    ({"qk_rope_head_dim": 64}, "text_config.qk_rope_head_dim: expected 0, got 64"),
+    (
+        {"index_kpool_always_select_tail": False},
+        "text_config.index_kpool_always_select_tail: expected true, got false",
+    ),
+    ({"index_kpool": 3}, "index_topk (2048) must be a multiple of text_config.index_kpool (3)"),
+    ({"linear_lower_bound": 0.5}, "linear_lower_bound: expected a number below 0, got 0.5"),
+    (
+        {"indexer_types": ["full", *44 * ["shared"]]},
+        "layer 3 shares the choice of the one before, which makes none",
+    ),
+    ({"q_lora_rank": None}, "q_lora_rank: expected a number"),
 )
-def test_what_is_not_done_is_refused_by_the_names_of_the_file(
-    entries: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(CheckpointError) as caught:
-        shape_of(**entries)
-    assert message in str(caught.value)
 
 
 def test_text_models_that_lie_beside_nothing_are_not_taken_for_usual_ones() -> None:
+    alone = Described(FAMILY.family, FAMILY.architecture)
     with pytest.raises(CheckpointError, match="text_config: expected an object that says"):
-        read_shape({**OWN, "hidden_size": 64, "num_hidden_layers": 5}, "m/config.json")
+        alone.shape_of(hidden_size=64, num_hidden_layers=5)
 
 
 def test_rows_of_which_all_pools_are_chosen_need_no_indexer(tiny_checkpoint: Any) -> None:

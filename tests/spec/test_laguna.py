@@ -74,38 +74,32 @@ def test_tensors_are_those_that_transformers_has(entries: dict[str, Any], has_bi
     FAMILY.assert_tensors_are_those_of_transformers(**entries)
 
 
-@pytest.mark.parametrize(
-    ("entries", "message"),
-    [
-        ({"gating": False}, "gating: expected true, per-head or per-element, got false"),
-        (
-            {"moe_apply_router_weight_on_input": True},
-            "moe_apply_router_weight_on_input: expected false, got true",
-        ),
-        (
-            {"num_attention_heads_per_layer": [4, 6, 8, 6]},
-            f"num_attention_heads_per_layer: expected the same number for all of {FULL}",
-        ),
-        (
-            {"num_attention_heads_per_layer": [4, 6]},
-            "num_attention_heads_per_layer: expected a list with a number for each of 4 layers",
-        ),
-        (
-            {"num_attention_heads_per_layer": [4, 5, 4, 5]},
-            "num_attention_heads_per_layer (5) must be multiples of num_key_value_heads (2)",
-        ),
-        (
-            {"num_attention_heads_per_layer": [0, 6, 0, 6]},
-            "num_attention_heads_per_layer: expected a whole number from 1",
-        ),
-        ({"moe_router_logit_softcapping": -1.0}, "moe_router_logit_softcapping: expected a number"),
-        ({"layer_types": [FULL]}, "layer_types has 1 entries for 4 layers"),
-    ],
+test_what_is_not_done_is_refused_by_the_names_of_the_file = FAMILY.refuses(
+    ({"gating": False}, "gating: expected true, per-head or per-element, got false"),
+    (
+        {"moe_apply_router_weight_on_input": True},
+        "moe_apply_router_weight_on_input: expected false, got true",
+    ),
+    (
+        {"num_attention_heads_per_layer": [4, 6, 8, 6]},
+        f"num_attention_heads_per_layer: expected the same number for all of {FULL}",
+    ),
+    (
+        {"num_attention_heads_per_layer": [4, 6]},
+        "num_attention_heads_per_layer: expected a list with a number for each of 4 layers",
+    ),
+    (
+        {"num_attention_heads_per_layer": [4, 5, 4, 5]},
+        "num_attention_heads_per_layer (5) must be multiples of num_key_value_heads (2)",
+    ),
+    (
+        {"num_attention_heads_per_layer": [0, 6, 0, 6]},
+        "num_attention_heads_per_layer: expected a whole number from 1",
+    ),
+    ({"moe_router_logit_softcapping": -1.0}, "moe_router_logit_softcapping: expected a number"),
+    ({"layer_types": [FULL]}, "layer_types has 1 entries for 4 layers"),
+    **SIZES,
 )
-def test_what_is_not_done_is_refused_by_the_names_of_the_file(
-    entries: dict[str, Any], message: str
-) -> None:
-    assert message in FAMILY.faults_of(**{**SIZES, **entries})
 
 
 def test_layers_that_slide_keep_as_many_heads_of_keys_as_others() -> None:

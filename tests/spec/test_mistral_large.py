@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from moebatch.errors import CheckpointError
 from moebatch.spec.model.attention import LearntTemperature
 from moebatch.spec.model.latent_attention import LatentAttention
 from moebatch.spec.model.models import load_model
-from moebatch.spec.model.shape import ModelShape
-from moebatch.spec.model.shape_reader import read_shape
-from tests import tiny
+from tests.spec.described import Described
+
+FAMILY = Described("mistral_large4", "MistralLarge4ForConditionalGeneration", "mistral_large4_text")
+shape_of = FAMILY.shape_of
 
 SIZES = {
     "vocab_size": 50,
@@ -29,15 +29,6 @@ SIZES = {
 }
 
 
-def shape_of(**entries: Any) -> ModelShape:
-    config = {
-        "architectures": ["MistralLarge4ForConditionalGeneration"],
-        "model_type": "mistral_large4",
-        "text_config": {"model_type": "mistral_large4_text", **entries},
-    }
-    return read_shape(config, "m/config.json")
-
-
 @pytest.mark.parametrize(
     "entries",
     [
@@ -54,11 +45,7 @@ def shape_of(**entries: Any) -> ModelShape:
     ],
 )
 def test_configurations_mean_what_transformers_takes_them_for(entries: dict[str, Any]) -> None:
-    from transformers import AutoConfig
-
-    shape = shape_of(**entries)
-    with tiny.quiet():
-        config = AutoConfig.for_model("mistral_large4", text_config=entries).text_config
+    shape, config = shape_of(**entries), FAMILY.transformers(**entries)
     assert (shape.num_layers, shape.hidden_size) == (config.num_hidden_layers, config.hidden_size)
     sparse = [n for n, kind in enumerate(config.mlp_layer_types) if kind == "sparse"]
     assert list(shape.moe_layers) == sparse
@@ -78,26 +65,18 @@ def test_configurations_mean_what_transformers_takes_them_for(entries: dict[str,
         assert attention.norm_eps == config.rms_norm_eps
 
 
-@pytest.mark.parametrize(
-    ("entries", "message"),
-    [
-        (
-            {"kv_source_layers": [0, 0, 2, 3, 4]},
-            "text_config.kv_source_layers: expected each layer's own number, since layers that "
-            "share latents are not computed",
-        ),
-        ({"no_rope_layers": [1, 0]}, "no_rope_layers: expected a list with a number for each of 5"),
-        ({"no_rope_layers": [0] * 5}, "no layer has rotary positions"),
-        ({"final_logit_softcapping": None}, "final_logit_softcapping: expected a number above 0"),
-        ({"index_head_dim": 6}, "index_head_dim: expected at least qk_rope_head_dim, 8"),
-    ],
+test_what_is_not_done_is_refused_by_the_names_of_the_file = FAMILY.refuses(
+    (
+        {"kv_source_layers": [0, 0, 2, 3, 4]},
+        "text_config.kv_source_layers: expected each layer's own number, since layers that "
+        "share latents are not computed",
+    ),
+    ({"no_rope_layers": [1, 0]}, "no_rope_layers: expected a list with a number for each of 5"),
+    ({"no_rope_layers": [0] * 5}, "no layer has rotary positions"),
+    ({"final_logit_softcapping": None}, "final_logit_softcapping: expected a number above 0"),
+    ({"index_head_dim": 6}, "index_head_dim: expected at least qk_rope_head_dim, 8"),
+    **SIZES,
 )
-def test_what_is_not_done_is_refused_by_the_names_of_the_file(
-    entries: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(CheckpointError) as caught:
-        shape_of(**SIZES, **entries)
-    assert message in str(caught.value)
 
 
 def test_own_latents_may_be_said_to_be_a_layers_own() -> None:
