@@ -23,7 +23,7 @@ from moebatch.measure.timer import Allocate, Timer
 from moebatch.model.attention.plan import AttentionPlan, Sight
 from moebatch.model.attention.span import Span
 from moebatch.model.batch import MicroBatch
-from moebatch.spec.model.cache_layout import CacheDtype, KvCache
+from moebatch.spec.model.cache_layout import KvCache
 from moebatch.spec.policy.policy import PAGE_TOKENS, pages_of
 from moebatch.store.kv.tensors import KvShape
 
@@ -63,46 +63,12 @@ class AttentionRates:
     """FLOP/s of attention among the tokens of a prompt."""
 
 
-def coded_rate(
-    sizes: Sizes,
-    dtype: torch.dtype,
-    cached_in: CacheDtype,
-    timer: Timer,
-    *,
-    cache_bytes: int,
-    allocate: Allocate,
-) -> float:
-    """Bytes of keys and values per second that decode attention goes through where they are cached
-    in 8 bits: by fewer points than `attention_rates`, since the rest is as there."""
-    few = replace(
+def few_points(sizes: Sizes) -> Sizes:
+    """Those by which decoding is measured once more, by a cache in 8 bits."""
+    return replace(
         sizes,
         decode_sequences=sizes.decode_sequences[-1:],
         decode_contexts=sizes.decode_contexts[-2:],
-    )
-    bench = _Bench(few, dtype, timer, cache_bytes, allocate, cached_in)
-    return bench.decode_rates(few).bandwidth
-
-
-def attention_rates(
-    sizes: Sizes, dtype: torch.dtype, timer: Timer, *, cache_bytes: int, allocate: Allocate
-) -> AttentionRates:
-    """Times one layer's attention over a cache whose pages lie scattered.
-
-    Batches for which `cache_bytes` are too little become smaller ones.
-    """
-    bench = _Bench(sizes, dtype, timer, cache_bytes, allocate)
-    shape = bench.layer.shape
-    prompts = [
-        bench.prompt(num_tokens, context)
-        for num_tokens in sizes.prompt_slices
-        for context in sizes.prompt_contexts
-    ]
-    # All work over all time: large slices count most, as they do in a job.
-    num_pairs = sum(pairs for pairs, _ in prompts)
-    seconds = sum(seconds for _, seconds in prompts)
-    return AttentionRates(
-        decode=bench.decode_rates(sizes),
-        prompt_flops=num_pairs * shape.attention.flops_per_pair / seconds,
     )
 
 
@@ -142,8 +108,9 @@ def nothing_to_attend(micro_batch: MicroBatch) -> MicroBatch:
     return replace(micro_batch, by_window=by_window, choosing=choosing)
 
 
-class _Bench:
-    """A layer, its cache, and the pages of the cache in no order."""
+class AttentionBench:
+    """A layer, its cache, and the pages of the cache in no order. Batches for which `cache_bytes`
+    are too little become smaller ones."""
 
     def __init__(
         self,
@@ -171,15 +138,30 @@ class _Bench:
         stored, width = shape.stored_as(keys)
         size = (2, num_pages * PAGE_TOKENS, keys.num_heads, width)
         cache = allocate(num_pages * page_bytes).view(stored)[: math.prod(size)].view(size)
-        self.layer, self._timer = layer, timer
+        self.layer, self._sizes, self._timer = layer, sizes, timer
         self.keys_RGC, self.values_RGC = cache
         self._pages: Ints = np.random.default_rng(0).permutation(num_pages)
 
-    def decode_rates(self, sizes: Sizes) -> DecodeRates:
+    def rates(self) -> AttentionRates:
+        """Of one layer's attention over a cache whose pages lie scattered."""
+        prompts = [
+            self.prompt(num_tokens, context)
+            for num_tokens in self._sizes.prompt_slices
+            for context in self._sizes.prompt_contexts
+        ]
+        # All work over all time: large slices count most, as they do in a job.
+        num_pairs = sum(pairs for pairs, _ in prompts)
+        seconds = sum(seconds for _, seconds in prompts)
+        flops_per_pair = self.layer.shape.attention.flops_per_pair
+        return AttentionRates(
+            decode=self.decode_rates(), prompt_flops=num_pairs * flops_per_pair / seconds
+        )
+
+    def decode_rates(self) -> DecodeRates:
         samples = [
             self.decode(num_sequences, context)
-            for num_sequences in sizes.decode_sequences
-            for context in sizes.decode_contexts
+            for num_sequences in self._sizes.decode_sequences
+            for context in self._sizes.decode_contexts
         ]
         dtype_bytes = self.layer.decoder.dtype.itemsize
         return decode_rates(samples, self.layer.shape.kv_bytes_per_token(dtype_bytes))

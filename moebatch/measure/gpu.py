@@ -7,7 +7,7 @@ from torch import Tensor
 
 from moebatch.engine.lanes.streams import use_attention_of_torch
 from moebatch.measure.contention import Patience
-from moebatch.measure.processor import Log, processor_rates
+from moebatch.measure.processor import Log, ProcessorBench
 from moebatch.measure.sizes import Sizes, gpu_sizes
 from moebatch.measure.timer import Timer
 from moebatch.spec.machine.hardware import CONTEXT_BYTES, Dtype, Processor
@@ -45,15 +45,15 @@ def gpu_rates(sizes: Sizes, patience: Patience, log: Log) -> GpuRates | None:
     def allocate(num_bytes: int) -> Tensor:
         return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
 
-    processor = processor_rates(
-        supported(gpu_sizes(sizes), has_bfloat16=torch.cuda.is_bf16_supported(False)),
-        device,
+    processor = ProcessorBench(
+        sizes=supported(gpu_sizes(sizes), has_bfloat16=torch.cuda.is_bf16_supported(False)),
+        device=device,
         free_bytes=free_bytes,
         allocate=allocate,
         beside=None,
         patience=patience,
         log=lambda line: log(f"{title}: {line}"),
-    )
+    ).rates()
     upload, download, staging = _link_rates(device, Timer(device=device, budget_s=sizes.point_s))
     log(
         f"dram->vram: {format_rate(upload)}, vram->dram: {format_rate(download)}, "

@@ -30,7 +30,7 @@ from moebatch.measure.disk import (
 from moebatch.measure.gemm import expert_bytes
 from moebatch.measure.gpu import GpuRates, gpu_rates
 from moebatch.measure.process_limits import detect_machine
-from moebatch.measure.processor import Log, curve_of, curve_text, processor_rates
+from moebatch.measure.processor import Log, ProcessorBench, curve_of, curve_text
 from moebatch.measure.sizes import Sizes
 from moebatch.measure.timer import Timer
 from moebatch.spec.machine.hardware import Dtype, LevelName, LinkName, Processor, RateCurve
@@ -93,15 +93,15 @@ def measure_machine(
         paths, write = _files(stack, folder, read, sizes, log)
         disk = _disk(folder, paths, write, sizes, log)
         patience, more = Patience(num_threads, sizes.patience_s), list[float]()
-        cpu = processor_rates(
-            sizes,
-            torch.device("cpu"),
+        cpu = ProcessorBench(
+            sizes=sizes,
+            device=torch.device("cpu"),
             free_bytes=capacity_bytes - resident_bytes(),
             allocate=lambda num_bytes: Arena(num_bytes).bytes,
             beside=partial(reading_beside, paths, sizes.disk, more) if paths else None,
             patience=patience,
             log=log,
-        )
+        ).rates()
         disk = disk.with_more(more)
         gpu = gpu_rates(sizes, patience, log)
     if disk.read is not None:

@@ -9,7 +9,7 @@ import torch
 
 from moebatch.formats.registry import measured_formats
 from moebatch.measure import gemm, processor
-from moebatch.measure.attention import _Bench, attention_rates, nothing_to_attend
+from moebatch.measure.attention import AttentionBench, nothing_to_attend
 from moebatch.measure.contention import Patience
 from moebatch.measure.elementwise import elementwise_bandwidth
 from moebatch.measure.gemm import Points, experts_in, gemm_curve
@@ -85,7 +85,7 @@ def test_a_rate_that_falls_with_the_rows_is_measured_again() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_every_dtype_can_be_measured(dtype: torch.dtype) -> None:
-    rates = attention_rates(TINY, dtype, TIMER, cache_bytes=2**20, allocate=allocate)
+    rates = AttentionBench(TINY, dtype, TIMER, 2**20, allocate).rates()
     assert rates.decode.bandwidth > 0
     assert rates.prompt_flops > 0
     assert elementwise_bandwidth(TINY, dtype, TIMER) > 0
@@ -103,13 +103,18 @@ def test_memory_is_as_fast_as_weights_are_read_from_it_at_least(
         "float32": RateCurve(points=((2, 60.0), (8, 9000.0))),
     }
     monkeypatch.setattr(processor, "curve_of", lambda _, dtype, *__: curves[dtype])
-    sizes, memory = replace(TINY, dtypes=tuple(curves)), Arena(2**18).bytes
+    bench = processor.ProcessorBench(
+        sizes=replace(TINY, dtypes=tuple(curves)),
+        device=TIMER.device,
+        free_bytes=0,
+        allocate=allocate,
+        beside=None,
+        patience=Patience(1, 0.0),
+        log=lambda line: None,
+    )
     for found, expected in ((50.0, 60.0), (70.0, 70.0)):
         monkeypatch.setattr(processor, "read_bandwidth", lambda *_, found=found: found)
-        bandwidth, gemm = processor._weights_rates(
-            sizes, memory, TIMER, Patience(1, 0.0), lambda line: None
-        )
-        assert (bandwidth, gemm) == (expected, curves)
+        assert bench._weights_rates(Arena(2**18).bytes) == (expected, curves)
 
 
 PLAIN = ((1, 50.0), (100, 400.0), (128, 200.0), (512, 300.0))
@@ -159,27 +164,27 @@ def test_where_a_whole_matrix_is_decoded_the_rate_of_many_rows_is_that_of_any(
 
 
 def test_pages_of_sequences_are_their_own_and_scattered() -> None:
-    bench = _Bench(TINY, torch.float32, TIMER, 2**20, allocate)
+    bench = AttentionBench(TINY, torch.float32, TIMER, 2**20, allocate)
     rows = [bench._span(i, 1, 40, 3 * i).rows_S for i in range(5)]
     assert len(set(np.concatenate(rows).tolist())) == 5 * 41
     assert any((np.diff(span) != 1).any() for span in rows)
 
 
 def test_work_is_counted_in_positions_that_are_seen() -> None:
-    bench = _Bench(TINY, torch.float32, TIMER, 2**20, allocate)
+    bench = AttentionBench(TINY, torch.float32, TIMER, 2**20, allocate)
     sample = bench.decode(5, 40)
     assert (sample.num_sequences, sample.positions) == (5, 5 * 41)
     assert bench.prompt(3, 10)[0] == 11 + 12 + 13
 
 
 def test_a_small_cache_makes_smaller_batches() -> None:
-    bench = _Bench(TINY, torch.float32, TIMER, 1, allocate)
+    bench = AttentionBench(TINY, torch.float32, TIMER, 1, allocate)
     assert bench.decode(5, 40).num_sequences == 1
     assert bench.prompt(20, 30)[0] > 0
 
 
 def test_attending_to_nothing_still_writes_new_keys() -> None:
-    bench = _Bench(TINY, torch.float32, TIMER, 2**20, allocate)
+    bench = AttentionBench(TINY, torch.float32, TIMER, 2**20, allocate)
     span = bench._span(0, 1, 40, 0)
     x_TD = bench.layer.hidden_states(1)
     before = x_TD.clone()
