@@ -11,6 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from moebatch.arrays import Bools, Ints
+from moebatch.layout.occupancy import Occupancy
 from moebatch.spec.model.cache_layout import LARGEST_SLICE, UNLIMITED
 from moebatch.spec.policy.policy import PAGE_TOKENS, Policy
 from moebatch.spec.workload import Length
@@ -68,9 +69,9 @@ class Caps:
     given: it is the first one that is chosen of a sequence, and to come until then."""
 
     @property
-    def of_pages(self) -> tuple[int, int]:
-        """What says how many pages a sequence holds."""
-        return self.page_tokens, self.most_cached
+    def occupancy(self) -> Occupancy:
+        """Pages that sequences hold."""
+        return Occupancy(self.page_tokens, self.most_cached)
 
     @classmethod
     def of(cls, policy: Policy, most_cached: int = UNLIMITED, *, encodes: bool = False) -> "Caps":
@@ -108,7 +109,7 @@ class Admission:
 
     def __init__(self, caps: Caps, in_work_FS: Ints | None = None) -> None:
         """`in_work_FS` are the `fields_of` sequences in work, if there are any."""
-        self._caps = caps
+        self._caps, self._occupancy = caps, caps.occupancy
         self._become(fields_of(()) if in_work_FS is None else in_work_FS.copy())
         self._peaks_S: Ints | None = None
         """Pages that will be needed by how many are left, while all of them decode."""
@@ -212,7 +213,7 @@ class Admission:
         """Most pages that are held from now on if all sequences decode and none comes. They grow by
         a token a pass; should one fall behind, it can still begin a page."""
         if self._peaks_S is None:
-            self._peaks_S = peaks(self._own_tokens_S, self._in_work_FS[3], *self._caps.of_pages)
+            self._peaks_S = self._occupancy.peaks(self._own_tokens_S, self._in_work_FS[3])
         return int(self._peaks_S[len(self) - 1]) + 1 + len(self) // self._caps.page_tokens
 
     @property
@@ -241,14 +242,12 @@ class Admission:
         own_N, left_N = _own_and_left(waiting_FN[:, :most])
         one_ends = np.bincount(np.concatenate([self._in_work_FS[3], left_N])) > 0
         ends_E = np.flatnonzero(one_ends)[::-1]
-        held_E = held_at_ends(
-            one_ends, self._own_tokens_S, self._in_work_FS[3], *self._caps.of_pages
-        )
+        held_E = self._occupancy.at_ends(one_ends, self._own_tokens_S, self._in_work_FS[3])
         for first in range(0, most, _TRIED_AT_ONCE):
             some = slice(first, min(first + _TRIED_AT_ONCE, most))
             own_N1, left_N1 = own_N[some, None], left_N[some, None]
             is_full_N1 = own_N1 + left_N1 > self._caps.most_cached
-            pages_NE = self._pages_of(np.where(is_full_N1, UNLIMITED, own_N1 + ends_E))
+            pages_NE = self._occupancy.pages_of(np.where(is_full_N1, UNLIMITED, own_N1 + ends_E))
             held_NE = held_E + np.cumsum(pages_NE * (left_N1 >= ends_E), axis=0)
             fits_N = (held_NE <= self._caps.pages).all(axis=1)
             if not fits_N.all():
@@ -259,20 +258,17 @@ class Admission:
     def _all_fit(self, waiting_FN: Ints) -> bool:
         """Whether all of what these and those in work need in the end fits at once."""
         own_N, left_N = _own_and_left(waiting_FN)
-        in_work = self._pages_of(self._own_tokens_S + self._in_work_FS[3])
-        return int(in_work.sum() + self._pages_of(own_N + left_N).sum()) <= self._caps.pages
+        in_work = self._occupancy.pages_of(self._own_tokens_S + self._in_work_FS[3])
+        return (
+            int(in_work.sum() + self._occupancy.pages_of(own_N + left_N).sum()) <= self._caps.pages
+        )
 
     def _fits(self, waiting_FN: Ints, passes_later: int) -> bool:
         """Whether so many more would fit, if all sequences in work decode until then."""
         own_N, left_N = _own_and_left(waiting_FN)
         tokens = np.concatenate([self._own_tokens_S + passes_later, own_N])
         left = np.concatenate([self._in_work_FS[3] - passes_later, left_N])
-        return peak_pages(tokens, left, *self._caps.of_pages) <= self._caps.pages
-
-    def _pages_of(self, tokens_N: Ints) -> Ints:
-        last_N = np.minimum(tokens_N, self._caps.most_cached) - 1
-        pages_N: Ints = last_N // self._caps.page_tokens + 1
-        return pages_N
+        return self._occupancy.peak(tokens, left) <= self._caps.pages
 
 
 def _own_and_left(waiting_FN: Ints) -> tuple[Ints, Ints]:
@@ -280,65 +276,6 @@ def _own_and_left(waiting_FN: Ints) -> tuple[Ints, Ints]:
     well; and new ones that are still to come."""
     pending_N, cached_N, shared_N, left_N = waiting_FN
     return pending_N + cached_N - shared_N, left_N
-
-
-def peak_pages(
-    tokens: Sequence[int] | Ints,
-    left: Sequence[int] | Ints,
-    page_tokens: int = PAGE_TOKENS,
-    most_cached: int = UNLIMITED,
-) -> int:
-    """Most pages that sequences hold at any time, if all of them grow by one token a pass.
-
-    Less than the sum of what each needs in the end, since they do not end together: one that ends
-    gives its pages to those that are still growing. One that will have more than `most_cached`
-    tokens counts as if it had these from the beginning.
-
-    Args:
-        tokens: what each sequence has now, at least 1.
-        left: how many tokens each will still get.
-    """
-    tokens, left = np.asarray(tokens, np.int64), np.asarray(left, np.int64)
-    held_E = held_at_ends(np.bincount(left) > 0, tokens, left, page_tokens, most_cached)
-    return int(held_E.max(initial=0))
-
-
-def held_at_ends(
-    one_ends: Bools, tokens: Ints, left: Ints, page_tokens: int, most_cached: int
-) -> Ints:
-    """Pages that sequences hold at each number of passes with which `one_ends`, the last first. All
-    of theirs are among these: in between, what is held only grows. None is sorted: this is called
-    thousands of times.
-    """
-    passes = np.flatnonzero(one_ends)[::-1]
-    group = np.cumsum(one_ends[::-1])[::-1][left] - 1
-    full, over = np.divmod(tokens - 1, page_tokens)
-    grows, full = _growing(tokens + left, full, page_tokens, most_cached)
-    places = (group * page_tokens + over)[grows]
-    by_over = np.bincount(places, minlength=len(passes) * page_tokens)
-    alive_by_over = by_over.reshape(-1, page_tokens).cumsum(axis=0)
-    at_least = alive_by_over[:, ::-1].cumsum(axis=1)
-    whole, rest = np.divmod(passes, page_tokens)
-    one_more = (rest > 0) * at_least[np.arange(len(passes)), rest - 1]
-    full_pages = np.cumsum(np.bincount(group, weights=full, minlength=len(passes)))
-    held_E: Ints = full_pages.astype(np.int64) + at_least[:, -1] * (whole + 1) + one_more
-    return held_E
-
-
-def peaks(tokens: Ints, left: Ints, page_tokens: int, most_cached: int) -> Ints:
-    """Most of them from when on only the k longest of the sequences are left, for k = 1, 2, and so
-    on; those that end together count together."""
-    num_ending = np.bincount(left)
-    held_E = held_at_ends(num_ending > 0, tokens, left, page_tokens, most_cached)
-    return np.maximum.accumulate(held_E).repeat(num_ending[num_ending > 0][::-1])
-
-
-def _growing(
-    in_the_end: Ints, full: Ints, page_tokens: int, most_cached: int
-) -> tuple[Bools, Ints]:
-    """Which sequences begin pages as they grow, of which `full` are full now; of the others all."""
-    grows = in_the_end <= most_cached
-    return grows, np.where(grows, full, (most_cached - 1) // page_tokens + 1)
 
 
 def _first(least: int, most: int, holds: Callable[[int], bool]) -> int:

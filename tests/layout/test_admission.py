@@ -13,7 +13,6 @@ from moebatch.layout.admission import (
     Caps,
     fields_of,
     longest_first,
-    peak_pages,
 )
 from moebatch.spec.model.cache_layout import UNLIMITED
 from moebatch.spec.policy.policy import pages_of
@@ -110,7 +109,7 @@ def test_as_many_are_taken_in_as_the_cache_holds_until_they_end(
 
     def fits(num_taken: int) -> bool:
         taken = everything[: len(in_work) + num_taken]
-        held = peak_pages(*zip(*taken, strict=True), most_cached=most_cached) if taken else 0
+        held = caps.occupancy.peak(*zip(*taken, strict=True)) if taken else 0
         return held <= pages
 
     is_alone = not in_work and count == 1
