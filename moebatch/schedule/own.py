@@ -1,7 +1,8 @@
 """What a schedule of a user's own has to keep to, looked at while it yields: what it leaves out, or
 launches too early, would be wrong tokens."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import index
 from typing import SupportsIndex
@@ -92,7 +93,7 @@ class _Watch:
         self._launched: set[Task] = set()
         self._with_weights: set[int] = set()
         """Steps for which pages or a block have been launched."""
-        self._steps: dict[int, _Step] = {}
+        self._steps = defaultdict[int, _Step](_Step)
         self._through: set[tuple[int, int]] = set()
         """Layers with the micro-batches that have been through them."""
         self._num_idle = 0
@@ -200,37 +201,14 @@ class _Watch:
                 raise OutOfOrder(f"{task} waits for {shown(other)}, which is no task")
             if other not in self._launched and other.step >= self._first_step:
                 raise OutOfOrder(f"{task} waits for {other}, which has not been launched")
-        self._look_at_kind(task, i, -1 if k is None else k)
+        if (look := _LOOK.get(task.kind)) is not None:
+            look(self, task)
         self._launched.add(task)
 
-    def _look_at_kind(self, task: Task, i: int, k: int) -> None:
-        match task.kind:
-            case Kind.ATTEND | Kind.PRE:
-                self._attention_begins(task, i, k)
-            case Kind.OFF | Kind.ATTN | Kind.LOAD | Kind.OUT:
-                self._attention_goes_on(task, task.kind, i, k)
-            case Kind.GATE:
-                self._gate(task, i, k)
-            case Kind.EXPERT:
-                self._experts(task, i)
-            case Kind.COMBINE:
-                self._combine(task, i)
-            case Kind.POST:
-                self._post(task, i, k)
-            case Kind.DENSE:
-                self._dense(task, i)
-            case Kind.STAGE | Kind.PAGE | Kind.BLOCK:
-                wanted = "block" if task.kind is Kind.BLOCK else "pages"
-                if self._traits.moves != wanted:
-                    raise OutOfOrder(f"{task} is for schedules that say moves={wanted!r}")
-                self._with_weights.add(i)
-            case Kind.CHUNK | Kind.FETCH:
-                raise OutOfOrder(f"{task}: experts move by themselves when they are asked for")
-
-    def _attention_begins(self, task: Task, i: int, k: int) -> None:
+    def _attention_begins(self, task: Task) -> None:
         """Of this micro-batch in this layer, for the first time."""
         assert self._sweep is not None, "a micro-batch of the pass"
-        layer = self._setup.layer(i)
+        layer, k = self._setup.layer(task.step), task.k
         if layer > self._first_layer and (layer - 1, k) not in self._through:
             raise OutOfOrder(
                 f"{task}: micro-batch {k} has not been through layer {layer - 1}; {_ALL_OF_LAYER}"
@@ -242,31 +220,31 @@ class _Watch:
                 "; layer.attention() launches what that takes"
             )
         if task.kind is Kind.ATTEND:
-            self._has_cache(task, i, k)
-            self._has_attended(task, i, k)
-        self._steps.setdefault(i, _Step())
+            self._has_cache(task)
+            self._has_attended(task)
 
-    def _attention_goes_on(self, task: Task, kind: Kind, i: int, k: int) -> None:
+    def _attention_goes_on(self, task: Task, kind: Kind | None = None) -> None:
         """What a task does, or does first, is a part of attention behind another one."""
-        before = Task(_BESIDE[_BESIDE.index(kind) - 1], i, k)
+        kind = kind or task.kind
+        before = Task(_BESIDE[_BESIDE.index(kind) - 1], task.step, task.k)
         if before not in task.after:
             raise OutOfOrder(f"{task} has to wait for {before}")
         if kind is Kind.ATTN:
-            self._has_cache(task, i, k)
+            self._has_cache(task)
         if kind is Kind.OUT:
-            self._has_attended(task, i, k)
+            self._has_attended(task)
 
-    def _has_attended(self, task: Task, i: int, k: int) -> None:
-        layer = self._setup.layer(i)
+    def _has_attended(self, task: Task) -> None:
+        layer, k = self._setup.layer(task.step), task.k
         others = [step for step in self._steps if self._setup.layer(step) == layer]
         if any(k in self._steps[step].attended for step in others):
             raise OutOfOrder(f"{task}: micro-batch {k} has attended in layer {layer} already")
-        self._steps.setdefault(i, _Step()).attended.add(k)
+        self._steps[task.step].attended.add(k)
         self._num_idle = 0
 
-    def _has_cache(self, task: Task, i: int, k: int) -> None:
+    def _has_cache(self, task: Task) -> None:
         """Keys and values are where attention is computed when it begins."""
-        last = self._has_launched(str(task), i, k, TO_ATTENTION)
+        last = self._has_launched(str(task), task.step, task.k, TO_ATTENTION)
         if last is not None and last not in task.after:
             raise OutOfOrder(f"{task} has to wait for {last}")
 
@@ -283,18 +261,18 @@ class _Watch:
                     )
         return last
 
-    def _gate(self, task: Task, i: int, k: int) -> None:
-        step = self._steps.get(i, _Step())
-        self._must_be_moe(task, i)
-        if k not in step.attended:
-            raise OutOfOrder(f"{task} comes before the attention of micro-batch {k}")
+    def _gate(self, task: Task) -> None:
+        step = self._steps[task.step]
+        self._must_be_moe(task)
+        if task.k not in step.attended:
+            raise OutOfOrder(f"{task} comes before the attention of micro-batch {task.k}")
         if any(of is None for _, of in step.computed) or step.is_combined:
             raise OutOfOrder(f"{task} comes behind experts that ran for all micro-batches")
-        step.gated.add(k)
+        step.gated.add(task.k)
 
-    def _experts(self, task: Task, i: int) -> None:
-        self._must_be_moe(task, i)
-        step, k = self._steps.get(i, _Step()), task.micro_batch
+    def _experts(self, task: Task) -> None:
+        self._must_be_moe(task)
+        step, k = self._steps[task.step], task.micro_batch
         chosen: Mapping[int, frozenset[int]] = (
             step.chosen if k is None else {k: step.chosen.get(k, frozenset())}
         )
@@ -309,8 +287,8 @@ class _Watch:
             step.computed.add((e, k))
             self._num_idle = 0
 
-    def _combine(self, task: Task, i: int) -> None:
-        step = self._steps.get(i, _Step())
+    def _combine(self, task: Task) -> None:
+        i, step = task.step, self._steps[task.step]
         if not step.gated:
             raise OutOfOrder(f"{task} comes before any gate({i}, k)")
         for k in sorted(step.gated):
@@ -325,33 +303,55 @@ class _Watch:
         step.is_combined = True
         self._has_been_through(i, step.gated)
 
-    def _post(self, task: Task, i: int, k: int) -> None:
+    def _post(self, task: Task) -> None:
         assert self._sweep is not None, "a micro-batch of the pass"
+        i, k = task.step, task.k
         if self._setup.is_moe(i):
             if not self._traits.is_paged:
                 raise OutOfOrder(f"{task} is for schedules that say moves='pages' or 'block'")
             if i not in self._with_weights:
                 raise OutOfOrder(f"{task} comes before the weights of step {i}")
-        step = self._steps.setdefault(i, _Step())
         if self._sweep.attends_on_cpu(k) and Task(Kind.OUT, i, k) not in self._launched:
-            self._attention_goes_on(task, Kind.OUT, i, k)
-        if k not in step.attended:
+            self._attention_goes_on(task, Kind.OUT)
+        if k not in self._steps[i].attended:
             raise OutOfOrder(f"{task} comes before the attention of micro-batch {k}")
         self._has_been_through(i, [k])
 
-    def _dense(self, task: Task, i: int) -> None:
-        if self._setup.is_moe(i):
-            raise OutOfOrder(f"{task}: the layer of step {i} has experts")
-        self._has_been_through(i, self._steps.get(i, _Step()).attended)
+    def _dense(self, task: Task) -> None:
+        if self._setup.is_moe(task.step):
+            raise OutOfOrder(f"{task}: the layer of step {task.step} has experts")
+        self._has_been_through(task.step, self._steps[task.step].attended)
+
+    def _weights(self, task: Task) -> None:
+        wanted = "block" if task.kind is Kind.BLOCK else "pages"
+        if self._traits.moves != wanted:
+            raise OutOfOrder(f"{task} is for schedules that say moves={wanted!r}")
+        self._with_weights.add(task.step)
+
+    def _moves_by_itself(self, task: Task) -> None:
+        raise OutOfOrder(f"{task}: experts move by themselves when they are asked for")
 
     def _has_been_through(self, i: int, micro_batches: Iterable[int]) -> None:
         self._through.update((self._setup.layer(i), k) for k in micro_batches)
 
-    def _must_be_moe(self, task: Task, i: int) -> None:
-        if not self._setup.is_moe(i):
-            raise OutOfOrder(f"{task}: the layer of step {i} has no experts")
+    def _must_be_moe(self, task: Task) -> None:
+        if not self._setup.is_moe(task.step):
+            raise OutOfOrder(f"{task}: the layer of step {task.step} has no experts")
         if self._traits.is_paged:
             raise OutOfOrder(f"{task}: with moves={self._traits.moves!r} post does that")
+
+
+_LOOK: Mapping[Kind, Callable[[_Watch, Task], None]] = {
+    **dict.fromkeys((Kind.ATTEND, Kind.PRE), _Watch._attention_begins),
+    **dict.fromkeys(_BESIDE[1:], _Watch._attention_goes_on),
+    Kind.GATE: _Watch._gate,
+    Kind.EXPERT: _Watch._experts,
+    Kind.COMBINE: _Watch._combine,
+    Kind.POST: _Watch._post,
+    Kind.DENSE: _Watch._dense,
+    **dict.fromkeys((Kind.STAGE, *_WEIGHTS), _Watch._weights),
+    **dict.fromkeys(_OF_SLOTS, _Watch._moves_by_itself),
+}
 
 
 def _clash(k: int | None, before: int | None) -> bool:

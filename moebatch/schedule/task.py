@@ -88,6 +88,12 @@ class Task:
         return f"{self.kind}({self.step}{parts})"
 
     @property
+    def k(self) -> int:
+        """The micro-batch of a task that is of one."""
+        assert self.micro_batch is not None, "a task of a micro-batch"
+        return self.micro_batch
+
+    @property
     def experts(self) -> tuple[int, ...]:
         """All that it is about."""
         return () if self.expert is None else (self.expert, *self.others)

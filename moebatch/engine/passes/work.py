@@ -144,9 +144,8 @@ class PassWork:
     # --- what follows attention -----------------------------------------------------------------
 
     def _gate(self, task: Task) -> None:
-        assert task.micro_batch is not None, "a gate is that of a micro-batch"
         routing = self._decoder.route(self._layer(task), self._x_TD, self._rows(task))
-        self._routings.setdefault(task.step, {})[task.micro_batch] = routing
+        self._routings.setdefault(task.step, {})[task.k] = routing
 
     def _expert(self, task: Task) -> None:
         if task.micro_batch is None:
@@ -198,8 +197,7 @@ class PassWork:
         return self._setup.layer(task.step)
 
     def _input(self, task: Task) -> AttentionInput:
-        assert task.micro_batch is not None, "a task of a micro-batch"
-        return self._inputs[task.micro_batch]
+        return self._inputs[task.k]
 
     def _rows(self, task: Task) -> slice:
         """Rows of its micro-batch that go through its layer."""
@@ -219,9 +217,8 @@ class PassWork:
 
     def _buffers(self, task: Task) -> ExchangeBuffers:
         """Counts micro-batches that attend on the CPU, in the order of their turns."""
-        assert self._beside is not None and task.micro_batch is not None, "the CPU attends"
-        place = self._place_on_cpu[task.micro_batch]
-        number = task.step * len(self._place_on_cpu) + place
+        assert self._beside is not None, "the CPU attends"
+        number = task.step * len(self._place_on_cpu) + self._place_on_cpu[task.k]
         return self._beside.buffers(number, self._layer(task))
 
 

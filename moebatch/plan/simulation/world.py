@@ -108,11 +108,10 @@ class SimWorld:
     def seconds(self, task: Task) -> float:
         """What the table says of a kind of task, or the cost model."""
         if task.kind in (Kind.ATTEND, Kind.PRE):
-            assert task.micro_batch is not None, "a micro-batch attends"
             if task.step not in self._present:
                 layer = self.setup.layer(task.step)
                 self._advance((self._number + layer / self.setup.num_layers) / len(self.passes))
-            self._present.setdefault(task.step, []).append(task.micro_batch)
+            self._present.setdefault(task.step, []).append(task.k)
         given = self.table.get(task.kind)
         return self._priced(task) if given is None else given
 
@@ -164,13 +163,12 @@ class SimWorld:
 
     def _post_s(self, task: Task) -> float:
         """All of a layer after attention, and at the end of the last one the head."""
-        assert task.micro_batch is not None, "of a micro-batch"
         layer, load = self.setup.layer(task.step), self._load(task)
         seconds = self.price.gate_s(load, layer) + self.price.shared_expert_s(load, layer)
-        if self._now.on_cpu[task.micro_batch]:
+        if self._now.on_cpu[task.k]:
             seconds += self.price.post_out_s(load)
         if layer in self.setup.moe_layers:
-            rows = self._rows_of(layer, task.micro_batch).tolist()
+            rows = self._rows_of(layer, task.k).tolist()
             seconds += self._experts_s(layer, dict(enumerate(rows)))
         if self._is_last(task) and task.micro_batch == len(self._now.loads) - 1:
             seconds += self.price.head_s(self._now.logits_rows)
@@ -199,8 +197,7 @@ class SimWorld:
         return price(experts / (task.num_pages or 1))
 
     def _load(self, task: Task) -> PassLoad:
-        assert task.micro_batch is not None, f"{task} is of a micro-batch"
-        return self._now.loads[task.micro_batch]
+        return self._now.loads[task.k]
 
     def _rows_of(self, layer: int, micro_batch: int) -> Floats:
         key = layer, micro_batch
