@@ -22,7 +22,7 @@ IN_MEMORY = {
     "everything stays": policy(num_slots=2, resident=1),
 }
 EMULATED = {
-    "half stays": gpu_policy(vram=0.5, num_slots=2),
+    "half stays on a GPU": gpu_policy(vram=0.5, num_slots=2),
     "a little stays, three levels": gpu_policy(vram=0.2, disk=0.5, num_slots=3),
     "one sequence": gpu_policy(vram=0.4, batch_size=1, num_slots=2),
 }
@@ -34,31 +34,16 @@ CASES = [
 
 
 @pytest.mark.few
-@pytest.mark.parametrize("title", IN_MEMORY)
+@pytest.mark.parametrize("title", IN_MEMORY | EMULATED)
 @pytest.mark.parametrize(("name", "rule"), CASES)
-def test_in_main_memory_tokens_are_those_of_transformers(
+def test_tokens_are_those_of_transformers(
     tiny_checkpoint: Callable[..., Path],
     expected: Callable[[str], list[tuple[int, ...]]],
     name: str,
     rule: CacheRule,
     title: str,
 ) -> None:
-    chosen = replace(IN_MEMORY[title], schedule=name, cache=rule)
-    outcomes, _ = run(tiny_checkpoint("mixtral"), chosen, requests())
-    assert tokens_of(outcomes) == expected("mixtral")
-
-
-@pytest.mark.few
-@pytest.mark.parametrize("title", EMULATED)
-@pytest.mark.parametrize(("name", "rule"), CASES)
-def test_on_an_emulated_gpu_tokens_are_those_of_transformers(
-    tiny_checkpoint: Callable[..., Path],
-    expected: Callable[[str], list[tuple[int, ...]]],
-    name: str,
-    rule: CacheRule,
-    title: str,
-) -> None:
-    chosen = replace(EMULATED[title], schedule=name, cache=rule)
+    chosen = replace((IN_MEMORY | EMULATED)[title], schedule=name, cache=rule)
     outcomes, _ = run(tiny_checkpoint("mixtral"), chosen, requests())
     assert tokens_of(outcomes) == expected("mixtral")
 

@@ -1,6 +1,13 @@
 """What passes ask of a cache of keys and values, in words of tests."""
 
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+import torch
+
 from moebatch.arrays import Ints
+from moebatch.schedule.steps.kv_route import Place
 from moebatch.schedule.task import Kind
 from moebatch.spec.policy.policy import pages_of
 from moebatch.store.kv.cache import KVCache
@@ -40,3 +47,34 @@ def _move(cache: KVCache, view: KvView, layer: int, *kinds: Kind) -> None:
 def num_lacking(length: int, num_tokens: int) -> int:
     """Pages that an owner of so many tokens lacks to hold more."""
     return max(0, pages_of(num_tokens) - pages_of(length))
+
+
+@dataclass
+class Owners:
+    """Does with a cache what passes do for some owners, and remembers what must be in it."""
+
+    cache: KVCache
+    lengths: dict[Hashable, int] = field(default_factory=dict)
+    stored: dict[tuple[Hashable, int, int], float] = field(default_factory=dict)
+    """By owner, position and layer; of states, what they have come to."""
+    numbers: Iterator[int] = field(default_factory=count)
+
+    def view(self, place: Place, window: int, work: Sequence[tuple[Hashable, int]]) -> KvView:
+        """The next tokens of some owners."""
+        pieces = []
+        for owner, num_tokens in work:
+            start = self.lengths.get(owner, 0)
+            self.cache.grow(owner, start + num_tokens)
+            self.lengths[owner] = start + num_tokens
+            pieces.append(KvPiece(owner, start, start + num_tokens))
+        return self.cache.view(place, window, pieces)
+
+    def bring(self, view: KvView, layer: int) -> None:
+        if not self.cache.is_direct(view.place, layer):  # nothing old may be of any use
+            for part in self.cache.tensors(view.place, layer, view.window).parts:
+                part.fill_(torch.nan)
+        bring(self.cache, view, layer)
+
+    def release(self, owner: Hashable) -> None:
+        self.cache.release(owner)
+        self.lengths.pop(owner, None)

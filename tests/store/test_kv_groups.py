@@ -3,8 +3,6 @@ live, each finds what it stored, and no row has two owners."""
 
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +22,7 @@ from moebatch.store.kv.layout import KvLayout
 from moebatch.store.kv.pages import KvPages
 from moebatch.store.kv.view import KvPiece, KvView
 from tests.few import examples
-from tests.store.kv import bring, moved_by, num_lacking, rows_of, store
+from tests.store.kv import Owners, moved_by, num_lacking, rows_of, store
 
 SLICE = 6
 MAX_TOKENS = 70
@@ -69,32 +67,11 @@ def make_cache(folder: Path, places: Sequence[Place], levels: Sequence[LevelName
     )
 
 
-@dataclass
-class Program:
-    """Does with a cache what passes do, and remembers what must be in it."""
-
-    cache: KVCache
-    lengths: dict[Hashable, int] = field(default_factory=dict)
-    stored: dict[tuple[Hashable, int, int], float] = field(default_factory=dict)
-    """By owner, position and layer; of states, what they have come to."""
-    numbers: Iterator[int] = field(default_factory=count)
-
-    def view(self, place: Place, window: int, work: Sequence[tuple[Hashable, int]]) -> KvView:
-        pieces = []
-        for owner, num_tokens in work:
-            start = self.lengths.get(owner, 0)
-            self.cache.grow(owner, start + num_tokens)
-            self.lengths[owner] = start + num_tokens
-            pieces.append(KvPiece(owner, start, start + num_tokens))
-        return self.cache.view(place, window, pieces)
-
+class Program(Owners):
     def run_pass(self, views: Sequence[KvView]) -> None:
         for layer in range(len(LEVELS)):
             for view in views:
-                if not self.cache.is_direct(view.place, layer):  # nothing old may be of any use
-                    for part in self.cache.tensors(view.place, layer, view.window).parts:
-                        part.fill_(torch.nan)
-                bring(self.cache, view, layer)
+                self.bring(view, layer)
                 self.attend(view, layer)
                 store(self.cache, view, layer)
 
@@ -214,8 +191,7 @@ def test_every_layer_finds_what_it_keeps(
             run.run_pass(list(views_of(run, works, order)))
             run.check()
             for owner in releases:
-                cache.release(owner)
-                run.lengths.pop(owner, None)
+                run.release(owner)
             if cache.can_shrink and prompts_first:
                 fewer = max(cache.first.num_pages - cache.first.num_free, cache.first.num_pages - 1)
                 before = cache.bytes_on("dram")

@@ -1,10 +1,9 @@
 """Keys and values by level: whatever lives where, attention finds what it stored."""
 
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field
-from itertools import count
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,7 @@ from moebatch.store.kv.layout import KvLayout, WindowName
 from moebatch.store.kv.view import KvPiece, KvView
 from moebatch.store.memory import Arena
 from tests.few import examples
-from tests.store.kv import bring, moved_by, num_lacking, rows_of, store
+from tests.store.kv import Owners, bring, moved_by, num_lacking, rows_of, store
 from tests.store.test_kv_disk import num_open_files
 
 MAX_TOKENS = 4 * PAGE_TOKENS
@@ -61,32 +60,8 @@ def make_cache(
 
 
 @dataclass
-class Program:
-    """Does with a cache what passes do, and remembers what must be in it."""
-
-    cache: KVCache
-    num_layers: int
-    lengths: dict[Hashable, int] = field(default_factory=dict)
-    stored: dict[tuple[Hashable, int, int], float] = field(default_factory=dict)
-    """By owner, position and layer."""
-    numbers: Iterator[int] = field(default_factory=count)
-
-    def view(self, place: Place, window: int, work: Sequence[tuple[Hashable, int]]) -> KvView:
-        """The next tokens of some owners."""
-        pieces = []
-        for owner, num_tokens in work:
-            start = self.lengths.get(owner, 0)
-            self.cache.grow(owner, start + num_tokens)
-            self.lengths[owner] = start + num_tokens
-            pieces.append(KvPiece(owner, start, start + num_tokens))
-        return self.cache.view(place, window, pieces)
-
-    def bring(self, view: KvView, layer: int) -> None:
-        if not self.cache.is_direct(view.place, layer):  # nothing old may be of any use
-            room = self.cache.tensors(view.place, layer, view.window)
-            for part in room.parts:
-                part.fill_(torch.nan)
-        bring(self.cache, view, layer)
+class Program(Owners):
+    num_layers: int = len(EVERYWHERE)
 
     def attend(self, view: KvView, layer: int) -> None:
         """Looks at the whole context, then puts new keys and values beside it."""
@@ -122,10 +97,6 @@ class Program:
                 self.attend(view, layer)
                 self.store(view, layer)
 
-    def release(self, owner: Hashable) -> None:
-        self.cache.release(owner)
-        self.lengths.pop(owner, None)
-
 
 Work = tuple[int, int, bool]
 """Owner, new tokens, and whether they are cut into two micro-batches."""
@@ -155,7 +126,7 @@ def test_attention_finds_all_that_was_stored(
     program: list[tuple[list[Work], list[int], bool]],
 ) -> None:
     with closing(make_cache(tmp_path, places, cached=cached)) as cache:
-        run = Program(cache, len(EVERYWHERE))
+        run = Program(cache)
         for works, releases, prompts_first in program:
             run.run_pass(views_of(run, works, places if prompts_first else places[::-1]))
             for owner in releases:
@@ -200,7 +171,7 @@ def test_two_lanes_in_two_windows_do_not_disturb_each_other(
                     run.attend(view, layer)
                     run.store(view, layer)
 
-        runs = [Program(cache, len(EVERYWHERE)) for _ in range(2)]
+        runs = [Program(cache) for _ in range(2)]
         for window, run in enumerate(runs):
             run.run_pass([run.view(places[0], window, [(f"{window}a", 30), (f"{window}b", 17)])])
         with ThreadPoolExecutor(2) as pool:
