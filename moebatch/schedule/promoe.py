@@ -51,7 +51,7 @@ promoe_preempt = replace(hot, name="promoe_preempt")
 def promoe_prefetch(layer: Layer) -> Schedule:
     """What a gate has chosen is asked for when it is its turn; what was predicted in vain comes
     all the same."""
-    yield from _attend_and_listen(layer)
+    yield from _attend_until_chosen(layer)
     yield from prefetch_likely(layer.setup, layer.step)
     yield from by_number(layer)
 
@@ -59,12 +59,12 @@ def promoe_prefetch(layer: Layer) -> Schedule:
 @schedule(runs="batch", foresees="nothing")
 def promoe_base(layer: Layer) -> Schedule:
     """Nothing is predicted."""
-    yield from _attend_and_listen(layer)
+    yield from _attend_until_chosen(layer)
     yield from by_number(layer)
 
 
-def _attend_and_listen(layer: Layer) -> Iterator[Task | Request]:
-    """What every gate has chosen is known, and not asked for yet."""
+def _attend_until_chosen(layer: Layer) -> Iterator[Task | Request]:
+    """What every gate has chosen is known, and not required yet."""
     yield from attend_and_gate(layer)
     for k in layer.micro_batches:
         yield GateChosen(layer.step, k)

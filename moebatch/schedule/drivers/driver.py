@@ -1,6 +1,6 @@
 """Drives a schedule: launches its tasks and answers what it asks, on any kind of lanes."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain
@@ -168,7 +168,7 @@ class Driver:
                 self._foresight.end_pass()
                 return
             else:
-                answer = self._answer(item)
+                answer = _ANSWERS[type(item)](self, item)
 
     def _launch(self, task: Task) -> None:
         if task.kind is Kind.EXPERT:
@@ -188,41 +188,16 @@ class Driver:
         for each in tasks:
             self._lanes.launch(each)
 
-    def _answer(self, request: Request) -> Any:
-        match request:
-            case Prefetch(step, count):
-                self._prefetch(step, count)
-            case PrefetchToDram(step):
-                self._fetch(step)
-            case Route(step, micro_batch):
-                return self._route(step, micro_batch)
-            case Select(step):
-                self._select(step)
-            case GateChosen(step, micro_batch):
-                return self._listen(step, micro_batch)
-            case CancelPrefetch(step):
-                self._drop(step)
-            case Whole(step):
-                self._whole(step)
-            case Arrivals(step):
-                return self._arrivals(step)
-            case InOrder(step, micro_batch):
-                return self._in_order(step, micro_batch)
-            case Free(step):
-                self._free(step)
-            case Sync():
-                self._lanes.wait(lambda: self._lanes.is_idle(results_only=False), "everything")
-        return None
-
-    def _prefetch(self, step: int, count: int | None) -> None:
+    def _prefetch(self, request: Prefetch) -> None:
+        step, count = request.step, request.count
         if count is None:
             self._bring(step, range(self._setup.num_experts))
         else:
             self._expect(self._setup.layer(step))
             self._foresee(step, self._router.ranked(step)[:count])
 
-    def _select(self, step: int) -> None:
-        later = self._setup.selected_by(step)
+    def _select(self, request: Select) -> None:
+        step, later = request.step, self._setup.selected_by(request.step)
         if later is not None:
             assert step in self._chosen, _unasked(step)
             batches = (self._router.selected(step, k, later) for k in self._chosen[step])
@@ -242,26 +217,27 @@ class Driver:
             self.disk_path.prefetch(keys)
             self._lanes.slots_changed()
 
-    def _fetch(self, step: int) -> None:
-        layer = self._begin(step)
+    def _prefetch_to_dram(self, request: PrefetchToDram) -> None:
+        layer = self._begin(request.step)
         with self._lanes.lock:
             self.disk_path.fetch(self._experts[layer])
             self._lanes.slots_changed()
 
-    def _route(self, step: int, micro_batch: int) -> tuple[int, ...]:
-        chosen = self._listen(step, micro_batch)
-        required = self._required.setdefault(step, set())
+    def _route(self, request: Route) -> tuple[int, ...]:
+        chosen = self._gate_chosen(request)
+        required = self._required.setdefault(request.step, set())
         news = sorted(set(chosen) - required)
         required.update(news)
-        layer = self._setup.layer(step)
+        layer = self._setup.layer(request.step)
         with self._lanes.lock:
             for key in self._of(layer, news):
                 self._require(key)
             self._lanes.slots_changed()
         return chosen
 
-    def _listen(self, step: int, micro_batch: int) -> tuple[int, ...]:
+    def _gate_chosen(self, request: GateChosen | Route) -> tuple[int, ...]:
         """Waits for a gate, and returns what it has chosen."""
+        step, micro_batch = request.step, request.micro_batch
         known = self._chosen.get(step, {}).get(micro_batch)
         if known is not None:
             return known
@@ -296,19 +272,22 @@ class Driver:
         self._slots.require(key)
         self.disk_path.require(key)
 
-    def _drop(self, step: int) -> None:
+    def _cancel_prefetch(self, request: CancelPrefetch) -> None:
         with self._lanes.lock:
-            self._slots.withdraw(self._setup.layer(step))
+            self._slots.withdraw(self._setup.layer(request.step))
             self._lanes.slots_changed()
 
-    def _free(self, step: int) -> None:
-        layer = self._setup.layer(step)
+    def _free(self, request: Free) -> None:
         with self._lanes.lock:
-            self._slots.release(layer)
+            self._slots.release(self._setup.layer(request.step))
             self._lanes.slots_changed()
 
-    def _whole(self, step: int) -> None:
+    def _sync(self, request: Sync) -> None:
+        self._lanes.wait(lambda: self._lanes.is_idle(results_only=False), "everything")
+
+    def _whole(self, request: Whole) -> None:
         """Gates have to choose before anything else can go on, so they may as well end first."""
+        step = request.step
         self._lanes.wait(lambda: self._lanes.is_idle(results_only=True), f"gates of step {step}")
         layer = self._begin(step)
         for key in self._experts[layer]:
@@ -322,8 +301,8 @@ class Driver:
         """Whether waiting for an expert makes no sense any more."""
         return not self._slots.is_missing(key) or self._slots.is_settled(key.layer)
 
-    def _arrivals(self, step: int) -> Arriving:
-        layer = self._setup.layer(step)
+    def _arrivals(self, request: Arrivals) -> Arriving:
+        step, layer = request.step, self._setup.layer(request.step)
         assert step in self._wanted, _unasked(step)
         keys = self._of(layer, sorted(self._wanted[step]))
 
@@ -358,7 +337,8 @@ class Driver:
 
         return Arriving(keys, ready, wait, most_together=self._setup.most_together)
 
-    def _in_order(self, step: int, micro_batch: int) -> Iterator[int]:
+    def _in_order(self, request: InOrder) -> Iterator[int]:
+        step, micro_batch = request.step, request.micro_batch
         layer = self._setup.layer(step)
         chosen = self._chosen.get(step, {}).get(micro_batch)
         assert chosen is not None, _unasked(step, f"micro-batch {micro_batch}")
@@ -392,6 +372,21 @@ class Driver:
     def _of(self, layer: int, experts: Iterable[int]) -> list[ExpertKey]:
         keys = self._experts[layer]
         return [keys[expert] for expert in experts]
+
+
+_ANSWERS: Mapping[type[Request], Callable[[Driver, Any], Any]] = {
+    Prefetch: Driver._prefetch,
+    PrefetchToDram: Driver._prefetch_to_dram,
+    Route: Driver._route,
+    Select: Driver._select,
+    GateChosen: Driver._gate_chosen,
+    CancelPrefetch: Driver._cancel_prefetch,
+    Whole: Driver._whole,
+    Arrivals: Driver._arrivals,
+    InOrder: Driver._in_order,
+    Free: Driver._free,
+    Sync: Driver._sync,
+}
 
 
 def _is_urgent(item: Task | Request) -> bool:
