@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, field
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -138,8 +138,28 @@ def _write(path: Path, shard: Shard, now: RunStatus, end: str | None, fruitless:
         fruitless=fruitless,
         foresight={str(layer): asdict(counts) for layer, counts in now.foresight.items()},
     )
-    with suppress(StorageError):
-        write_text(path, json.dumps(asdict(status)) + "\n")
+    try:
+        write_text(path, _text(status))
+    except StorageError:
+        if end is not None:
+            _note_end(path, end, fruitless)
+
+
+def _text(status: ShardStatus) -> str:
+    return json.dumps(asdict(status)) + "\n"
+
+
+def _note_end(path: Path, end: str, fruitless: int) -> None:
+    """Where there is no room for another file, what was said last stays but for how the run ended:
+    that needs no more room than there is."""
+    last = read_status(path)
+    if last is None:
+        return
+    data = _text(replace(last, state=end, fruitless=fruitless)).encode()
+    with suppress(OSError), path.open("r+b") as file:
+        num_bytes = os.fstat(file.fileno()).st_size
+        if len(data) <= num_bytes:
+            file.write(data.ljust(num_bytes))
 
 
 @functools.cache

@@ -7,11 +7,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from moebatch.errors import Stopped
+from moebatch.errors import Stopped, StorageError
 from moebatch.folder.shard import ALL, Shard
 from moebatch.job.overview import Overview, ShardOverview
 from moebatch.job.status import RunStatus
@@ -56,6 +57,21 @@ def test_without_room_nothing_empty_is_left(tmp_path: Path) -> None:
             pass
         assert path.read_text() == said
         assert list(tmp_path.iterdir()) == [path]
+
+
+def test_without_room_for_another_file_a_run_leaves_word_of_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "status.json"
+    with written_to(path, ALL, status):
+        num_bytes = len(path.read_text())
+    moments = iter([status(), replace(status(), num_rows=10**60)])
+    with (
+        pytest.raises(StorageError),
+        _files_of_at_most(num_bytes + 30),
+        written_to(path, ALL, partial(next, moments)),
+    ):
+        raise StorageError("no room left")
+    there = read_status(path)
+    assert there is not None and (there.state, there.rows) == ("failed", 0)
 
 
 @contextmanager
