@@ -176,20 +176,30 @@ class TestFile:
         _, _, message = fault(tmp_path, "\n".join(lines))
         assert message == "more than 20000 values or 32 levels once aliases are used"
 
-    @pytest.mark.parametrize(
-        "written, message",
-        [
-            (":".join(["1"] * 300_000), "cannot be read as int"),
-            (":".join(["1"] * 190) + ".5", "cannot be read as float"),
-            ("9" * 5000, "cannot be read as int"),
-        ],
-        ids=["base 60", "base 60 beyond floats", "decimal"],
-    )
-    def test_endless_numbers_are_not_computed(
-        self, tmp_path: Path, written: str, message: str
-    ) -> None:
-        found = faults(tmp_path, f"{MINIMAL}sampling: {{seed: {written}}}\n")
-        assert (found[0].line, found[0].where, found[0].message) == (4, "sampling.seed", message)
+    def test_an_endless_number_is_a_fault(self, tmp_path: Path) -> None:
+        found = faults(tmp_path, f"{MINIMAL}sampling: {{seed: {'9' * 5000}}}\n")
+        assert found[0].message == "cannot be read as int"
+
+    @pytest.mark.parametrize("written", ["010", "-0_17", "12:30", "1:1:1.5", ":".join("1" * 10**5)])
+    def test_what_is_a_number_of_another_base_is_text(self, tmp_path: Path, written: str) -> None:
+        _, where, message = fault(tmp_path, f"{MINIMAL}sampling: {{seed: {written}}}\n")
+        assert where == "sampling.seed" and f"got '{written[:20]}" in message
+        job = load(tmp_path, f"{MINIMAL}sampling: {{stop: {written}}}\n")
+        assert job.sampling.stop == (written,)
+
+    @pytest.mark.parametrize("written", ["1.5e0", ".15e+1", "15E-1", "1_5.e-1", "+1.5"])
+    def test_numbers_may_have_points_and_exponents(self, tmp_path: Path, written: str) -> None:
+        job = load(tmp_path, f"{MINIMAL}sampling: {{temperature: {written}}}\n")
+        assert job.sampling.temperature == 1.5
+
+    def test_a_word_that_is_no_text_to_yaml_is_named(self, tmp_path: Path) -> None:
+        text = "sampling: {ignore_eos: off, structured_outputs: {choice: [x, no]}}"
+        (found,) = faults(tmp_path, MINIMAL + text)
+        assert found.message.endswith(
+            "got ['x', False]; YAML takes no for true or false unless it is in quotes: \"no\""
+        )
+        (found,) = faults(tmp_path, f"{MINIMAL}sampling: {{stop: true}}")
+        assert found.message.endswith("got true")
 
     @pytest.mark.parametrize("key", ["model", "input", "output"])
     @pytest.mark.parametrize("path", ["x" * 256, "x/" * 2048, "é" * 128])

@@ -101,7 +101,14 @@ def _new_faults(findings: Findings, file: YamlFile) -> Iterator[Fault]:
     for place, message in findings:
         line, where = file.line_of(place), dotted(place)
         if (line, where) not in known:
+            message += _meant(place, file)
             yield Fault(file=str(file.path), line=line, where=where, message=message)
+
+
+def _meant(place: Place, file: YamlFile) -> str:
+    """What a word that was taken for true or false is to be written like, if it was one."""
+    word = next((word for at, word in file.words.items() if at[: len(place)] == place), None)
+    return f'; YAML takes {word} for true or false unless it is in quotes: "{word}"' if word else ""
 
 
 def _findings(error: ValidationError, form: type[Form]) -> Iterator[tuple[Place, str]]:

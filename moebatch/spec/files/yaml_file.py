@@ -19,12 +19,13 @@ _MAX_BYTES = 2**20
 _MAX_NODES = 20_000
 """Aliases count every time they are used, so that a few lines cannot grow into gigabytes."""
 _MAX_DEPTH = 32
-_LONGEST_NUMBER = 400
 _NO_TEXT = "holds half of a surrogate pair, which is no character"
 _TAG = "tag:yaml.org,2002:"
 _MERGE = f"{_TAG}merge"
-_EXPONENTIAL = re.compile(r"[+-]?[0-9]+[eE][+-]?[0-9]+")
-"""Numbers such as 1e-5, which YAML 1.1 takes for text since they have no point."""
+_EXPONENTIAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][+-]?[0-9]+$")
+"""Numbers such as 1e-5 and 1.5e3, which YAML 1.1 takes for text: they lack a point, or a sign."""
+_OTHER_BASE = re.compile(r"[+-]?(0[0-7_]+|[0-9_]+:.*)$")
+"""Texts such as 010 and 12:30, which YAML 1.1 takes for 8 and 750."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +37,8 @@ class YamlFile:
     """Mappings with text keys, lists, text, numbers, true, false and None."""
     lines: Lines
     """Line of every key and list item, counted from 1."""
+    words: Mapping[Place, str]
+    """Those that YAML takes for true and false, such as no and on, as they were written."""
     faults: tuple[Fault, ...] = ()
     """What is wrong with single values, which are then missing from the content or None."""
 
@@ -65,8 +68,13 @@ def read_yaml(path: Path, *, kind: str) -> YamlFile:
         )
     walk = _Walk(path, loader)
     content = walk.value(node, ())
-    lines = MappingProxyType(walk.lines)
-    return YamlFile(path=path, content=content, lines=lines, faults=tuple(walk.faults))
+    return YamlFile(
+        path=path,
+        content=content,
+        lines=MappingProxyType(walk.lines),
+        words=MappingProxyType(walk.words),
+        faults=tuple(walk.faults),
+    )
 
 
 def _text_of(path: Path, kind: str) -> str:
@@ -113,6 +121,7 @@ class _Walk:
 
     def __init__(self, path: Path, loader: yaml.SafeLoader) -> None:
         self.lines: dict[Place, int] = {}
+        self.words: dict[Place, str] = {}
         self.faults: list[Fault] = []
         self._path = path
         self._loader = loader
@@ -163,8 +172,12 @@ class _Walk:
 
     def _scalar(self, node: yaml.ScalarNode, place: Place) -> object:
         kind = node.tag.removeprefix(_TAG)
-        if kind == "str" and node.style is None and _EXPONENTIAL.fullmatch(node.value):
+        if kind == "str" and node.style is None and _EXPONENTIAL.match(node.value):
             return float(node.value)
+        if kind in ("int", "float") and _OTHER_BASE.match(node.value):
+            return node.value
+        if kind == "bool" and node.value.lower() not in ("true", "false"):
+            self.words[place] = node.value
         # Dates are text to us: no key takes one, and a text is what the user wrote.
         if kind in ("str", "timestamp", "value", "merge"):
             if not is_text(node.value):
@@ -172,9 +185,6 @@ class _Walk:
                 return node.value.encode("utf-8", "replace").decode()
             return node.value
         self._refuse_tag(node, place, "null", "bool", "int", "float")
-        if len(node.value) > _LONGEST_NUMBER:  # 1:1:1:… is a number of base 60, read ever slower
-            self._fault(f"cannot be read as {kind}", node.start_mark.line + 1, place)
-            return None
         try:
             return self._loader.construct_object(node)
         except (ValueError, KeyError, ArithmeticError, yaml.YAMLError):
@@ -210,4 +220,4 @@ class _Dumper(yaml.SafeDumper):
     """Quotes texts such as 1e5, which are numbers to `read_yaml` though not to YAML 1.1."""
 
 
-_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]*\d+[eE][-+]*\d+$"), None)
+_Dumper.add_implicit_resolver(f"{_TAG}float", _EXPONENTIAL, None)
