@@ -43,20 +43,20 @@ class RunFolder:
         return self.path / f"status-{shard.number}-of-{shard.count}.json"
 
     @contextmanager
-    def locked(self, shard: Shard) -> Iterator[None]:
+    def locked(self, shard: Shard) -> Iterator[RunLock]:
         """No other process runs the shard, or all rows, while the block runs. Raises LockHeld, and
         StorageError where the folder cannot be written."""
         subject = str(self.path.with_suffix(""))
-        with self._lock(subject, shared=not shard.is_all):
+        with self._lock(subject, shared=not shard.is_all) as lock:
             if not shard.is_all:
-                lock = self.path / f"lock-{shard.number}-of-{shard.count}"
-                with RunLock(lock, subject=f"{subject}, shard {shard}"):
-                    yield
+                path = self.path / f"lock-{shard.number}-of-{shard.count}"
+                with RunLock(path, subject=f"{subject}, shard {shard}") as lock:
+                    yield lock
                 return
             with suppress(OSError):  # what cannot be removed does no harm
                 remove_drafts(self.path)
             try:
-                yield
+                yield lock
             finally:
                 self._remove_if_empty()
 

@@ -81,12 +81,13 @@ class JobRun:
         before = opened.require_own_output()
         require_no_fewer(job, options.limit)
         shard = self._agreed_shard(before)
-        with self._folder.locked(shard):
+        with self._folder.locked(shard) as lock:
             ours = claim(opened.manifest, self._folder, opened.source, FirstRun.today(shard))
             with written_to(self._folder.status(shard), shard, self.status), self._stop.heard():
                 attempt = self._answer_rows(self._context(ours, shard))
                 if shard.is_all:
                     attempt.phase = "writing answers"
+                    lock.require_held()
                     self._write_output(attempt)
                 else:
                     require_still_own(ours, self._folder)

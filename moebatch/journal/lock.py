@@ -49,6 +49,8 @@ class RunLock:
         self._subject = subject
         self._elsewhere = elsewhere
         self._shared = shared
+        self._stand_in: tuple[Path, int] | None = None
+        """The file that stands in for a lock, and its descriptor; None where there are locks."""
         while True:
             with contextlib.ExitStack() as self._held:
                 self._descriptor = _opened(self._path, os.O_RDWR)
@@ -58,6 +60,15 @@ class RunLock:
                 if _is_found(self._path, self._descriptor):
                     self._held = self._held.pop_all()
                     return
+
+    def require_held(self) -> None:
+        """Raises LockHeld if another one has taken over what stands in for a lock: this process was
+        suspended, and its heart was silent."""
+        if self._stand_in is not None and not _is_found(*self._stand_in):
+            raise LockHeld(
+                f"{self._subject}: another run has taken it over, since this one was not heard of "
+                f"for {_STALE_S:.0f} s; what it has computed is kept"
+            )
 
     def release(self) -> None:
         """Lets others in."""
@@ -102,6 +113,7 @@ class RunLock:
             if not _is_found(path, created):
                 raise self._held_meanwhile()
         self._held.callback(_remove_own, path, created)
+        self._stand_in = path, created
         beats = periodically(partial(_touch, created), _HEARTBEAT_S, thread="lock")
         self._held.enter_context(beats)
 

@@ -1,7 +1,10 @@
 """A job that was stopped goes on where it was: the same bytes in the end, and nothing twice."""
 
 import datetime
+import errno
+import fcntl
 import json
+import os
 import random
 import re
 import time
@@ -318,6 +321,30 @@ def test_an_output_that_was_removed_is_written_again_from_the_journal(
     (tmp_path / "out.jsonl").unlink()
     assert run(job).status().engine.generated_tokens == 0
     assert (tmp_path / "out.jsonl").read_bytes() == before
+
+
+def test_without_locks_a_run_that_was_taken_for_gone_writes_no_output(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that was suspended for longer than its heart may be silent."""
+
+    def refuse(descriptor: int, kind: int) -> None:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    def take_over(line: str) -> None:
+        if line.startswith("defaults of rows"):
+            held.unlink()
+            held.touch()
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    job, held = write(tmp_path, model, rows(4), **GREEDY), tmp_path / "out.jsonl.moebatch/lock.held"
+    suspended = JobRun(load_job(job), take_over)
+    with pytest.raises(LockHeld, match="another run has taken it over"):
+        suspended.execute()
+    assert held.exists() and not (tmp_path / "out.jsonl").exists()
+    held.unlink()
+    assert run(job).status().num_ended == 0, "what it has computed is kept"
+    assert len(answers(tmp_path)) == 4
 
 
 def test_a_file_that_a_user_puts_in_the_way_of_the_output_is_never_replaced(
