@@ -196,6 +196,14 @@ def test_a_planned_job_on_an_emulated_gpu_says_so_everywhere(
     assert 0 < summary.vram_peak_bytes <= summary.prediction.peak_bytes["vram"]
 
 
+@pytest.mark.parametrize("resources", [{}, EMULATED], ids=["cpu", "emulated"])
+def test_without_a_gpu_nobody_is_told_of_memory_that_is_not_pinned(
+    write_job: Callable[..., Path], resources: dict[str, object]
+) -> None:
+    _, told = run(write_job(**resources), policy=on_gpu() if resources else policy())
+    assert told and not any("pin" in line for line in told)
+
+
 def test_an_emulated_run_teaches_nothing_about_the_machine(
     write_job: Callable[..., Path],
 ) -> None:

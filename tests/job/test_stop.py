@@ -121,6 +121,14 @@ def test_what_was_kept_before_a_stop_at_once_is_told() -> None:
             raise Stopped("seven tokens are kept") from None
 
 
+def test_a_stop_that_is_asked_for_once_more_says_why_it_was_asked_for_first() -> None:
+    stop = Stop(max_runtime_s=3600)
+    with pytest.raises(Stopped, match="SIGTERM; nothing"), stop.heard(), stop.held_back():
+        stop.ask("SIGTERM")
+        stop.ask_in_time(at_once=True)
+    assert not stop.is_out_of_time
+
+
 def test_after_what_failed_while_it_could_be_interrupted_a_stop_is_at_once_again() -> None:
     """As between a plan that the system has no memory for, and one for less."""
     stop, told = Stop(), queue.SimpleQueue[BaseException]()

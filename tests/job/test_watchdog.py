@@ -32,11 +32,16 @@ class Looks:
 
 
 def test_what_stands_still_is_said_once() -> None:
-    said, looks = list[str](), Looks()
-    with watched(looks, lambda: "the disk reads expert 3", said.append, patience_s=0.05):
+    said, at_s, looks = list[str](), list[float](), Looks()
+
+    def log(line: str) -> None:
+        at_s.append(time.monotonic())
+        said.append(line)
+
+    with watched(looks, lambda: "the disk reads expert 3", log, patience_s=0.05):
         until(lambda: said)
         looks.go_on(0.2)
-    assert len(said) == 1
+    assert len(said) == 1 and at_s[0] - looks.at_s[0] >= 0.05
     assert said[0].startswith("warning: nothing has moved for")
     assert said[0].endswith("the disk reads expert 3")
 
