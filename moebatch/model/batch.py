@@ -21,6 +21,7 @@ from moebatch.model.attention.stack_plan import StackPlan
 from moebatch.model.gpu.loader import attends_single
 from moebatch.model.recurrence.plan import RecurrentPlan, StateSpan
 from moebatch.model.rope import Angles, Rope
+from moebatch.spec.model.attention import Attention
 from moebatch.spec.model.shape import ModelShape
 
 _WIDE = 48
@@ -149,11 +150,10 @@ class BatchPlanner:
         """
         self._shape = shape
         self._dtype, self._device, self._gather_rows = dtype, device, gather_rows
-        self._windows = {
-            window
-            for layer, window in enumerate(shape.sliding_windows)
-            if shape.attention_of(layer).most_chosen is None
-        }
+        self._windows: dict[int | None, Attention] = {}
+        for layer, window in enumerate(shape.sliding_windows):
+            if (attention := shape.attention_of(layer)).most_chosen is None:
+                self._windows.setdefault(window, attention)
         self._most_chosen = shape.attention.most_chosen or 0
         self._ropes = [] if shape.encoder else Rope.by_layer(shape, config, device, growth_R)
 
@@ -174,14 +174,19 @@ class BatchPlanner:
         if self._shape.encoder is not None:
             stacks = StackPlan.of(spans, self._device, self._gather_rows)
             return MicroBatch(start=start, stop=stop, stacks=stacks)
-        planner = self._sight_planner(start, attention_device)
+        device = self._device if attention_device is None else attention_device
         by_window = {
             window: self._of_window(
-                window, spans if window is None else apart.get(window, spans), planner
+                window,
+                spans if window is None else apart.get(window, spans),
+                self._sight_planner(start, attention, attention_device),
             )
-            for window in self._windows
+            for window, attention in self._windows.items()
         }
-        choosing = self._of_choosing(spans, planner) if self._most_chosen else None
+        choosing = None
+        if self._most_chosen:
+            planner = self._sight_planner(start, self._shape.attention, attention_device)
+            choosing = self._of_choosing(spans, planner)
         positions_T, lengths_T = _positions(spans)
         angles = {r: r.angles(positions_T, lengths_T, self._dtype) for r in {*self._ropes}}
         meets_sinks = any(plan.meets_sinks for plan in by_window.values())
@@ -191,12 +196,15 @@ class BatchPlanner:
             angles=[angles[rope] for rope in self._ropes],
             by_window=by_window,
             choosing=choosing,
-            turns=self._turns(positions_T, lengths_T, planner.device) if meets_sinks else None,
-            recurrent=self._recurrent(spans, planner.device) if self._shape.recurrence else None,
+            turns=self._turns(positions_T, lengths_T, device) if meets_sinks else None,
+            recurrent=self._recurrent(spans, device) if self._shape.recurrence else None,
         )
 
-    def _sight_planner(self, first: int, attention_device: torch.device | None) -> SightPlanner:
-        """For tokens that see all before them, of the micro-batch that begins there."""
+    def _sight_planner(
+        self, first: int, attention: Attention, attention_device: torch.device | None
+    ) -> SightPlanner:
+        """For tokens that see all before them, of the micro-batch that begins there, in layers that
+        attend so."""
         device = self._device if attention_device is None else attention_device
         return SightPlanner(
             sight=Sight(),
@@ -205,9 +213,9 @@ class BatchPlanner:
             device=device,
             gather_rows=self._gather_rows,
             takes_tokens=attends_single(self._shape, device),
-            is_wide=self._shape.attention.num_shared >= _WIDE,
+            is_wide=attention.num_shared >= _WIDE,
             # Elsewhere there are no weights to make more of what is cached.
-            expands=self._shape.attention.expands if attention_device is None else None,
+            expands=attention.expands if attention_device is None else None,
         )
 
     def _of_window(
