@@ -118,6 +118,8 @@ class LatentAttentionBlock:
         if attention.latent_scale != 1:
             latents_TL.mul_(attention.latent_scale)
         q_NHC, latents = q.view(len(q), -1, attention.head_dim), cached[:, None]
+        if attention.norms_positioned:
+            self._norm(work, cached[:num_tokens, attention.kv_rank :], "k_rope_norm")
         rotating = (q_NHC[..., attention.nope_head_dim :], latents[..., attention.kv_rank :])
         angles = work.angles
         for y in rotating if attention.rotary_dim else ():

@@ -58,9 +58,11 @@ def _glm_dsa(keys: ConfigKeys, num_layers: int) -> Layers:
     return choosing(layers, keys, types, rotates_neighbours=True)
 
 
-def choosing(layers: Layers, keys: ConfigKeys, types: Sequence[str], **indexed: Any) -> Layers:
+def choosing(
+    layers: Layers, keys: ConfigKeys, types: Sequence[str | None], **indexed: Any
+) -> Layers:
     """The same with latent attention whose tokens choose what they attend to, by indexers of those
-    types; `indexed` are fields of an `Indexer` that no key says."""
+    types, None in layers that have none; `indexed` are fields of an `Indexer` that no key says."""
     attention = layers.attention
     assert isinstance(attention, LatentAttention), "what is chosen is a latent"
     if attention.query_rank is None and "seen_width" not in indexed:
@@ -76,13 +78,14 @@ def choosing(layers: Layers, keys: ConfigKeys, types: Sequence[str], **indexed: 
         **indexed,
     )
     of_layers = tuple(
-        _chosen_by(replace(indexer, is_shared=kind == "shared"), each)
+        each if kind is None else _chosen_by(replace(indexer, is_shared=kind == "shared"), each)
         for kind, each in zip(
             types, layers.layer_attentions or [attention] * len(types), strict=True
         )
     )
     differ = of_layers if len({*of_layers}) > 1 else ()
-    return replace(layers, attention=of_layers[0], layer_attentions=differ)
+    first = next(each for each in of_layers if each.most_chosen is not None)
+    return replace(layers, attention=first, layer_attentions=differ)
 
 
 def _chosen_by(indexer: Indexer, attention: Attention) -> LatentAttention:

@@ -51,6 +51,8 @@ class Wording:
     within: str = ""
     """The object of the file in which its keys are, with a dot behind, where there are others
     beside it."""
+    may_lie_beside: bool = False
+    """Files without that object have its keys beside all others."""
     beside: Collection[str] = ("model_type", "torch_dtype", "tie_word_embeddings")
     """Keys that are not in that object."""
     spelling: Mapping[str, str] = field(default_factory=dict)
@@ -94,6 +96,8 @@ class ConfigKeys:
     def __init__(self, config: Mapping[str, Any], wording: Wording) -> None:
         self._config = config
         self._wording = wording
+        has_object = config.get(wording.within.partition(".")[0]) is not None
+        self._within = wording.within if has_object or not wording.may_lie_beside else ""
         self._reworded: Mapping[str, Any] = {}
         self.faults: list[ConfigFault] = []
 
@@ -255,7 +259,7 @@ class ConfigKeys:
 
     def _names_of(self, key: str) -> Sequence[str]:
         """All names of a key in the file, the family's own first."""
-        place = "" if key in self._wording.beside else self._wording.within
+        place = "" if key in self._wording.beside else self._within
         return [place + name for name in self._wording.names_of(key)]
 
     def _found(self, key: str) -> Any:

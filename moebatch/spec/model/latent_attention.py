@@ -64,6 +64,8 @@ class LatentAttention(Attention):
     """Of the norms of compressed queries and latents."""
     latent_scale: float = 1.0
     """By what normed latents are multiplied (LongCat-Flash)."""
+    norms_positioned: bool = False
+    """The part of keys that has positions is normed as well, before it rotates (dots3)."""
     indexer: Indexer | None = None
     """What chooses where more is cached than is attended to; None where all is."""
     rotates: bool = True
@@ -84,6 +86,8 @@ class LatentAttention(Attention):
         if self.indexer is not None and (order := self.indexer.row_order(role)) is not None:
             return order
         plain, rope = self.nope_head_dim, self.rope_head_dim
+        if role == "k_rope_norm" and self.rotates_neighbours:
+            return halves_of_neighbours(rope, rope)
         if role == "kv_b":
             return rows_by_part(self.num_heads, (plain, self.value_head_dim))
         if role == "gated_q_b":
@@ -160,7 +164,7 @@ class LatentAttention(Attention):
             + (self.latent_scale != 1)
             + (LEARNT_SCALES if self.learns_temperature else 0)
             + (self.own_indexer.launches if self.own_indexer else 0),
-            norms=1 + compresses,
+            norms=1 + compresses + self.norms_positioned,
             rotations=(self.rotary_dim > 0) + (is_own and self.rotary_dim > 0),
             group=_GROUP + scored + chooses * _PLANNED,
             absorbed=_ABSORBED,
@@ -208,7 +212,7 @@ class LatentAttention(Attention):
             2 * (self.query_rank or 0),
             2 * (self.query_rank or 0) * self.joins_compressed,
             self.cached_key_dim,
-            2 * self.kv_rank,
+            2 * max(self.kv_rank, self.rope_head_dim * self.norms_positioned),
             self.query_width,
             heads * self.cached_key_dim,
             heads * self.cached_value_dim,
@@ -260,6 +264,8 @@ class LatentAttention(Attention):
         if self.qkv_bias:
             sizes["kv_a_bias"] = (self.cached_key_dim,)
         sizes["kv_a_norm"] = (self.kv_rank,)
+        if self.norms_positioned:
+            sizes["k_rope_norm"] = (self.rope_head_dim,)
         sizes["kv_b"] = (key_width + value_width, self.kv_rank)
         if self.gate not in ("none", "with queries"):
             sizes["output_gate"] = (self.gate_width, hidden_size)
