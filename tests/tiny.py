@@ -21,7 +21,7 @@ RECURRENT = ("qwen3_next", "qwen3_5_moe_text")
 ON_GPU_ALONE = (
     *RECURRENT,
     *("deepseek_v4", "deepseek_v32", "hy_v4", "hy_v4_vl", "minimax_m3_vl"),
-    *("axk2", "mistral_large4", "glm5_next"),
+    *("axk2", "mistral_large4", "glm5_next", "dots3_note"),
 )
 """Some of those that some policies do not suit: a CPU beside a GPU does not attend in their layers,
 which recur, make entries of tokens or choose among these."""
@@ -237,6 +237,29 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
         "routed_scaling_factor": 1.4,
         "final_logit_softcapping": 6.0,
         "no_rope_layers": [1, 0, 1, 0],
+    },
+    "dots3_note_text": _LATENT
+    | _INDEXED
+    | {
+        "num_hidden_layers": 4,
+        "n_shared_experts": 2,
+        "moe_intermediate_size": 20,
+        "shared_experts_intermediate_size": 28,
+        "n_group": 3,
+        "topk_group": 2,
+        "routed_scaling_factor": 1.7,
+        "sliding_window": 9,
+        "layer_types": ["indexed_attention", "sliding_attention"] * 2,
+        "rope_theta": 700.0,
+        "swa_rope_theta": 20.0,
+        "head_dim": 18,
+        "swa_num_attention_heads": 6,
+        "swa_num_key_value_heads": 6,
+        "swa_q_lora_rank": 14,
+        "swa_kv_lora_rank": 26,
+        "swa_head_dim": 16,
+        "swa_qk_nope_head_dim": 4,
+        "swa_v_head_dim": 7,
     },
     "axk2": _LATENT
     | _INDEXED
@@ -660,6 +683,7 @@ _TEXT_OF = {
     "minimax_m3_vl": "minimax_m3_vl_text",
     "mistral3": "mistral4",
     "mistral_large4": "mistral_large4_text",
+    "dots3_note": "dots3_note_text",
     "step3p7": "step3p5",
 }
 """Families that see images beside text, and those of their text models."""
@@ -699,13 +723,25 @@ _HUNYUAN = {
     "max_image_size": 28,
     "out_hidden_size": _COMMON["hidden_size"],
 }
+_DOTS = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "adapter_out_dim": _COMMON["hidden_size"],
+}
 _VISIONS = {
+    "dots3_note": _DOTS | {"adapter_in_dim": 16, "mlp_layer_types": ["dense"]},
     "mistral3": _PIXTRAL,
     "mistral_large4": _PIXTRAL,
     "step3p7": _PERCEPTION,
     "hy_v4_vl": _HUNYUAN,
     "glm5_next": _VISION | {"projection_intermediate_size": 24},
     "minimax_m3_vl": _MINIMAX,
+}
+_HEARINGS = {
+    "qwen3_omni_moe_thinker": _HEARING,
+    "dots3_note": _DOTS | {"adapter_input_size": 16, "downsample_hidden_size": 8},
 }
 _STRONG = (
     *(".gate.weight", ".wg.weight", ".router.weight", ".router.proj.weight"),
@@ -765,8 +801,8 @@ def random_model(family: str = "mixtral", *, seed: int = 0, **config: Any) -> An
             "text_config": {"model_type": _TEXT_OF[family], **settings},
             "vision_config": _VISIONS.get(family, _VISION),
         }
-    if family == "qwen3_omni_moe_thinker":
-        settings["audio_config"] = _HEARING
+    if family in _HEARINGS:
+        settings["audio_config"] = _HEARINGS[family]
     usual = AutoModelForSeq2SeqLM if encodes else AutoModelForCausalLM
     with quiet():
         made = AutoConfig.for_model(family, **settings)

@@ -19,6 +19,7 @@ from moebatch.checkpoint.model_files import open_model
         ({"family": "hy_v4"}, "streams"),
         ({"family": "axk2"}, "shared experts"),
         ({"family": "mistral_large4"}, "attention"),
+        ({"family": "dots3_note"}, "attention"),
     ],
 )
 def test_every_number_of_a_model_is_of_a_kind(

@@ -204,6 +204,7 @@ def decoded(
         ("mistral_large4", False),
         ("glm5_next", False),
         ("minimax_m3_vl", False),
+        ("dots3_note", False),
         ("cohere2_moe", False),
         ("phimoe", False),
         ("deepseek_v3", False),
@@ -370,6 +371,7 @@ def assert_planned(counting: CountingDevice, launches: Launches) -> None:
         ("hy_v4", False),
         ("axk2", False),
         ("mistral_large4", False),
+        ("dots3_note", False),
         ("laguna", False),
         pytest.param("granitemoeshared", True, marks=pytest.mark.exhaustive),  # takes 5 s
     ],
@@ -378,7 +380,7 @@ def assert_planned(counting: CountingDevice, launches: Launches) -> None:
 def test_tasks_around_attention_on_the_cpu_launch_as_much_as_they_are_priced_for(
     tiny_checkpoint: Callable[..., Path], counting: CountingDevice, tmp_path: Path, family: str
 ) -> None:
-    chooses = family in ("hy_v4", "axk2", "mistral_large4")
+    chooses = family in ("hy_v4", "axk2", "mistral_large4", "dots3_note")
     options = {"index_topk": 5000} if chooses else {}  # of more would be chosen
     folder = tiny_checkpoint(family, **options)
     launches = decoded(counting, folder, tmp_path, "CPU attention", "cgopipe")

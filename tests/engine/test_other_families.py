@@ -20,7 +20,7 @@ OTHERS = (
     *("step3p7", "glm4v_moe", "granitemoe_swa", "kolibri1", "flint", "laguna", "cohere2_moe"),
     *("qwen3_omni_moe_thinker", "aria_text", "deepseek_v4", "deepseek_v32", "hy_v4", "hy_v4_vl"),
     *("axk2", "mistral_large4", "glm5_next", "ernie4_5_vl_moe"),
-    "minimax_m3_vl",
+    *("minimax_m3_vl", "dots3_note"),
 )
 CASES = [
     (title, family) for title, chosen in WHERE.items() for family in OTHERS if suits(family, chosen)
@@ -38,7 +38,7 @@ def test_every_place_says_what_transformers_says(
     assert tokens_of(outcomes) == greedy_answers(load(folder), ROWS, NEW_TOKENS)
 
 
-@pytest.mark.parametrize("family", ["axk2", "mistral_large4"])
+@pytest.mark.parametrize("family", ["axk2", "mistral_large4", "dots3_note"])
 def test_a_cpu_attends_beside_a_gpu_where_all_tokens_are_chosen(
     tiny_checkpoint: Callable[..., Path], tmp_path: Path, family: str
 ) -> None:

@@ -29,9 +29,11 @@ ALL = (
     *("flex_olmo", "mimo_v2_flash", "longcat_flash", "step3p7", "glm4v_moe"),
     *("laguna", "cohere2_moe", "deepseek_v4", "hy_v4", "hy_v4_vl", "jamba", "axk2"),
     *("mistral_large4", "glm5_next", "ernie4_5_vl_moe", "minimax_m3_vl", "minimax_m3_vl_text"),
+    *("dots3_note", "dots3_note_text"),
 )
-MOST_OFF = {"minimax": 0.2}
-"""Where layers keep what norms have made of hidden states, rounding adds up more."""
+MOST_OFF = {"minimax": 0.2, "dots3_note": 0.12}
+"""Where layers keep what norms have made of hidden states, or latents and queries are multiplied by
+more than one, rounding adds up more."""
 NOT_STACKED = (
     *("kimi_linear", "bailing_hybrid", "longcat_flash", "deepseek_v4", "glm5_next"),
     "ernie4_5_vl_moe",
@@ -301,6 +303,32 @@ def test_rotary_parameters_of_gemma_that_are_null_are_the_usual_ones(tmp_path: P
         path.write_text(json.dumps(config | {"rope_parameters": rotary}))
         with pytest.raises(CheckpointError, match="those of full_attention must have a rope_theta"):
             Driver(folder)
+
+
+def test_dots3_as_it_is_released(tmp_path: Path) -> None:
+    """All of its text beside everything else in the configuration, sizes of layers that slide under
+    names of their own, and tensors of a layer that foretells tokens."""
+    folder = tiny.write_checkpoint(tmp_path, "dots3_note", moe_layer_freq=[0, 1, 0, 1])
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    text = config.pop("text_config")
+    own = {f"swa_{name}": size for name, size in text.pop("per_layer_config")["1"].items()}
+    rotary = text.pop("rope_parameters")
+    text |= {"rope_theta": rotary["indexed_attention"]["rope_theta"]}
+    own |= {"swa_rope_theta": rotary["sliding_attention"]["rope_theta"]}
+    text |= {"moe_layer_freq": [0, 1, 0, 1], "sliding_window_size": text.pop("sliding_window")}
+    text["moe_shared_expert_intermediate_size"] = text.pop("shared_experts_intermediate_size")
+    text["layer_types"] = ["full_attention", "sliding_attention"] * 2
+    gone = ("mlp_layer_types", "model_type")
+    said = {key: value for key, value in text.items() if key not in gone}
+    path.write_text(json.dumps(said | own | config))
+    ahead = {"model.layers.4.input_layernorm.weight": torch.full((32,), torch.nan)}
+    tensors = read_tensors(folder)
+    save_file(tensors | ahead, folder / "model.safetensors", metadata={"format": "pt"})
+    model = oracle.load(folder)
+    assert model.config.text_config.layer_types[0] == "indexed_attention"
+    for seq in Driver(folder).generate(oracle.prompts(), NUM_NEW, slice_tokens=7):
+        assert_same(seq, *oracle.greedy(model, seq.prompt, NUM_NEW))
 
 
 def test_nemotron_as_released_files_spell_it(tmp_path: Path) -> None:

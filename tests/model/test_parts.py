@@ -169,6 +169,7 @@ def test_frames_hand_out_separate_views_of_one_buffer() -> None:
         {"family": "hy_v4"},
         {"family": "axk2"},
         {"family": "mistral_large4"},
+        {"family": "dots3_note"},
         {"family": "glm5_next"},
     ],
 )

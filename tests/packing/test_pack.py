@@ -49,6 +49,12 @@ _WIDTHS = {
         "moe_intermediate_size": 96,
         "no_rope_layers": [1, 0],
     },
+    "dots3_note_text": {
+        "hidden_size": 64,
+        "moe_intermediate_size": 96,
+        "first_k_dense_replace": 0,
+        "layer_types": ["indexed_attention", "sliding_attention"],
+    },
     "lfm2_moe": {
         "hidden_size": 64,
         "moe_intermediate_size": 96,
@@ -242,6 +248,7 @@ def test_widths_of_whole_pages_begin_with_a_page(
             (
                 *("mixtral", "qwen3_moe", "phimoe", "hy_v3", "lfm2_moe", "nemotron_h"),
                 *("sarvam_moe", "minimax", "kolibri1", "flint", "jamba", "axk2", "mistral_large4"),
+                "dots3_note_text",
             ),
             ("int4", "int8", "fp8"),
         ),

@@ -66,6 +66,7 @@ BILLIONS = {
     "hy4": 770,
     "hy4-preview": 58.2,
     "dots.llm1": 142.8,
+    "dots3-note-prev": 280,
     "solar-open-100b": 102.6,
     "k-exaone-236b-a23b": 236,
     "sarvam-30b": 32.2,

@@ -329,9 +329,8 @@ def test_names_that_transformers_takes_for_others_are_read(architecture: str) ->
     sizes |= {"hidden_size": 768, "num_attention_heads": 8, "max_position_embeddings": 77}
     named = {family.spelled(key): size for key, size in sizes.items()}
     config: dict[str, Any] = {"architectures": [architecture]}
-    config |= {"num_key_value_heads": 4, "n_shared_experts": 1}
-    if architecture == "DeepseekV4ForCausalLM":  # others are refused
-        config |= {"num_key_value_heads": 1}
+    of_keys = {"DeepseekV4ForCausalLM": 1, "Dots3NoteForCausalLM": 8}  # others are refused
+    config |= {"num_key_value_heads": of_keys.get(architecture, 4), "n_shared_experts": 1}
     config |= {name: size for name, size in named.items() if "." not in name}
     if "layer_types" in CONFIG_MAPPING[family.model_type].attribute_map.values():
         config["layer_types"] = ["full_attention"] * sizes["num_hidden_layers"]
