@@ -4,8 +4,10 @@ Models write them in forms of their own. Which one a model has is seen from its 
 shows calls to it in that form; a form is an entry of `FORMS`.
 """
 
+import ast
 import json
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -135,13 +137,15 @@ def _cut_off(spelled: Spelled, stop: str) -> Spelled:
 # --- calls that are JSON -------------------------------------------------------------------------
 
 
-def _call(said: Any, arguments: str = "arguments") -> Call:
-    """Of an object with the name of a function and its arguments under a key."""
-    if not isinstance(said, dict) or not isinstance(said.get("name"), str):
+def _call(
+    said: Any, arguments: str = "arguments", *, name: str = "name", identity: str = "id"
+) -> Call:
+    """Of an object with the name of a function and its arguments, each under a key."""
+    if not isinstance(said, dict) or not isinstance(said.get(name), str):
         raise ValueError("it names no function")
-    identity = said.get("id")
-    known = identity if isinstance(identity, str) and identity else None
-    return Call(said["name"], _dumped(said.get(arguments, {})), known)
+    known = said.get(identity)
+    known = known if isinstance(known, str) and known else None
+    return Call(said[name], _dumped(said.get(arguments, {})), known)
 
 
 def _json(text: str) -> Any:
@@ -165,11 +169,23 @@ def _dumped(value: Any) -> str:
         value = _json(value)
     if not isinstance(value, dict):
         raise ValueError("arguments are an object")
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def _tagged(match: re.Match[str], tools: Tools) -> Calls:
     yield _call(_json(match[1]))
+
+
+def _lines(match: re.Match[str], tools: Tools) -> Calls:
+    """A call on each line, or a list of calls."""
+    body = match[1].strip()
+    said = _list(body) if body.startswith("[") else map(_json, filter(str.strip, body.split("\n")))
+    yield from map(_call, said)
+
+
+def _cohere(match: re.Match[str], tools: Tools) -> Calls:
+    names = {"name": "tool_name", "identity": "tool_call_id"}
+    yield from (_call(each, "parameters", **names) for each in _list(match[1]))
 
 
 def _mistral(match: re.Match[str], tools: Tools) -> Calls:
@@ -225,6 +241,39 @@ def _quoted(match: re.Match[str]) -> str:
     return match[0] if match["key"] is None else json.dumps(match["key"])
 
 
+# --- calls as Python writes them -----------------------------------------------------------------
+
+
+class _Words(ast.NodeTransformer):
+    """Words of JSON, which some models write within."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        words = {"true": True, "false": False, "null": None}
+        return ast.Constant(words[node.id]) if node.id in words else node
+
+
+def _pythonic(match: re.Match[str], tools: Tools) -> Calls:
+    """A list of calls whose arguments are literals with names; or of objects, which prompts may ask
+    for."""
+    body = match[1].strip()
+    if body.startswith(("{", "[{")):
+        yield from map(_call, _list(body) if body.startswith("[") else [_json(body)])
+        return
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            tree = _Words().visit(ast.parse(body, mode="eval")).body
+        yield from map(_python_call, tree.elts if isinstance(tree, ast.List) else [tree])
+    except (SyntaxError, TypeError, MemoryError) as error:
+        raise ValueError("it is no Python") from error
+
+
+def _python_call(node: ast.expr) -> Call:
+    if not isinstance(node, ast.Call) or node.args or any(not each.arg for each in node.keywords):
+        raise ValueError("it is no call, or some arguments have no names")
+    values = {str(each.arg): ast.literal_eval(each.value) for each in node.keywords}
+    return Call(ast.unparse(node.func), _dumped(values))
+
+
 # --- calls whose arguments are text between tags -------------------------------------------------
 
 
@@ -238,9 +287,16 @@ def _spelt(
     if len(found) < len(parts) or rest.strip() or not match[0].endswith(closes):
         raise ValueError("it is cut off, or its tags are those of another form")
     schema = tools.parameters.get(name, {})
-    texts = {each[1].strip(): each[2] for each in found}
-    values = {key: _typed(text, key, schema) for key, text in texts.items()}
+    values = {each["name"].strip(): _argument(each, schema) for each in found}
     yield Call(name, json.dumps(values, ensure_ascii=False))
+
+
+def _argument(match: re.Match[str], schema: Mapping[str, Any]) -> Any:
+    """By its tag, where that says whether it is text, else by its schema."""
+    is_text = match.groupdict().get("is_text")
+    if is_text is None:
+        return _typed(match["text"], match["name"].strip(), schema)
+    return match["text"] if is_text == "true" else _json(match["text"])
 
 
 def _typed(text: str, name: str, schema: Mapping[str, Any]) -> Any:
@@ -343,6 +399,22 @@ FORMS = (
         calls=_deepseek,
         around=_pattern(r"<｜tool▁calls▁(?:begin|end)｜>"),
     ),
+    Form(  # DeepSeek-V3.2 and V4
+        signs=("｜DSML｜", "invoke name="),
+        call=_pattern(
+            r'<｜DSML｜invoke name="(?P<name>[^">]*)">(?P<body>.*?)(?:</｜DSML｜invoke>|\Z)'
+        ),
+        calls=partial(
+            _spelt,
+            argument=_pattern(
+                r'\s*<｜DSML｜parameter name="(?P<name>[^">]*)" string="(?P<is_text>true|false)">'
+                r"(?P<text>.*)"
+            ),
+            ends="</｜DSML｜parameter>",
+            closes="</｜DSML｜invoke>",
+        ),
+        around=_pattern(r"</?｜DSML｜(?:(?:function|tool)_calls>|\w*\Z)"),
+    ),
     Form(  # Kimi-K2
         signs=("<|tool_calls_section_begin|>",),
         call=_pattern(r"<\|tool_call_begin\|>(.*?)(?:<\|tool_call_end\|>|\Z)"),
@@ -354,7 +426,7 @@ FORMS = (
         call=_pattern(r'<invoke name="(?P<name>[^">]*)">(?P<body>.*?)(?:</invoke>|\Z)'),
         calls=partial(
             _spelt,
-            argument=_pattern(r'\s*<parameter name="([^">]*)">(.*)'),
+            argument=_pattern(r'\s*<parameter name="(?P<name>[^">]*)">(?P<text>.*)'),
             ends="</parameter>",
             closes="</invoke>",
         ),
@@ -366,7 +438,7 @@ FORMS = (
         calls=partial(
             _spelt,
             # Its tags stand on lines of their own.
-            argument=_pattern(r"\s*<parameter=([^>]*)>\n?(.*?)\n?"),
+            argument=_pattern(r"\s*<parameter=(?P<name>[^>]*)>\n?(?P<text>.*?)\n?"),
             ends="</parameter>",
             closes="</function>",
         ),
@@ -377,7 +449,7 @@ FORMS = (
         call=_pattern(r"<tool_call>(?P<name>[^<]*)(?P<body>.*?)(?:</tool_call>|\Z)"),
         calls=partial(
             _spelt,
-            argument=_pattern(r"\s*<arg_key>([^<]*)</arg_key>\s*<arg_value>(.*)"),
+            argument=_pattern(r"\s*<arg_key>(?P<name>[^<]*)</arg_key>\s*<arg_value>(?P<text>.*)"),
             ends="</arg_value>",
             closes="</tool_call>",
         ),
@@ -386,6 +458,16 @@ FORMS = (
         signs=("<tool_call>", "arguments"),
         call=_pattern(r"<tool_call>(.*?)(?:</tool_call>|\Z)"),
         calls=_tagged,
+    ),
+    Form(  # Cohere
+        signs=("<|START_ACTION|>", "tool_name"),
+        call=_pattern(r"<\|START_ACTION\|>(.*?)(?:<\|END_ACTION\|>|\Z)"),
+        calls=_cohere,
+    ),
+    Form(  # MiniMax-M1, Hunyuan-A13B
+        signs=("<tool_calls>", "arguments"),
+        call=_pattern(r"<tool_calls>(.*?)(?:</tool_calls>|\Z)"),
+        calls=_lines,
     ),
     Form(  # Mistral
         signs=("[TOOL_CALLS]",),
@@ -396,5 +478,10 @@ FORMS = (
         signs=("dictionary of argument name and its value",),
         call=_pattern(r"\A\s*(?:<\|python_(?:tag|start)\|>\s*)?(\{.*\})\s*(?:<\|python_end\|>)?\Z"),
         calls=_whole_answer,
+    ),
+    Form(  # LFM2, whose template shows tools alone
+        signs=("List of tools: ", "<|im_start|>"),
+        call=_pattern(r"<\|tool_call_start\|>(.*?)(?:<\|tool_call_end\|>|\Z)"),
+        calls=_pythonic,
     ),
 )

@@ -136,6 +136,39 @@ FORM_OF: dict[str, tuple[tuple[str, ...], str]] = {
         ("[TOOL_CALLS]", "[ARGS]"),
         "[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}",
     ),
+    "deepseek-v3.2": (
+        ("｜DSML｜",),
+        "{% if loop.first %}\n<｜DSML｜function_calls>{% endif %}\n"
+        '<｜DSML｜invoke name="{{ f.name }}">\n'
+        + PAIRS.replace(
+            "%s",
+            '<｜DSML｜parameter name="{{ k }}" string="'
+            "{{ 'true' if v is string else 'false' }}\">"
+            f"{VALUE}</｜DSML｜parameter>\n",
+        )
+        + "</｜DSML｜invoke>{% if loop.last %}\n</｜DSML｜function_calls>{% endif %}",
+    ),
+    "cohere": (
+        ("<|START_ACTION|>", "<|END_ACTION|>"),
+        "{% if loop.first %}<|START_ACTION|>[{% else %},{% endif %}\n    "
+        '{"tool_call_id": "{{ loop.index0 }}", "tool_name": "{{ f.name }}", "parameters": '
+        "{{ f.arguments | tojson }}}{% if loop.last %}\n]<|END_ACTION|>{% endif %}",
+    ),
+    "minimax-m1": (
+        (),
+        "{% if loop.first %}<tool_calls>\n{% endif %}"
+        '{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}\n'
+        "{% if loop.last %}</tool_calls>{% endif %}",
+    ),
+    "lfm2": (
+        ("<|tool_call_start|>", "<|tool_call_end|>"),
+        "{# List of tools: <|im_start|> #}"
+        "{% if loop.first %}<|tool_call_start|>[{% else %}, {% endif %}{{ f.name }}("
+        "{% for k, v in f.arguments.items() %}{{ k }}="
+        "{{ '\"' ~ v ~ '\"' if v is string else v | tojson if v is mapping else v }}"
+        "{{ '' if loop.last else ', ' }}{% endfor %})"
+        "{% if loop.last %}]<|tool_call_end|>{% endif %}",
+    ),
     "llama": (
         (),
         LLAMA + '{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}',
@@ -361,6 +394,8 @@ class TestForms:
             *("<tool_call>", "</tool_call>", "<function=a>", "<parameter=b>", "</parameter>"),
             *("[TOOL_CALLS]", "[ARGS]", '{"name": "now", "parameters": {}}', *DEEPSEEK, *KIMI),
             *("<|channel|>x to=functions.y<|message|>", '<invoke name="a">', "<arg_key>", "{}"),
+            *("<|tool_call_start|>[f(a=1)]", "<|tool_call_start|>f(a={1: {2}})", "<tool_calls>[]"),
+            *('<｜DSML｜invoke name="a"></｜DSML｜invoke>', '<|START_ACTION|>[{"tool_name": "a"}]'),
         ]
         for mark in marks:
             said = text[:place] + mark + text[place:]
@@ -402,6 +437,54 @@ class TestForms:
 
 
 class TestValues:
+    @pytest.mark.parametrize(
+        ("said", "arguments"),
+        [
+            (
+                """[f(a='x', b=[1, -2.5, None], c={"d": True})]""",
+                '{"a": "x", "b": [1, -2.5, null], ',
+            ),
+            ("f(a=true, b=null)", '{"a": true, "b": null}'),
+            ('[{"name": "f", "arguments": {"a": false}}]', '{"a": false}'),
+            ('{"name": "f", "arguments": {"a": 1}}', '{"a": 1}'),
+            ("[]", None),
+            ("[f(1)]", None),
+            ("[f(**{})]", None),
+            ("[f(a=g())]", None),
+            ("[f(a={1})]", None),
+            ("[f(a=1e999)]", None),
+            ("[f(a=1", None),
+            ("f(a=" + "[" * 5000, None),
+        ],
+    )
+    def test_calls_of_lfm2_are_literals_of_python(
+        self, reader: Open, said: str, arguments: str | None
+    ) -> None:
+        text = f"<|tool_call_start|>{said}<|tool_call_end|>"
+        message = answered(of_form(reader, "lfm2"), text)["message"]
+        if arguments is None:
+            assert (message["content"], message.get("tool_calls")) == (text, None)
+        else:
+            (call,) = message["tool_calls"]
+            assert call["function"]["arguments"].startswith(arguments)
+            assert call["function"]["name"] == "f"
+
+    @pytest.mark.parametrize(
+        ("tag", "value"),
+        [('string="true">5', "5"), ('string="false">5', 5), ('string="false">{"x": 1}', {"x": 1})],
+    )
+    def test_tags_of_deepseek_say_what_is_text(self, reader: Open, tag: str, value: Any) -> None:
+        text = (
+            f'<｜DSML｜invoke name="weather"><｜DSML｜parameter name="city" {tag}'
+            "</｜DSML｜parameter></｜DSML｜invoke>"
+        )
+        said = answered(of_form(reader, "deepseek-v3.2"), text)
+        assert calls_of(said) == [("weather", {"city": value})]
+
+    def test_calls_of_hunyuan_are_a_list(self, reader: Open) -> None:
+        text = '<tool_calls>[{"name": "now", "arguments": {}}]</tool_calls>'
+        assert calls_of(answered(of_form(reader, "minimax-m1"), text)) == [("now", {})]
+
     @pytest.mark.parametrize(
         ("name", "text", "value"),
         [
@@ -470,6 +553,7 @@ class TestAnswers:
         ("form", "text", "identity"),
         [
             ("kimi-k2", None, "functions.now:0"),
+            ("cohere", None, "0"),
             ("mistral", None, "123456789"),
             ("mistral-later", "[TOOL_CALLS]now[CALL_ID]abcdefghi[ARGS]{}", "abcdefghi"),
         ],
