@@ -39,9 +39,11 @@ _MARKERS = (
     ("<|channel>", "<channel|>", "thought\n"),
     ("<longcat_think>", "</longcat_think>", ""),
     ("<seed:think>", "</seed:think>", ""),
+    ("<mm:think>", "</mm:think>", ""),
+    ("<|START_THINKING|>", "<|END_THINKING|>", ""),
 )
-"""Those of most models, of Mistral, Gemma 4, LongCat-Flash and Seed: what opens and what closes a
-thought, and the text with which it begins."""
+"""Those of most models, of Mistral, Gemma 4, LongCat-Flash, Seed, MiniMax-M3 and Cohere: what opens
+and what closes a thought, and the text with which it begins."""
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 """Of gpt-oss, whose messages have headers: all are thought but for those of one channel."""
 _ANSWERING_CHANNEL = "final"
@@ -95,14 +97,16 @@ class Tokenizer:
     @cached_property
     def calls(self) -> CallReader:
         """Reads calls of tools."""
-        form = form_of(self._template or "", lambda text: _token(self._tokenizer, text) is not None)
+        form = form_of(
+            self._template or "", lambda text: token_of(self._tokenizer, text) is not None
+        )
         return CallReader(form=form, spell=self._spelled)
 
     @cached_property
     def call_ends(self) -> frozenset[int]:
         """Tokens that end an answer which is a call."""
         ends = self.calls.form.ends if self.calls.form else ()
-        found = (_token(self._tokenizer, text) for text in ends)
+        found = (token_of(self._tokenizer, text) for text in ends)
         return frozenset(token for token in found if token is not None)
 
     def grammars(self, *, vocab_size: int, end_tokens: frozenset[int]) -> Grammars:
@@ -246,9 +250,22 @@ class Tokenizer:
             return "it takes too much memory"
         return reason(error)
 
+    @cached_property
+    def _wants_parts(self) -> bool:
+        """Whether the template leaves out texts, or fails over them, but where they are lists of
+        parts, as that of MiniMax-Text-01 does."""
+        return not self._shows(_HELLO) and self._shows(_in_parts(_HELLO))
+
+    def _shows(self, chat: Chat) -> bool:
+        with suppress(Exception):
+            return "Hello" in self._render(chat, {})
+        return False
+
     def _render_tools(self, chat: Chat, variables: Mapping[str, object]) -> str:
         """Some templates want the arguments of calls as objects, and some as the JSON text that the
         API has."""
+        if self._wants_parts:
+            chat = _in_parts(chat)
         if _first_with_tools(chat) is not None:
             with suppress(Exception):
                 return self._render(_changed_calls(chat, _with_objects), variables)
@@ -288,7 +305,7 @@ class Tokenizer:
             return  # It may well refuse this conversation; a row that it refuses gets the reason.
 
 
-def _token(tokenizer: Any, text: str) -> int | None:
+def token_of(tokenizer: Any, text: str) -> int | None:
     """The token of a text, if a tokenizer of transformers has it in its vocabulary."""
     token = tokenizer.convert_tokens_to_ids(text)
     known = isinstance(token, int) and tokenizer.convert_ids_to_tokens(token) == text
@@ -299,7 +316,7 @@ def _reasoning_of(tokenizer: Any) -> Reasoning | None:
     """How a model with this tokenizer of transformers marks what it thinks; None if it has no
     tokens for that."""
 
-    find = partial(_token, tokenizer)
+    find = partial(token_of, tokenizer)
     start, channel, message = map(find, (_START, _CHANNEL, _MESSAGE))
     if start is not None and channel is not None and message is not None:
         name = tokenizer(_ANSWERING_CHANNEL, add_special_tokens=False)["input_ids"]
@@ -379,6 +396,13 @@ def _no_role(place: str, role: str) -> RowRefused:
 
 def _no_tools(place: str, what: str) -> RowRefused:
     return unsupported(place, f"belongs to a use of tools, which the model's chat template {what}")
+
+
+def _in_parts(chat: Chat) -> Chat:
+    messages = (
+        {**each, "content": [{"type": "text", "text": each["content"]}]} for each in chat.messages
+    )
+    return replace(chat, messages=tuple(messages))
 
 
 def _changed_calls(chat: Chat, change: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Chat:

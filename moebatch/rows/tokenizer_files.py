@@ -13,7 +13,7 @@ from moebatch.errors import CheckpointError, ConfigError, Fault
 from moebatch.quoting import reason
 from moebatch.rows.gguf_tokenizer import load_gguf_tokenizer
 from moebatch.rows.guards import blamed, silence
-from moebatch.rows.tokenizer import Tokenizer
+from moebatch.rows.tokenizer import Tokenizer, token_of
 from moebatch.spec.files.json_file import read_of_model, read_regular, readable
 from moebatch.units import format_bytes
 
@@ -29,6 +29,8 @@ _DECIDING = (
 """Names of files that libraries do without where they are missing, which makes other tokens."""
 MOST_FILE_BYTES = 2**26
 """Of a file that is read with the tokenizer; those of the largest vocabularies have half of it."""
+_AROUND_ANSWERS = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
+"""Marks of Cohere, which are no text, whether or not the files call them special."""
 _MOST_TEMPLATE_BYTES = 2**20
 _CLOCK = (
     "{% macro strftime_now(format) %}{% set read = namespace(code='') %}{% for letter in format %}"
@@ -164,6 +166,8 @@ def _tried(folder: Path, tokenizer: Any) -> int:
         # What breaks down over a token had better do so before hours of work.
         tokens = sorted(found)
         tokenizer.decode(tokens, skip_special_tokens=True)
+        around = [text for text in _AROUND_ANSWERS if token_of(tokenizer, text) is not None]
+        tokenizer.add_tokens(around, special_tokens=True)
         return tokens[-1] if tokens else -1
 
 

@@ -119,6 +119,24 @@ class TestTemplates:
         tokens = good(reader, line).request.prompt_tokens
         return reader.tokenizer.decode(tokens)
 
+    @pytest.mark.parametrize(
+        "content",
+        [
+            "{{ 'user: ' + m.content[0]['text'] }}",
+            "user: {% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}"
+            "{% endfor %}",
+            "user: {{ m.content }}",
+            "user: {% if m.content is string %}{{ m.content }}{% else %}no{% endif %}",
+        ],
+        ids=["first", "each", "text", "either"],
+    )
+    def test_a_template_gets_texts_as_it_wants_them(
+        self, ready: Prepare, tmp_path: Path, content: str
+    ) -> None:
+        """MiniMax-Text-01's and MiniMax-VL-01's want lists of parts."""
+        each = f"{{% for m in messages %}}{content}{{% endfor %}}"
+        assert self.text(ready(model=self.write(tmp_path, each))) == "user: Hi"
+
     def test_variables_of_job_and_row(self, ready: Prepare, tmp_path: Path) -> None:
         model = self.write(tmp_path, "{{ a }}-{{ b }}")
         kwargs = {"chat_template_kwargs": {"a": "job", "b": "job"}}

@@ -210,3 +210,13 @@ def test_a_job_that_splits_otherwise_is_another_job(tmp_path: Path) -> None:
     after = supposed_manifest(job(reasoning="in-text"), before)
     assert after != before
     assert supposed_manifest(job(), after) == before
+
+
+@pytest.mark.parametrize("special", [True, False], ids=["special", "plain"])
+@pytest.mark.parametrize("around", ["RESPONSE", "TEXT"])
+def test_cohere_marks_thoughts_and_answers(tmp_path: Path, around: str, special: bool) -> None:
+    opens, closes = f"<|START_{around}|>", f"<|END_{around}|>"
+    marks = ("<|START_THINKING|>", "<|END_THINKING|>", opens, closes)
+    tokenizer = with_markers(tmp_path, *marks, special=special)
+    answer = f"so so<|END_THINKING|>{opens}4 < 5{closes}"
+    assert message(answered(tokenizer, "Say:<|START_THINKING|>", answer)) == ("so so", "4 < 5")
