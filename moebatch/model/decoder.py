@@ -201,7 +201,7 @@ class Decoder:
         return LayerWork(
             layer=layer,
             frame=frame,
-            normed_ND=self._residuals.normed(frame, x, weights, "input_norm") if is_normed else x,
+            normed_ND=self._residuals.normed(frame, x, layer, "input_norm") if is_normed else x,
             micro_batch=micro_batch,
             weights=weights,
             parts=parts,
@@ -217,13 +217,13 @@ class Decoder:
         for chunk in self._chunks(rows):
             frame, x_MD = self.scratch.frame(), x_TD[chunk]
             normed_MD = self._choices.normed_TD[chunk]
-            self._residuals.norm(frame, x_MD, weights, self.shape.norm_of_mlps, normed_MD)
+            self._residuals.norm(frame, x_MD, layer, self.shape.norm_of_mlps, normed_MD)
             normed_ND = self._products.bucketed(frame, normed_MD)
             if self._choices.latents_TL is not None:
                 latents_NL = self._products.of_role(frame, normed_ND, weights, "latent_in")
                 self._choices.latents_TL[chunk] = latents_NL[: len(x_MD)]
             if "router_norm" in weights:
-                normed_ND = self._residuals.normed(frame, x_MD, weights, "router_norm")
+                normed_ND = self._residuals.normed(frame, x_MD, layer, "router_norm")
             self._choices.choose(layer, chunk, frame, normed_ND)
         return self._choices.routing(layer, rows, len(x_TD))
 
@@ -268,7 +268,7 @@ class Decoder:
     def _shared_expert(self, frame: Frame, layer: int, x_MD: Tensor, normed_MD: Tensor) -> Tensor:
         weights, num_rows = self._weights.layers[layer], len(normed_MD)
         if "shared_norm" in weights:
-            normed_ND = self._residuals.normed(frame, x_MD, weights, "shared_norm")
+            normed_ND = self._residuals.normed(frame, x_MD, layer, "shared_norm")
         else:
             normed_ND = self._products.bucketed(frame, normed_MD)
         room_N1 = frame.take(len(normed_ND), 1)
@@ -295,7 +295,7 @@ class Decoder:
             frame, x_MD = self.scratch.frame(), x_TD[chunk]
             normed_ND, made, num_rows = x_MD, list[Tensor](), len(x_MD)
             if self.shape.has_mlp(layer):
-                normed_ND = self._residuals.normed(frame, x_MD, weights, self.shape.norm_of_mlps)
+                normed_ND = self._residuals.normed(frame, x_MD, layer, self.shape.norm_of_mlps)
                 matrices = _mlp_weights(weights, "mlp", self.shape.dense)
                 made.append(self._mlp(frame, layer, normed_ND, num_rows, matrices))
             self._residuals.end(frame, layer, x_TD, chunk, normed_ND[:num_rows], *made)
@@ -304,7 +304,7 @@ class Decoder:
         """Logits [R, V] of the next token from the hidden states after all layers."""
         weights = self._weights.globals
         frame = self.scratch.frame()
-        normed = self._residuals.normed(frame, x_RD, weights, "final_norm")
+        normed = self._residuals.normed(frame, x_RD, None, "final_norm")
         head = weights.get("head", weights["embedding"])
         logits = torch.empty(len(normed), len(head), device=self.device, dtype=self.dtype)
         bias = weights.get("head_bias")

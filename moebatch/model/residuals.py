@@ -38,7 +38,7 @@ class Residuals:
         self, shape: ModelShape, weights: DenseWeights, operators: Operators, *, pass_tokens: int
     ) -> None:
         """For passes of at most so many tokens."""
-        self._shape, self._layers = shape, weights.layers
+        self._shape, self._layers, self._globals = shape, weights.layers, weights.globals
         self._products, self._elementwise = operators
         self._streams = StreamMixer(shape) if shape.streams else None
         self._last = _Part(shape.norm_of_mlps, "mlp_out_norm", shape.mlp_residual)
@@ -53,22 +53,26 @@ class Residuals:
         """Bytes that are allocated up front."""
         return self._late_TD.nbytes + self._attended_TD.nbytes
 
-    def normed(self, frame: Frame, x_MD: Tensor, weights: Weights, role: str) -> Tensor:
-        """The norm of x with rows up to the next bucket; those beyond x hold garbage. Without that
-        norm a part takes x as it is."""
+    def normed(self, frame: Frame, x_MD: Tensor, layer: int | None, role: str) -> Tensor:
+        """The norm of x with rows up to the next bucket, by the weights of a layer or, if that is
+        None, by what no layer owns; rows beyond x hold garbage. Without that norm a part takes x as
+        it is."""
         normed_ND = frame.take(self._products.rows(len(x_MD)), self._shape.hidden_size)
-        self.norm(frame, x_MD, weights, role, normed_ND[: len(x_MD)])
+        self.norm(frame, x_MD, layer, role, normed_ND[: len(x_MD)])
         return normed_ND
 
-    def norm(self, frame: Frame, x_MD: Tensor, weights: Weights, role: str, out_MD: Tensor) -> None:
+    def norm(
+        self, frame: Frame, x_MD: Tensor, layer: int | None, role: str, out_MD: Tensor
+    ) -> None:
         """The same into `out_MD`."""
+        weights = self._globals if layer is None else self._layers[layer]
         if self._streams is not None:
             merged_MD = self._streams.merged(frame, x_MD, weights, role)
             x_MD = frame.take(*merged_MD.shape).copy_(merged_MD)
         if role not in weights:
             out_MD.copy_(x_MD)
             return
-        eps, weight_D = self._shape.rms_eps, weights[role]
+        eps, weight_D = self._shape.norm_eps(role, layer), weights[role]
         if self._shape.norm.kind == "layer":
             room = frame.branch().take_float(*x_MD.shape)
             layers.layer_norm(x_MD, weight_D, weights.get(f"{role}_bias"), eps, room, out_MD)

@@ -13,7 +13,7 @@ from torch import Tensor
 from moebatch.errors import CheckpointError
 from moebatch.quoting import named_reason
 from moebatch.spec.families.registry import FAMILIES
-from moebatch.spec.model.attention import Attention, LearntTemperature
+from moebatch.spec.model.attention import Attention, LearntTemperature, PowerTemperature
 from moebatch.spec.model.compressed_attention import CompressedAttention
 from moebatch.spec.model.shape import ModelShape
 
@@ -36,7 +36,7 @@ class Angles(NamedTuple):
     cos_TR: Tensor
     sin_TR: Tensor
     query_scales_T11: Tensor | None = None
-    """By what their queries are multiplied, float32, where attention has a `Temperature`; or of
+    """By what their queries are multiplied, float32, where attention has a temperature; or of
     what that is made, where it is learnt."""
     entries: "Angles | None" = None
     """Those of entries whose last tokens are there, which are rotated as their first ones, where
@@ -124,7 +124,11 @@ class Rope:
         positions_T = positions_T.to(self.device, torch.float32)
         if isinstance(self._temperature, LearntTemperature):
             return positions_T.log1p()[:, None, None]
-        step, first = self._temperature.step, self._temperature.first
+        step = self._temperature.step
+        if isinstance(self._temperature, PowerTemperature):
+            logs_T = ((positions_T + 1) / step).log1p()
+            return (logs_T * self._temperature.exponent).exp()[:, None, None]
+        first = self._temperature.first
         steps_T = ((positions_T + first) / step).floor()
         return (steps_T.log1p() * self._temperature.strength + 1)[:, None, None]
 

@@ -103,6 +103,9 @@ def put_out(
         if gate_NX is None:
             frame = work.frame.branch()
             gate_NX = products.of_role(frame, work.normed_ND, work.weights, "output_gate")
+        if attention.has_gate_biases:
+            bias_H1 = work.weights["head_gate_bias"][:, None]
+            gate_NX.view(len(gate_NX), len(bias_H1), -1).add_(bias_H1)
         if attention.output_gate == "softplus":
             torch.logaddexp(gate_NX, gate_NX.new_zeros(()), out=gate_NX)
         else:

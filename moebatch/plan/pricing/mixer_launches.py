@@ -97,7 +97,9 @@ class MixerLaunches(RowLaunches):
     @staticmethod
     def _gates(attention: Attention) -> int:
         """Of what a layer puts out."""
-        return 0 if attention.output_gate is None else _OUTPUT_GATE[attention.output_gate]
+        if attention.output_gate is None:
+            return 0
+        return _OUTPUT_GATE[attention.output_gate] + attention.has_gate_biases
 
     def _of_attention(self, attention: Attention, load: PassLoad) -> float:
         own, sequences = attention.launches, load.decode_sequences

@@ -92,6 +92,14 @@ class Temperature:
 
 
 @dataclass(frozen=True, slots=True)
+class PowerTemperature:
+    """The same by ``(1 + (position + 1) / step) ** exponent`` (Beam)."""
+
+    step: int
+    exponent: float
+
+
+@dataclass(frozen=True, slots=True)
 class LearntTemperature:
     """Those of a head are multiplied by ``bias + scale * log(1 + position)``, of which both are
     learnt (Mistral Large 4)."""
@@ -157,14 +165,16 @@ class Attention(ABC):
     """Queries and keys are normed after they have been rotated, not before."""
     rotary: str | None = None
     """Name of its rotary parameters in ``config.json``, where layers have several kinds of them."""
-    temperature: Temperature | LearntTemperature | None = None
-    """The latter is for latents alone."""
+    temperature: Temperature | PowerTemperature | LearntTemperature | None = None
+    """The last is for latents alone."""
     gate: OutputGate = "none"
     """Each number that attention puts out is weighed by a gate, whose projection lies with the
     queries' head by head, the query's rows before the gate's, and is of what these are made of; or
     apart; or all numbers of a head are weighed by one gate. Those that lie apart have no biases."""
     gate_opening: GateOpening = "sigmoid"
     """What its projection goes through."""
+    has_gate_biases: bool = False
+    """What all gates of a head go by grows by one learnt number, where they lie apart."""
     has_sink_scores: bool = False
     """Each head has a learnt score that takes part in its softmax and has no value. These are no
     tokens, unlike the sinks of a `SinkWindow`."""

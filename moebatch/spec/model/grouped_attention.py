@@ -137,6 +137,8 @@ class GroupedAttention(Attention):
         sizes: Sizes = {role: (width, hidden_size) for role, width in widths.items()}
         if self.gate in ("apart", "of heads"):
             sizes["output_gate"] = (self.gate_width, hidden_size)
+        if self.has_gate_biases:
+            sizes["head_gate_bias"] = (self.num_heads,)
         sizes["o"] = (hidden_size, self.result_width)
         if self.qkv_bias:
             sizes |= {f"{role}_bias": (width,) for role, width in widths.items()}

@@ -128,6 +128,10 @@ class Layers:
     """None where prompts go through the same layers as answers."""
     embedding_scale: float = 1.0
     """By what embeddings are multiplied before the first layer."""
+    divides_by_depth: bool = False
+    """Parts of layers weigh as much as embeddings: hidden states are the sum of what all so far
+    have made, divided by the root of their number (Beam). Here they are kept as sums: norms make
+    the same of them."""
     attention_residual: Residual = field(default_factory=Residual)
     """How what attention has made is added to hidden states."""
     recurrent_residual: Residual = field(default_factory=Residual)
@@ -191,6 +195,14 @@ class ModelShape(Layers):
         if not self.has_mlp(layer):
             return tuple(role for role in self.norms if role in _NORMS_OF_MIXERS)
         return self.norms + self.moe_norms * self.is_moe(layer)
+
+    def norm_eps(self, role: str, layer: int | None) -> float:
+        """What is added to mean squares of hidden states where a layer norms them, or behind the
+        last one where `layer` is None; in proportion to what they would be divided by."""
+        if not self.divides_by_depth:
+            return self.rms_eps
+        num_parts = 2 * (self.num_layers if layer is None else layer) + 1
+        return self.rms_eps * (num_parts + (role == self.norm_of_mlps))
 
     @property
     def norm_of_mlps(self) -> str:
