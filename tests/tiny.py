@@ -302,6 +302,19 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
         "global_attn_every_n_layers": 3,
         "mup_enabled": True,
     },
+    "beam": _SHARED
+    | {
+        "num_hidden_layers": 4,
+        "num_experts": 12,
+        "n_group": 3,
+        "topk_group": 2,
+        "routed_scaling_factor": 1.7,
+        "rms_norm_eps": 0.01,
+        "sliding_window": 9,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+        "final_logit_softcapping": 6.0,
+    },
     "mellum": _SHARED
     | {
         "num_experts": 7,

@@ -205,6 +205,7 @@ def decoded(
         ("glm5_next", False),
         ("minimax_m3_vl", False),
         ("dots3_note", False),
+        ("beam", False),
         ("cohere2_moe", False),
         ("phimoe", False),
         ("deepseek_v3", False),
@@ -372,6 +373,7 @@ def assert_planned(counting: CountingDevice, launches: Launches) -> None:
         ("axk2", False),
         ("mistral_large4", False),
         ("dots3_note", False),
+        ("beam", False),
         ("laguna", False),
         pytest.param("granitemoeshared", True, marks=pytest.mark.exhaustive),  # takes 5 s
     ],

@@ -53,6 +53,8 @@ def deep(tiny_checkpoint: Callable[..., Path]) -> Deep:
         elif family in ("gpt_oss", "mimo_v2_flash", "kolibri1", "laguna", "cohere2_moe"):
             kinds = {"layer_types": (["sliding_attention", "full_attention"] * LAYERS)[:LAYERS]}
             kinds |= {"num_attention_heads_per_layer": None} if family == "laguna" else {}
+        elif family == "beam":
+            kinds = {"layer_types": None, "mlp_layer_types": None}
         elif family == "dots3_note":
             kinds = {"layer_types": None}
         elif family in ("deepseek_v4", "glm5_next"):
@@ -123,7 +125,7 @@ def test_every_schedule_equals_transformers_however_many_layers_come_up(
         *("nemotron_h", "minimax", "dbrx", "sarvam_moe", "axk1", "mimo_v2_flash", "longcat_flash"),
         *("bailing_hybrid", "lara_mini", "kolibri1", "step3p7", "laguna", "cohere2_moe"),
         *("deepseek_v4", "hy_v4", "jamba", "axk2", "mistral_large4", "glm5_next"),
-        *("minimax_m3_vl", "dots3_note"),
+        *("minimax_m3_vl", "dots3_note", "beam"),
     ],
 )
 def test_all_families_compute_with_what_has_come_up(

@@ -916,6 +916,44 @@ CASES: dict[str, Case] = {
         {"use_sliding_window": False, "layer_types": None, "n_shared_experts": 1},
     ),
     "dots3-yarn": ("dots3_note_text", {"rope_scaling": _latent_yarn(1.0, 0.7)}),
+    "beam": ("beam", {}),
+    "beam-fused": ("beam", {"fused": True, "attention_bias": True}),
+    "beam-ungrouped": (
+        "beam",
+        {"n_group": 1, "topk_group": 1, "norm_topk_prob": False, "mlp_layer_types": None},
+    ),
+    "beam-whole": (
+        "beam",
+        {
+            "layer_types": ["full_attention"] * 4,
+            "final_logit_softcapping": None,
+            "rms_norm_eps": 0.5,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "beam-rotates": (
+        "beam",
+        {
+            "num_hidden_layers": 7,
+            "layer_types": None,
+            "mlp_layer_types": None,
+            "num_key_value_heads": 4,
+            "rope_parameters": {
+                "full_attention": {"rope_theta": 700.0, **ROPES["yarn"]},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
+            },
+        },
+    ),
+    "beam-slides-without-positions": (
+        "beam",
+        {
+            "sliding_window": 2,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 20.0},
+                "sliding_attention": None,
+            },
+        },
+    ),
     "exaone": ("exaone_moe", {}),
     "exaone-fused": ("exaone_moe", {"fused": True, "first_k_dense_replace": 0}),
     "exaone-shared": ("exaone_moe", {"num_shared_experts": 2, "num_experts": 8, "n_group": 4}),

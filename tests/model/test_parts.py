@@ -170,6 +170,7 @@ def test_frames_hand_out_separate_views_of_one_buffer() -> None:
         {"family": "axk2"},
         {"family": "mistral_large4"},
         {"family": "dots3_note"},
+        {"family": "beam"},
         {"family": "glm5_next"},
     ],
 )

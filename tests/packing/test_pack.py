@@ -55,6 +55,12 @@ _WIDTHS = {
         "first_k_dense_replace": 0,
         "layer_types": ["indexed_attention", "sliding_attention"],
     },
+    "beam": {
+        "hidden_size": 64,
+        "moe_intermediate_size": 96,
+        "layer_types": ["full_attention", "sliding_attention"],
+        "mlp_layer_types": ["sparse", "sparse"],
+    },
     "lfm2_moe": {
         "hidden_size": 64,
         "moe_intermediate_size": 96,
@@ -248,7 +254,7 @@ def test_widths_of_whole_pages_begin_with_a_page(
             (
                 *("mixtral", "qwen3_moe", "phimoe", "hy_v3", "lfm2_moe", "nemotron_h"),
                 *("sarvam_moe", "minimax", "kolibri1", "flint", "jamba", "axk2", "mistral_large4"),
-                "dots3_note_text",
+                *("dots3_note_text", "beam"),
             ),
             ("int4", "int8", "fp8"),
         ),

@@ -53,6 +53,7 @@ BILLIONS = {
     "aria": 24.9,
     "qwen3-omni-30b-a3b": 30.5,
     "longcat-flash-chat": 560,
+    "beam-1.0-501b-a23b": 501,
     "glm-4.7-flash": 29.9,
     "gpt-oss-20b": 20.9,
     "gpt-oss-120b": 116.8,

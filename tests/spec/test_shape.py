@@ -52,6 +52,7 @@ ARCHITECTURES = {
     "exaone_moe": "ExaoneMoeForCausalLM",
     "afmoe": "AfmoeForCausalLM",
     "mellum": "MellumForCausalLM",
+    "beam": "BeamForCausalLM",
     "mistral4": "Mistral4ForCausalLM",
     "granitemoe": "GraniteMoeForCausalLM",
     "granitemoeshared": "GraniteMoeSharedForCausalLM",
@@ -85,6 +86,7 @@ OTHERS = (
     "solar_open",
     "afmoe",
     "mellum",
+    "beam",
     "mistral4",
     "kimi_linear",
     "bailing_hybrid",
@@ -159,6 +161,16 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     ("exaone_moe", {"num_shared_experts": 3, "n_group": 4, "sliding_window_pattern": 5}),
+    ("beam", {"n_group": 2, "topk_group": 1, "attention_bias": True, "num_key_value_heads": 4}),
+    (
+        "beam",
+        {
+            "layer_types": ["full_attention", "sliding_attention"],
+            "mlp_layer_types": ["sparse", "dense"],
+            "num_hidden_layers": 2,
+            "sliding_window": 11,
+        },
+    ),
     ("solar_open", {"n_group": 4, "attention_bias": True, "n_shared_experts": 2}),
     ("sarvam_moe", {"num_experts": 16, "num_shared_experts": 2, "use_qkv_bias": True}),
     ("axk2", {"n_group": 4, "topk_group": 2, "gated_norm_rank": 5, "moe_layer_freq": 3}),
@@ -803,6 +815,7 @@ def assert_attention_agrees(shape: ModelShape, config: Any) -> None:
         "kolibri1",
         "flint",
         "lara_mini",
+        "beam",
     )
     qk_norms = dict.fromkeys(per_head, "head")
     qk_norms |= {"olmoe": "full", "flex_olmo": "full", "minimax_m2": "full"}

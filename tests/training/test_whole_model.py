@@ -96,7 +96,7 @@ def test_wider_heads_of_some_layers_keep_more_for_gradients(tiny_checkpoint: Che
         *("ernie4_5_moe", "hunyuan_v1_moe", "dbrx", "phimoe", "flex_olmo"),
         *("mimo_v2_flash", "granitemoe_swa", "kolibri1", "flint", "lara_mini"),
         *("laguna", "cohere2_moe", "aria_text", "hy_v4", "jamba", "axk2", "minimax_m3_vl_text"),
-        "dots3_note_text",
+        *("dots3_note_text", "beam"),
     ],
 )
 def test_gates_leave_out_what_those_of_a_decoder_do(
