@@ -4,15 +4,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from moebatch.checkpoint.model_files import open_model
 from moebatch.layout.scratch import Limits, bucket_rows
 from moebatch.model.attention.cached_numbers import decode, encode
 from moebatch.model.attention.span import Span
-from moebatch.model.batch import MicroBatch
+from moebatch.model.batch import BatchPlanner, MicroBatch
 from moebatch.model.native import loader
 from moebatch.model.native.attention_work import Cached, QuerySlices, SingleQueries, work_of
 from moebatch.model.native.helpers import Helpers
@@ -101,6 +103,24 @@ def test_slices_are_expanded_where_that_is_less_work() -> None:
     assert longest < 512 * 10_000 * attention.decode_flops_per_pair
     few = attention.prompt_flops(100 * 10_000, 10_000)
     assert few == 100 * 10_000 * attention.decode_flops_per_pair
+
+
+def test_layers_with_a_window_expand_by_sizes_of_their_own(tiny_checkpoint: Checkpoint) -> None:
+    files = open_model(tiny_checkpoint("dots3_note_text"), "float32")
+    num_new, num_context = 7, 8
+    span = Span(0, num_new, num_context, np.arange(num_new + num_context), num_new + num_context)
+    planner = BatchPlanner(
+        files.shape.attending_within(20),
+        files.config,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        gather_rows=64,
+    )
+    by_window = planner.plan([span]).by_window
+    expanded = {window: bool(plan.plans[0].expanded) for window, plan in by_window.items()}
+    whole, sliding = files.shape.attentions
+    expected = {None: whole.expands(7, 8), 9: sliding.expands(7, 8)}
+    assert expanded == expected and len({*expected.values()}) == 2
 
 
 @pytest.mark.few
