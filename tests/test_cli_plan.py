@@ -194,10 +194,20 @@ def test_the_roofline_is_an_svg_with_both_operations(tmp_path: Path) -> None:
         ),
         ((*T4, "--what-if", "dram=-3GiB"), r"--what-if: dram: "),
         ((*T4, "--what-if", "dram=nan"), r"--what-if: dram: "),
-        ((*T4, "--what-if", "ram=3GiB"), r"has no figure 'ram'; did you mean vram or dram\?"),
+        (
+            (*T4, "--what-if", "ram=3GiB"),
+            r"has no figure 'ram'; write .* did you mean vram or dram\? 'list' in its place shows",
+        ),
         ((*T4, "--policy", "nonsense"), r"no policy of that name"),
-        (("--hw", "t5", *T4[2:]), r"no hardware profile of that name; there are 2xt4, .* t4,"),
+        (
+            ("--hw", "t5", *T4[2:]),
+            r"no hardware profile of that name; give the path of a file, or one of 2xt4, .* t4,",
+        ),
         ((*T4[:2], "--model", "mixtral", *T4[4:]), r"no model shape of that name"),
+        (
+            (*T4[:2], "--model", "mistralai/Mixtral-8x7B-v0.1", *T4[4:]),
+            r"Mixtral-8x7B-v0.1: no such file or folder; did you mean mixtral-8x7b\?$",
+        ),
         ((*T4, "--paper", "--hw", "generic-cpu"), r"GPU"),
         (
             ("--hw", "generic-cpu", *T4[2:], "--policy", "moe-lightning-t4-synthetic"),

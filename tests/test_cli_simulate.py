@@ -125,7 +125,10 @@ def test_neither_torch_nor_transformers_nor_matplotlib_is_loaded(few: Few) -> No
     ("arguments", "message"),
     [
         ((), r"moebatch simulate: --model: is missing"),
-        ((*T4, "--schedule", "klotsky"), r"--schedule: no schedule is named 'klotsky'; there are"),
+        (
+            (*T4, "--schedule", "klotsky"),
+            r"--schedule: no schedule is named 'klotsky'; did you mean klotski",
+        ),
         ((*T4, "--compare", "hot,cold"), r"--compare: no schedule is named 'cold'"),
         ((*T4, "--durations", "nowhere.yaml"), r"nowhere.yaml"),
         ((*T4, "--routing", "nowhere.safetensors"), r"nowhere.safetensors"),

@@ -44,10 +44,7 @@ class OwnFile:
         with self._blamed():
             found = getattr(module, function, None)
         if not isinstance(found, NamedSchedule):
-            raise self._fault(
-                f"{self} has no schedule {shown(function)}; it takes a function with the "
-                "decorator moebatch.schedule.definition.schedule"
-            )
+            raise self._fault(f"{self} has no schedule {shown(function)}; {_instead(module)}")
         return replace(found, begin=lambda setup: self._begin(found, setup))
 
     def __str__(self) -> str:
@@ -121,6 +118,14 @@ class OwnFile:
 
     def _fault(self, message: str) -> ConfigError:
         return ConfigError.at("schedule", message, where=shown(self.name))
+
+
+def _instead(module: Any) -> str:
+    """What a file has where it has no schedule of a name."""
+    own = [name for name, each in vars(module).items() if isinstance(each, NamedSchedule)]
+    if own:
+        return f"it has {', '.join(own)}"
+    return "it takes a function with the decorator moebatch.schedule.definition.schedule"
 
 
 def _comes_from_elsewhere(error: BaseException, line: str) -> bool:

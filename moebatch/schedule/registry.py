@@ -12,6 +12,7 @@ from moebatch.schedule.klotski import hot, klotski, multi, simple
 from moebatch.schedule.own_file import OwnFile, is_own
 from moebatch.schedule.pregated import ondemand, prefetch_all, pregated
 from moebatch.schedule.promoe import promoe, promoe_base, promoe_preempt, promoe_prefetch
+from moebatch.spec.files.suggestion import names_instead
 from moebatch.spec.policy.policy import OpenPolicy, Policy
 
 SCHEDULES: Mapping[str, NamedSchedule] = {
@@ -39,10 +40,8 @@ def find_schedule(name: str) -> NamedSchedule:
     if name in SCHEDULES:
         return SCHEDULES[name]
     if not is_own(name):
-        message = (
-            f"no schedule is named {shown(name)}; there are {', '.join(SCHEDULES)}, and your own "
-            "as file.py:name"
-        )
+        instead = names_instead(name, SCHEDULES, besides="your own as file.py:name")
+        message = f"no schedule is named {shown(name)}; {instead}"
         raise ConfigError.at("schedule", message, where=shown(name))
     return OwnFile(name).schedule()
 

@@ -367,7 +367,11 @@ def test_sync_keeps_the_same_experts_whatever_the_cache(
 
 
 REFUSED = {
-    "no such schedule": (["--schedule", "klotsky"], {}, "there are klotski, hot, multi, simple"),
+    "no such schedule": (
+        ["--schedule", "klotsky"],
+        {},
+        r"did you mean klotski\? 'list' in its place",
+    ),
     "plain with a schedule": (["--sync", "--schedule", "hot"], {}, "leave --schedule out"),
     "plain with a trace": (["--sync", "--trace", "t.json"], {}, "has no lanes to draw"),
     "plain on a GPU": (["--sync"], EMULATED, "set resources.device to cpu"),

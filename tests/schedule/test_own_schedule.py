@@ -33,6 +33,7 @@ def test_its_decorator_says_what_it_is_like() -> None:
         (None, "there is no file"),
         ("", "has no schedule 'mine'"),
         ("mine = 3", "has no schedule 'mine'"),
+        ("from moebatch.schedule.klotski import hot", "has no schedule 'mine'; it has hot"),
         ("def mine(layer", "line 1"),
         ("\nimport no_such_module\n", "line 2.*no_such_module"),
         ("def __getattr__(name):\n    raise ValueError(name)", "line 2: ValueError: mine"),

@@ -346,8 +346,8 @@ class TestRefusals:
             (
                 "  schedule: cgopipes",
                 "policy.schedule",
-                f"no schedule is named 'cgopipes'; there are {', '.join(SCHEDULES)}, and "
-                "your own as file.py:name",
+                "no schedule is named 'cgopipes'; did you mean cgopipe? 'list' in its place shows "
+                f"all {len(SCHEDULES)}; or give your own as file.py:name",
             ),
             (
                 "  schedule: [cgopipe]",

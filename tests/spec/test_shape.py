@@ -641,9 +641,8 @@ def test_scores_are_multiplied_by_a_number(entry: dict[str, Any]) -> None:
 )
 def test_other_architectures_are_refused_by_name(config: dict[str, Any]) -> None:
     named = (config.get("architectures") or [config.get("model_type")])[0]
-    first, *names = faults_of(config).split("\n")
-    assert first == (f"m/config.json: architecture {shown(named)} is not supported; supported are")
-    assert " ".join(names) == ", ".join(FAMILIES)
+    begin = f"m/config.json: architecture {shown(named)} is not supported; docs/"
+    assert faults_of(config).startswith(begin)
 
 
 def test_a_number_of_experts_that_makes_no_sense_is_listed_once() -> None:

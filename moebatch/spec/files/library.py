@@ -8,7 +8,7 @@ from typing import Literal
 
 import moebatch
 from moebatch.errors import ConfigError
-from moebatch.spec.files.suggestion import did_you_mean
+from moebatch.spec.files.suggestion import did_you_mean, names_instead
 
 Kind = Literal["hardware", "models", "saved"]
 """Folders of the library."""
@@ -31,7 +31,7 @@ def find(kind: Kind, name: str) -> Path:
     """The file that a user means by a path, or by the name of one that comes with moebatch; a
     file of that name in the current folder comes first. Case and ``- _ .`` do not matter in names.
 
-    Raises ConfigError with near names and all names; whether a path exists is for its reader.
+    Raises ConfigError with near names, or with all; whether a path exists is for its reader.
     """
     if is_path(name):
         return expanded(Path(name))
@@ -48,12 +48,21 @@ def names(kind: Kind) -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in _files(kind).values()))
 
 
-def _unknown(kind: Kind, name: str) -> str:
+def nearest(kind: Kind, name: str) -> str:
+    """``did you mean mixtral-8x7b?``; empty where no name is near."""
     known = _files(kind)
-    guess = did_you_mean(_plain(name), known, spelled=lambda key: known[key].stem, most=2)
-    shipped = f"there are {', '.join(names(kind))}" if known else "none comes with moebatch"
-    advice = f"{guess} {shipped}".strip()
-    return f"no {_NOUNS[kind]} of that name; {advice}; or give the path of a file"
+    return did_you_mean(_plain(name), known, spelled=lambda key: known[key].stem)
+
+
+def _unknown(kind: Kind, name: str) -> str:
+    known = dict(sorted(_files(kind).items(), key=lambda entry: entry[1].stem))
+    if not known:
+        return f"no {_NOUNS[kind]} comes with moebatch; give the path of a file"
+    besides = "the path of a file"
+    instead = names_instead(
+        _plain(name), known, spelled=lambda key: known[key].stem, besides=besides
+    )
+    return f"no {_NOUNS[kind]} of that name; {instead}"
 
 
 def _files(kind: Kind) -> dict[str, Path]:

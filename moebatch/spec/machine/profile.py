@@ -13,7 +13,7 @@ from pathlib import Path
 from moebatch.errors import ConfigError, Fault
 from moebatch.quoting import shown
 from moebatch.spec.files.library import find
-from moebatch.spec.files.suggestion import did_you_mean
+from moebatch.spec.files.suggestion import names_instead
 from moebatch.spec.files.yaml_file import as_yaml
 from moebatch.spec.machine.hardware import LINKS, Basis, Hardware, LevelName, LinkName
 from moebatch.spec.machine.levels import LevelFigures, LinkFigures, beside_rate, ends_of
@@ -165,14 +165,12 @@ class HardwareProfile:
         return replace(self, links={**self.links, link.name: link})
 
     def _no_such_change(self, text: str, name: str, known: Sequence[str]) -> Fault:
-        advice = (
-            f"write NAME=VALUE such as dram=64GiB, or {WEIGHTS}=int4; names are {', '.join(known)}"
-        )
+        form = f"write NAME=VALUE such as dram=64GiB, or {WEIGHTS}=int4"
         subject = (
             f"{self.name} has no figure {shown(name)}" if name else f"cannot read {shown(text)}"
         )
-        guess = f"{did_you_mean(name, (*known, WEIGHTS))} ".lstrip()
-        return Fault(file=WHAT_IF, message=f"{subject}; {guess}{advice}")
+        instead = names_instead(name, (*known, WEIGHTS), most=1)
+        return Fault(file=WHAT_IF, message=f"{subject}; {form}; {instead}")
 
 
 def load_profile(name_or_path: str | Path) -> HardwareProfile:

@@ -7,10 +7,11 @@ from typing import Annotated
 
 from pydantic import Field
 
+from moebatch.errors import ConfigError
 from moebatch.quoting import shown
 from moebatch.spec.files.form import Form, read_form
 from moebatch.spec.files.json_file import read_object
-from moebatch.spec.files.library import find, is_there
+from moebatch.spec.files.library import find, is_there, nearest
 from moebatch.spec.files.values import Check, Text, WrongValues, one_line
 from moebatch.spec.model.config_keys import FaultyConfig
 from moebatch.spec.model.named_formats import unknown_format
@@ -46,6 +47,10 @@ def load_model(name_or_path: str) -> ModelEntry:
     path = Path(name_or_path)
     if not is_there(path / _CONFIG_FILE):
         path = find("models", name_or_path)
+    if path.suffix.lower() != ".json" and not is_there(path, Path.exists):
+        guess = nearest("models", path.name)  # of a model's name on Hugging Face, say
+        if guess:
+            raise ConfigError.at(path, f"no such file or folder; {guess}")
     if is_there(path, Path.is_dir):
         path = path / _CONFIG_FILE
     if path.suffix.lower() == ".json":

@@ -10,9 +10,9 @@ from moebatch.formats.plain import PlainFormat
 from moebatch.formats.registry import FORMATS
 from moebatch.formats.scaled_bytes import FP8
 from moebatch.formats.weight_format import WeightFormat
-from moebatch.quoting import not_one_of, shown
+from moebatch.quoting import shown
 from moebatch.spec.families.registry import FAMILIES
-from moebatch.spec.files.suggestion import did_you_mean
+from moebatch.spec.files.suggestion import names_instead
 from moebatch.spec.model.precision import GROUPS, Precision
 from moebatch.spec.model.shape import ModelShape
 
@@ -53,8 +53,7 @@ def unknown_format(name: str) -> Iterator[str]:
     """What is wrong with a name that no format has."""
     known = tuple(dict.fromkeys((*get_args(Precision), *FORMATS)))
     if name not in known:
-        guess = did_you_mean(name, known)
-        yield f"{not_one_of(known, name)}{guess and f'; {guess}'}"
+        yield f"no format is named {shown(name)}; {names_instead(name, known)}"
 
 
 def named_format(name: str, shape: ModelShape) -> WeightFormat:

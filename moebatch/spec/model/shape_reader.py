@@ -1,7 +1,6 @@
 """Shapes of models out of their ``config.json``."""
 
 from collections.abc import Mapping
-from textwrap import fill
 from typing import Any
 
 from moebatch.quoting import shown
@@ -18,8 +17,6 @@ _ACTIVATIONS = (
 ACTIVATIONS = frozenset(_ACTIVATIONS.split())
 """Names that transformers knows: looking there would take seconds."""
 _LEARNT = ("prelu", "xielu")
-_LINE = 100
-"""Characters of a line of names; longer ones would lose their middle."""
 
 
 def read_shape(config: Mapping[str, Any], where: str) -> ModelShape:
@@ -66,7 +63,9 @@ def _family(config: Mapping[str, Any], where: str) -> FamilySpec:
         by_type = {family.model_type: family for family in FAMILIES.values()}
         family = by_type.get(model_type) if isinstance(model_type, str) else None
     if family is None:
-        known = fill(", ".join(FAMILIES), _LINE)
-        message = f"architecture {shown(found)} is not supported; supported are\n{known}"
+        message = (
+            f"architecture {shown(found)} is not supported; docs/models.md lists the families of "
+            "models with experts that are"
+        )
         raise FaultyConfig(where, [ConfigFault("architectures", message, names_key=True)])
     return family
