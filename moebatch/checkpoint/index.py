@@ -276,4 +276,10 @@ def _nothing_to_read(folder: Path) -> str:
             f"{folder}: holds pickles only ({', '.join(pickles[:3])}), which can run code when "
             "read and are refused; convert the model to safetensors"
         )
+    shards = sorted(path.name for path in folder.glob("*.safetensors"))
+    if shards:
+        return (
+            f"{folder}: file '{INDEX_NAME}' is missing, which says what {shown(shards[0])} and "
+            "others hold; get it where these come from"
+        )
     return f"{folder}: neither {SINGLE_NAME} nor {INDEX_NAME} is there; is this a model folder?"

@@ -47,6 +47,8 @@ def _console(*, stderr: bool) -> Console:
     return Console(file=file, stderr=stderr, highlight=False, width=width)
 
 
+_IN_PLAIN = "moebatch.in_plain"
+_LIKE = {"█": "#", "·": ".", "…": "...", "µ": "u", "–": "-", "−": "-", "→": "->"}
 _NOBODY_READS = (errno.EIO, errno.EPIPE)
 
 
@@ -127,11 +129,12 @@ def logger(console: Console, *, quiet: bool) -> Callable[[str], None]:
 
 
 def print_in_any_locale() -> None:
-    """What the encoding of this locale does not have is a question mark from now on, and no error:
-    Latin-1 has no bars."""
+    """What the encoding of this locale does not have is a sign like it from now on, or a question
+    mark, and no error: Latin-1 has no bars."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
-            stream.reconfigure(errors="replace")
+            codecs.register_error(_IN_PLAIN, _in_plain)
+            stream.reconfigure(errors=_IN_PLAIN)
 
 
 def drop_what_cannot_be_written() -> None:
@@ -186,3 +189,10 @@ def _places(line: str, width: int) -> Sequence[int]:
             used = 0
         used += cell_len(word[0])
     return places
+
+
+def _in_plain(error: UnicodeError) -> tuple[str, int]:
+    """Signs like those that an encoding lacks, so that a full bar is no empty one."""
+    assert isinstance(error, UnicodeEncodeError), "asked for where text is written"
+    lacking = error.object[error.start : error.end]
+    return "".join(_LIKE.get(sign, "?") for sign in lacking), error.end

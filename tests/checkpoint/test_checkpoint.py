@@ -125,6 +125,12 @@ def test_an_empty_folder_and_a_missing_one_are_told_apart(tmp_path: Path) -> Non
         Checkpoint.open(tmp_path / "nowhere")
 
 
+def test_shards_without_their_index_are_told_from_no_model(tmp_path: Path) -> None:
+    (tmp_path / "model-00001-of-00002.safetensors").touch()
+    with pytest.raises(CheckpointError, match=r"index.json' is missing.*00001-of-00002"):
+        Checkpoint.open(tmp_path)
+
+
 def test_what_is_no_model_folder_is_told_from_one(tmp_path: Path) -> None:
     file = tmp_path / SINGLE_NAME
     file.touch()

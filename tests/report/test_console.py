@@ -3,7 +3,7 @@
 import logging
 import warnings
 from collections.abc import Iterator
-from io import StringIO
+from io import BytesIO, StringIO, TextIOWrapper
 
 import pytest
 from hypothesis import given
@@ -16,6 +16,7 @@ from moebatch.report.console import (
     output_console,
     plain,
     print_error,
+    print_in_any_locale,
     say,
     show,
     whole,
@@ -124,3 +125,19 @@ def test_an_error_and_a_cell_are_what_they_say(capsys: pytest.CaptureFixture[str
     print_error("\ud800 [bold]\x1b]0;title\x07")
     assert capsys.readouterr().err == "error: \\ud800 [bold]\\x1b]0;title\\x07\n"
     assert plain("[red]\x9b2J") == r"\[red]\x9b2J"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "expected"),
+    [("utf-8", "██·· µ… é → 語"), ("latin-1", "##·· µ... é -> ?"), ("ascii", "##.. u... ? -> ?")],
+)
+def test_signs_that_an_encoding_lacks_are_written_as_others(
+    encoding: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = BytesIO()
+    stream = TextIOWrapper(written, encoding=encoding)
+    monkeypatch.setattr("sys.stdout", stream)
+    print_in_any_locale()
+    stream.write("██·· µ… é → 語")
+    stream.flush()
+    assert written.getvalue().decode(encoding) == expected
