@@ -147,7 +147,7 @@ def test_bars_are_printed_in_a_locale_that_has_none() -> None:
     command = [sys.executable, "-m", "moebatch", "plan", *PLANNED]
     done = subprocess.run(command, capture_output=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
-    assert re.search(rb"dram +\?+\xb7* +[0-9]+%", done.stdout)
+    assert re.search(rb"dram +#+\xb7* +[0-9]+%", done.stdout)
 
 
 def test_a_picture_is_drawn_without_pyplot_and_its_global_state(tmp_path: Path) -> None:
