@@ -150,7 +150,11 @@ class TestFile:
             (b"\nhello\n", 2, "expected a mapping such as `model: …`, found a single value"),
             (b"a: 1\nb: \xff\n", 2, "is not UTF-8 text; save it as UTF-8"),
             (b"a: 1\nb: [1\n", 3, "wrong YAML syntax: expected ',' or ']', but got '<stream end>'"),
-            (b"a: 1\n\tb: 2\n", 2, "wrong YAML syntax: found character '\\t' that cannot start"),
+            (
+                b"a: 1\n\tb: 2\n",
+                2,
+                "wrong YAML syntax: found character '\\t' that cannot start any token; write",
+            ),
             (b"a: 1\nb: \x07\n", 2, "holds a character that YAML does not allow: '\\x07'"),
             (b"a: *nobody\n", 1, "wrong YAML syntax: found undefined alias 'nobody'"),
             (

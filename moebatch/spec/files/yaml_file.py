@@ -110,6 +110,8 @@ def _compose(path: Path, text: str) -> tuple[yaml.Node | None, yaml.SafeLoader]:
         problem = error.problem or "unreadable"
         if problem.startswith("but "):
             problem = f"{error.context} {problem}"
+        if r"'\t'" in problem:
+            problem = f"{problem}; write spaces, since YAML takes no tab there"
         at_line = None if mark is None else mark.line + 1
         raise ConfigError.at(path, f"wrong YAML syntax: {problem}", line=at_line) from None
     except RecursionError:
