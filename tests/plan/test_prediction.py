@@ -257,6 +257,47 @@ def test_passes_in_which_nothing_is_encoded_are_not_counted_with_others() -> Non
     assert len(thinned(loads, 6, encodes=False)) == 6
 
 
+def test_few_passes_are_not_counted_with_a_great_many_others() -> None:
+    """The longest answers end alone: the mean of thousands of such passes and of some with fifty
+    sequences would be a pass with many."""
+    alone: CountedLoad = (4000, PassLoad.decoding(2, 3000))
+    loads = [alone, *((20, PassLoad.decoding(50 + n, 500)) for n in range(60))]
+    for counted in (thinned(loads, 8, encodes=False), alike(loads, 8, encodes=False)):
+        assert alone in counted
+        assert len(counted) <= 8
+        assert sum(n for n, _ in counted) == pytest.approx(5200)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "new", "total", "batch", "tokens", "pages"),
+    [
+        (121, 15, 14_685, 1677, 31_905, 13_002),
+        (13, 139, 7205, 186, 22_217, 1360),
+        (770, 5, 41_386, 320, 65_536, 15_680),
+    ],
+)
+def test_a_long_job_in_part_has_as_many_prompts_for_its_answers_as_in_whole(
+    prompt: int, new: int, total: int, batch: int, tokens: int, pages: int
+) -> None:
+    """Pages hold fewer sequences than there are places, and so rounds of them are smaller."""
+    workload = Workload.uniform(prompt_tokens=prompt, new_tokens=new, num_sequences=total)
+    loads = job_loads(workload, policy(batch, tokens, num_kv_pages=pages))
+    of_prompts = sum(n * load.prompt_tokens for n, load in loads)
+    answers = sum(n * load.logits_rows for n, load in loads)
+    assert of_prompts / answers == pytest.approx(prompt / new, rel=0.01)
+
+
+def test_few_unequal_rows_take_in_prompts_in_as_many_rough_passes_as_all() -> None:
+    workload = workload_of([(100 + 20 * n, 250 + 30 * n) for n in range(9)])
+    for tokens in (512, 2048):
+        one = policy(9, tokens, num_kv_pages=400)
+        exact, rough = (
+            sum(n for n, load in loads if load.prompt_tokens)
+            for loads in (job_loads(workload, one), rough_loads(workload, one))
+        )
+        assert rough == exact
+
+
 @pytest.mark.exhaustive
 def test_no_candidate_is_much_better_when_replayed() -> None:
     """The policy that is best in the fluid picture is best pass by pass, but for a few per cent."""

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, groupby
 from math import ceil
 from operator import mul
 
@@ -26,15 +26,19 @@ _ROUGH = (4, 2)
 _FEWEST_TOKENS = 16
 """Of a prompt and of an answer, that are left."""
 _FEWEST_PASSES = 64
+_FEW_UNLIKE = 64
+"""So few sequences of unequal lengths are replayed token by token: their prompts may take fewer
+passes than a token stands for."""
 _ROUGH_PLACES = 256
 """At least so many places are left of a batch that is larger."""
 _WORK_OF_PASS = 1024
 """Sequences that cost as much as a pass costs by itself."""
 FEW_LOADS = 40
 """Of a rough replay, those with alike numbers of tokens being counted together."""
-_MIDDLE_WAVES = (2, 5)
-"""Full batches of answers between which a replayed job knows neither start nor end. Whole ones:
-sequences of one length start and end together."""
+_WAVES_OF_START = 2
+"""So many batches of answers, each of as many sequences as have room at once, are taken to be the
+start of a replayed job, and one its end. Whole batches are between them: sequences of one length
+start and end together."""
 
 
 def job_loads(workload: Workload, policy: Policy) -> list[CountedLoad]:
@@ -137,6 +141,8 @@ def _tokens_for_one(workload: Workload, caps: Caps) -> int:
     shorter than the mean, and all policies are replayed alike, so that they compare."""
     shortest = min(workload.mean_own_tokens, workload.mean_new_tokens)
     if workload.lengths:
+        if _num_replayed(workload, caps) <= _FEW_UNLIKE:
+            return 1
         return next((b for b in _ROUGH if shortest >= 2 * b * _FEWEST_TOKENS), 1)
     waves = max(1.0, _num_replayed(workload, caps) / caps.sequences)
     passes = waves * workload.mean_new_tokens
@@ -192,11 +198,12 @@ def _replayed(workload: Workload, caps: Caps) -> list[CountedLoad]:
     end it is all that there is of them."""
     total, count = workload.num_sequences, _num_replayed(workload, caps)
     passes, new = job_passes(workload, caps, count), workload.mean_new_tokens
+    together = caps.sequences if workload.lengths else _of_round(workload, caps)
     if total is not None:
         more = total - count
-        return rest_loads(passes, caps.sequences, more, new, most=_MOST_LOADS, encodes=caps.encodes)
+        return rest_loads(passes, together, more, new, most=_MOST_LOADS, encodes=caps.encodes)
     loads = thinned(list(passes), _MOST_LOADS, encodes=caps.encodes)
-    first, last = _middle(loads, caps.sequences * new)
+    first, last = _middle(loads, together * new)
     return loads[first:last]
 
 
@@ -225,8 +232,9 @@ def _middle(loads: Sequence[CountedLoad], tokens_of_wave: float) -> tuple[int, i
     """Where the passes in the middle begin and end."""
     ends = list(accumulate(count * load.logits_rows for count, load in loads))
     waves = ends[-1] / tokens_of_wave
-    first, last = _MIDDLE_WAVES
-    parts = (min(first, waves * first / _WAVES), max(int(waves) - 1, waves * last / _WAVES))
+    begin = min(_WAVES_OF_START, waves / 3)
+    lasts = max(waves - begin - 1, waves / 2)
+    parts = (begin, begin + (int(lasts) or lasts))
     first, last = (bisect_left(ends, part * tokens_of_wave) for part in parts)
     return first, max(last, first + 1)
 
@@ -254,12 +262,18 @@ def alike(loads: Sequence[CountedLoad], most: int, *, encodes: bool) -> list[Cou
 
 
 def thinned(loads: Sequence[CountedLoad], most: int, *, encodes: bool) -> list[CountedLoad]:
-    """Neighbours counted together, so that there are no more than so many. Of a model that encodes
-    prompts there are up to twice as many: passes in which it does have layers that others leave
-    out."""
-    together = ceil(len(loads) / most) or 1
-    groups = (loads[first : first + together] for first in range(0, len(loads), together))
-    if encodes and together > 1:
+    """Neighbours counted together, so that there are no more than so many. A load weighs as much as
+    the passes that it stands for, and as any other: the mean of a great many passes of one kind and
+    of a few of another is like none of them. Of a model that encodes prompts there are up to twice
+    as many: passes in which it does have layers that others leave out."""
+    if len(loads) <= most:
+        return list(loads)
+    total = sum(count for count, _ in loads)
+    weights = ((count / total + 1 / len(loads)) / 2 for count, _ in loads)
+    numbered = zip(accumulate(weights, initial=0.0), loads, strict=False)
+    parts = groupby(numbered, key=lambda pair: int(pair[0] * most))
+    groups = ([load for _, load in part] for _, part in parts)
+    if encodes:
         kinds = (
             [pair for pair in group if bool(pair[1].prompt_tokens) == encoding]
             for group in groups
