@@ -409,6 +409,34 @@ OTHERS = {
             streamed_layers=60,
         ),
     ),
+    "micro-batches wider than prompts have anyway": (
+        ("h800", "mellum2-12b-a2.5b"),
+        Workload.uniform(prompt_tokens=2019, new_tokens=1, num_sequences=3276),
+        Policy(
+            batch_size=3276,
+            micro_batch_size=3276,
+            tokens_per_pass=110_592,
+            num_slots=0,
+            num_kv_pages=416_052,
+            weights=Placement(vram=1.0),
+            attention_on_gpu=True,
+            ffn_on_gpu=True,
+        ),
+    ),
+    "fewer rounds, of which mean lengths say too much": (
+        ("rtx4090", "ernie-4.5-vl-28b-a3b", "dram=256GiB"),
+        Workload.uniform(prompt_tokens=47, new_tokens=143, num_sequences=45_929),
+        Policy(
+            batch_size=11_484,
+            micro_batch_size=1024,
+            tokens_per_pass=11_484,
+            num_slots=74,
+            num_kv_pages=137_808,
+            weights=Placement(vram=0.433, dram=0.567),
+            ffn_on_gpu=True,
+            schedule="cgopipe",
+        ),
+    ),
 }
 """Machine, model and changes, workload, and a policy that was faster than the plan by 4 to 63 %."""
 
@@ -430,3 +458,14 @@ def test_the_other_processor_may_attend() -> None:
     assert on_cpu.kv_cache.dram == 1
     assert on_cpu.weights.vram > on_gpu.weights.vram, "experts have the room of its cache"
     assert any(one.attention_on_gpu for one in neighbours(of, on_cpu))
+
+
+def test_the_cache_may_leave_a_gpu_that_still_attends() -> None:
+    """As it does for a model whose other layers keep states there: experts have its room."""
+    workload = Workload.uniform(prompt_tokens=100, new_tokens=50, num_sequences=1000)
+    of = stated("t4", "qwen3-next-80b-a3b", workload)
+    on_gpu = replace(START, attention_on_gpu=True, ffn_on_gpu=True, kv_cache=Placement(vram=1.0))
+    on_gpu = replace(on_gpu, weights=Placement(vram=0.001, dram=0.999))
+    below, *_ = (one for one in neighbours(of, on_gpu) if one.kv_cache.dram == 1)
+    assert below.attention_on_gpu
+    assert below.weights.vram > on_gpu.weights.vram

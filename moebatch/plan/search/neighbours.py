@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import product
 from math import ceil
 
+from moebatch.layout.scratch import prompt_rows
 from moebatch.plan.problem import Problem
 from moebatch.plan.replay.phases import phases_of
 from moebatch.plan.search.candidates import FEWEST_SLOTS, widest_micro_batch
@@ -57,6 +58,7 @@ def neighbours(problem: Problem, policy: Policy) -> Iterator[Policy]:
         *longer,
         *(_with_pass(problem, policy, *by) for by in _PASSES),
         *(_with_micro_batch(one, by) for one, by in sizes if on_gpu),
+        *(_wider_than_prompts(policy) if on_gpu else ()),
         *(_with_micro_batch(with_batch(policy, min(size, most)), 2) for size in both),
     )
     changed = each_once(
@@ -70,6 +72,12 @@ def neighbours(problem: Problem, policy: Policy) -> Iterator[Policy]:
         *(moved for one in longer[-2:] if on_gpu for moved in _with_cache_moved(problem, one)),
         *(_with_residents(problem, policy, num_resident + more * step) for more in _RESIDENTS),
         *(_with_slots(problem, policy, number) for number in _slot_counts(policy.num_slots)),
+        # While more tokens are computed more experts come from a disk.
+        *(
+            _filled(problem, _with_slots(problem, one, 2 * one.num_slots))
+            for one in longer[-2:]
+            if not on_gpu
+        ),
     )
     yield from (other for other in changed if other != policy)
 
@@ -136,6 +144,14 @@ def fewer_pages(problem: Problem, policy: Policy) -> Iterator[Policy]:
             yield fewer
 
 
+def passes_of(problem: Problem, policy: Policy) -> tuple[int, int]:
+    """Rounds of sequences, all alike, that begin together, and tokens of a pass: policies with as
+    many of both go through much the same passes."""
+    together = _together(problem, policy)
+    num_sequences = problem.workload.num_sequences
+    return ceil(num_sequences / together) if num_sequences else together, policy.tokens_per_pass
+
+
 def _together(problem: Problem, policy: Policy) -> int:
     """Sequences, all alike, that begin together: they end together, with all pages that they ever
     have."""
@@ -178,6 +194,14 @@ def _with_micro_batch(policy: Policy, by: float) -> Policy:
     return replace(policy, micro_batch_size=max(1, min(size, most)))
 
 
+def _wider_than_prompts(policy: Policy) -> Iterator[Policy]:
+    """Up to the rows that prompts have on any GPU, wider micro-batches do not make theirs wider."""
+    rows = prompt_rows(policy, "vram")
+    widest = widest_micro_batch(traits_of(policy), policy.batch_size)
+    if policy.micro_batch_size < rows < widest:
+        yield replace(policy, micro_batch_size=min(2 * rows, widest))
+
+
 def _bounds_micro_batch(problem: Problem, policy: Policy) -> bool:
     widest = widest_micro_batch(traits_of(policy), policy.batch_size)
     return policy.micro_batch_size == widest and problem.ladder.top == "vram"
@@ -195,15 +219,16 @@ def _in_one_place(policy: Policy, level: LevelName) -> Policy:
 
 
 def _with_cache_moved(problem: Problem, policy: Policy) -> Iterator[Policy]:
-    """The other processor attends, to a cache below the GPU; without a GPU, a cache that is all in
-    one place is in the other."""
+    """The other processor attends, to a cache below the GPU; or the GPU still does. Without a GPU,
+    a cache that is all in one place is in the other."""
     cache = policy.kv_cache
     if problem.ladder.top == "vram":
+        below = replace(policy, kv_cache=replace(cache, vram=0.0, dram=cache.vram + cache.dram))
         if traits_of(policy).attention is None and problem.shape.attends_beside_gpu:
-            below = replace(cache, vram=0.0, dram=cache.vram + cache.dram)
-            on_gpu = not policy.attention_on_gpu
-            other = replace(policy, attention_on_gpu=on_gpu, kv_cache=below)
+            other = replace(below, attention_on_gpu=not policy.attention_on_gpu)
             yield _filled(problem, other) if cache.vram else other
+        if cache.vram == 1:
+            yield _filled(problem, below)
     elif problem.keeps_kv_on_disk and not _homes(policy):
         yield _filled(problem, _in_one_place(policy, "disk" if cache.dram else "dram"))
 

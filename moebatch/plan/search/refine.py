@@ -20,6 +20,7 @@ from moebatch.plan.search.neighbours import (
     in_even_passes,
     in_fewer_rounds,
     neighbours,
+    passes_of,
     with_all_pages,
     with_more_on_disk,
 )
@@ -34,10 +35,8 @@ _CHEAP = 16
 """Where so many policies may be replayed, one more costs little."""
 _FEW_REPLAYS = 3
 """So many of a round's policies are replayed where lengths are means: the most promising ones."""
-_PROMISING = 1.005
+_PROMISING = 1.03
 """A policy that takes longer than this by mean lengths is not replayed there."""
-_ROUND_LESS = 1.03
-"""The same of a policy with a round less, of which mean lengths say less."""
 _NEAR = 1.3
 """A rival that takes longer than this by mean lengths is not replayed."""
 _NEEDS_DISK = 1.01
@@ -52,7 +51,9 @@ _FEWEST_LOADS = 8
 _BEHIND = 1.02
 """A policy that takes longer than this in so few loads is not the best one in more."""
 _LEAST_GAIN = 1.01
-"""What is less than that is not worth a round: rough replays do not show it."""
+"""What is less than that by mean lengths is not worth a round."""
+_LEAST_SHOWN = 1.005
+"""The same by rough replays, which show no less."""
 
 
 def refined(
@@ -124,7 +125,7 @@ def _climbed_by_replays(
         looks = neighbours
         num_left -= len(others)
         fastest = _fastest(known, others, best)
-        may_go_on = fastest[0] * _LEAST_GAIN <= best[0]
+        may_go_on = fastest[0] * _LEAST_SHOWN <= best[0]
         if may_go_on:
             best = fastest
     return _fastest(known, fewer_pages(problem, best[1]), best), may_go_on
@@ -184,17 +185,33 @@ def _fastest(
 def _promising(
     problem: Problem, known: Known, best: Policy, others: Iterable[Policy]
 ) -> Sequence[Policy]:
-    """Those of others, each with the widest cache, that take the least by mean lengths, first, and
-    those in fewer rounds, of which mean lengths say less; all where lengths are known, which means
+    """Those of others, each with the widest cache, that take the least by mean lengths and go
+    through other passes, first, and those in fewer rounds; all where lengths are known, which means
     say little of."""
     if problem.workload.lengths:
         return widened(problem, others)
     others = (other for other in others if other != best)
     best_s = known.mean_s(best)
-    found = _below(problem, known, best_s * _PROMISING, others)[:_FEW_REPLAYS]
+    near = _below(problem, known, best_s * _PROMISING, others)
+    found = _in_other_passes(problem, known, best, near)[:_FEW_REPLAYS]
     rounds = chain(in_fewer_rounds(problem, best), in_even_passes(problem, best))
-    fewer = _below(problem, known, best_s * _ROUND_LESS, rounds)
+    fewer = _below(problem, known, best_s * _PROMISING, rounds)
     return each_once(*found, *(other for other in fewer if other != best))
+
+
+def _in_other_passes(
+    problem: Problem, known: Known, best: Policy, others: Iterable[Policy]
+) -> list[Policy]:
+    """The first of those with passes of their own, of rows that are all alike: through the same
+    passes a policy takes as much more or less as mean lengths say."""
+    enough_s = known.mean_s(best) / _LEAST_SHOWN
+    firsts = {passes_of(problem, best): best}
+    for other in others:
+        passes = passes_of(problem, other)
+        if firsts.get(passes) == best and known.mean_s(other) <= enough_s:
+            firsts[passes] = other
+        firsts.setdefault(passes, other)
+    return [other for other in firsts.values() if other != best]
 
 
 def _below(
