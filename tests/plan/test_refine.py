@@ -423,6 +423,19 @@ OTHERS = {
             ffn_on_gpu=True,
         ),
     ),
+    "more slots while more tokens are computed": (
+        ("generic-cpu", "qwen3-30b-a3b"),
+        Workload.uniform(prompt_tokens=512, new_tokens=256, num_sequences=2000),
+        Policy(
+            batch_size=2000,
+            micro_batch_size=16,
+            tokens_per_pass=16_384,
+            num_slots=324,
+            num_kv_pages=96_000,
+            weights=Placement(dram=0.163, disk=0.837),
+            kv_cache=Placement(disk=1.0),
+        ),
+    ),
     "fewer rounds, of which mean lengths say too much": (
         ("rtx4090", "ernie-4.5-vl-28b-a3b", "dram=256GiB"),
         Workload.uniform(prompt_tokens=47, new_tokens=143, num_sequences=45_929),
