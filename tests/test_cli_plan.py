@@ -61,7 +61,7 @@ def test_json_has_stable_keys() -> None:
     assert set(found["prediction"]) == {
         *("decode_tokens_per_s", "prefill_tokens_per_s", "tokens_per_s", "layer_time_s"),
         *("bottleneck", "lanes_s", "peak_bytes", "capacity_bytes", "job_time_s", "num_passes"),
-        "launching_s",
+        *("launching_s", "waiting_s"),
     }
     for shares in (found["policy"]["weights"], found["policy"]["kv_cache"]):
         assert set(shares) == {"vram", "dram", "disk"}  # type: ignore[call-overload]

@@ -17,12 +17,6 @@ _DEVICES = {
     for device in dict.fromkeys(DEVICES.values())
 }
 _SHARED: Turns = tuple(lanes for lanes in _DEVICES.values() if len(lanes) > 1)
-_NOT_FORESEEN: Turns = tuple(
-    (processor, *lanes)
-    for processor in PROCESSORS
-    for device, lanes in _DEVICES.items()
-    if device not in PROCESSORS
-)
 
 
 def pass_seconds(lanes: LaneSeconds, policy: Policy) -> float:
@@ -39,15 +33,12 @@ def pass_seconds(lanes: LaneSeconds, policy: Policy) -> float:
 
 def in_turns(policy: Policy) -> Turns:
     """Lanes of one device, since a disk that reads and writes at once takes as long as for one
-    after the other. Where nothing is loaded before a gate has chosen, every processor with every
-    link (Pre-gated MoE, section 2). CPU and GPU where they wait for each other; where micro-batches
+    after the other. CPU and GPU where they wait for each other; where micro-batches
     go through FlexGen(c)'s blocks, with the copies between them (MoE-Lightning, Figure 6).
     """
-    traits = traits_of(policy)
-    if traits.foresees == "nothing":
-        return _NOT_FORESEEN
     if takes_turns(policy):
         return (*_SHARED, tuple(PROCESSORS))
+    traits = traits_of(policy)
     if traits.moves == "block" and traits.attention == "cpu":
         return (*_SHARED, _SERIAL_LANES)
     return _SHARED
@@ -55,14 +46,14 @@ def in_turns(policy: Policy) -> Turns:
 
 def takes_turns(policy: Policy) -> bool:
     """Whether CPU and GPU wait for each other in every layer: the CPU attends to all micro-batches,
-    and then the GPU computes experts over the tokens of all of them."""
-    return policy.attends_beside_gpu and traits_of(policy).runs == "pass"
+    and then the GPU computes experts, which come one by one."""
+    return policy.attends_beside_gpu and not traits_of(policy).is_paged
 
 
 def takes_turns_by_micro_batch(policy: Policy) -> bool:
     """Whether they do so for each micro-batch by itself, which others may fill: the GPU computes
     experts of one while the CPU attends to the next."""
-    return policy.attends_beside_gpu and traits_of(policy).runs != "pass"
+    return policy.attends_beside_gpu and traits_of(policy).is_paged
 
 
 def _block_seconds(lanes: LaneSeconds, policy: Policy) -> float:
@@ -85,5 +76,14 @@ def _longest(lanes: LaneSeconds, policy: Policy) -> float:
 
 def bottleneck(lanes: LaneSeconds) -> str:
     """The busiest lane of the busiest device."""
-    device = max(_DEVICES.values(), key=lambda of: sum(lanes.get(lane, 0.0) for lane in of))
+    device = max(_DEVICES.values(), key=lambda of: _device_s(lanes, of))
     return max(device, key=lambda lane: lanes.get(lane, 0.0))
+
+
+def busiest_s(lanes: LaneSeconds) -> float:
+    """Seconds of the busiest device."""
+    return max(_device_s(lanes, of) for of in _DEVICES.values())
+
+
+def _device_s(lanes: LaneSeconds, of: tuple[str, ...]) -> float:
+    return sum(lanes.get(lane, 0.0) for lane in of)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from moebatch.layout.footprint import cache_bytes, slot_bytes
-from moebatch.layout.lanes import bottleneck
+from moebatch.layout.lanes import bottleneck, busiest_s
 from moebatch.layout.load import CountedLoad, PassLoad
 from moebatch.plan.problem import Problem
 from moebatch.plan.replay.loads import job_loads
@@ -12,6 +12,9 @@ from moebatch.schedule.lanes import GPU
 from moebatch.schedule.registry import traits_of
 from moebatch.spec.machine.hardware import LevelName
 from moebatch.spec.policy.policy import Policy
+
+_HARDLY = 0.1
+"""Of the time: lanes that wait for less have one among them that binds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +36,8 @@ class Prediction:
     launching_s: float = 0.0
     """Where that is the GPU's: seconds of it, during such a layer, that the host takes to prepare
     passes, to hand over tasks and to launch."""
+    waiting_s: float = 0.0
+    """During such a layer, in which even the lane that is busiest in its pass waits for others."""
     peak_bytes: Mapping[LevelName, int]
     capacity_bytes: Mapping[LevelName, int]
     busy_s: Mapping[str, float]
@@ -46,21 +51,36 @@ class Prediction:
     """Time of all passes, without loading and writing."""
 
     @property
+    def lanes_wait(self) -> bool:
+        """Whether they wait for each other, so that no lane alone says how long passes take."""
+        return self.waiting_s > _HARDLY * self.layer_time_s
+
+    @property
+    def has_busy_lane(self) -> bool:
+        """Whether one lane is busy nearly all the time."""
+        return busiest_s(self.lanes_s) >= (1 - _HARDLY) * self.layer_time_s
+
+    @property
     def binds(self) -> str:
-        """What nothing is faster than: a lane, or the host, where the GPU mostly waits for it."""
+        """What nothing is faster than: a lane, or the host, where the GPU mostly waits for it; not
+        where no lane is always busy."""
+        if self.lanes_wait:
+            return "lanes that wait for each other"
         is_host = 2 * self.launching_s > self.lanes_s.get(self.bottleneck, 0.0)
         return "the host" if is_host else self.bottleneck
 
 
 def predict(problem: Problem, policy: Policy) -> Prediction:
     """Goes through the job pass by pass and prices every pass."""
-    total_s, num_passes, num_chosen, generated = 0.0, 0.0, 0.0, 0.0
+    total_s, waiting_s, num_passes, num_chosen, generated = 0.0, 0.0, 0.0, 0.0, 0.0
     lanes: dict[str, float] = {}
     loads = job_loads(problem.workload, policy)
     for count, load in loads:
         then = at_end(problem, policy, load)
         cost = problem.cost_of(load, then)
-        total_s += count * cost.seconds
+        seconds = cost.seconds
+        total_s += count * seconds
+        waiting_s += count * (seconds - busiest_s(cost.lanes))
         num_passes += count
         num_chosen += count * cost.num_chosen
         generated += count * load.logits_rows
@@ -77,6 +97,7 @@ def predict(problem: Problem, policy: Policy) -> Prediction:
         lanes_s={lane: seconds / layers for lane, seconds in lanes.items()},
         bottleneck=bottleneck(lanes),
         launching_s=_launching_s(problem, policy, loads, lanes) / layers,
+        waiting_s=waiting_s / layers,
         peak_bytes={level: footprint.total_bytes for level, footprint in footprints.items()},
         capacity_bytes={level: problem.capacity_bytes(level) for level in footprints},
         busy_s=lanes,

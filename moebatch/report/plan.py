@@ -167,12 +167,18 @@ def _lanes(prediction: Prediction) -> RenderableType:
         binds = DEVICES[lane] == DEVICES[prediction.bottleneck]
         name = f"[bold yellow]{lane}[/]" if binds else lane
         share = seconds / prediction.layer_time_s if prediction.layer_time_s else 0.0
-        note = " [bold yellow]binds[/]" if binds else ""
+        note = f" [bold yellow]{_how_it_binds(prediction)}[/]" if binds else ""
         if binds and prediction.launching_s:
             waiting = format_duration(prediction.launching_s)
             note += f", {waiting} of it the host"
         grid.add_row(name, ShareBar(share), f"{format_duration(seconds)}{note}")
     return grid
+
+
+def _how_it_binds(prediction: Prediction) -> str:
+    if prediction.lanes_wait:
+        return f"busiest; lanes wait for each other for {format_duration(prediction.waiting_s)}"
+    return "binds" if prediction.has_busy_lane else "busiest; others bind in other passes"
 
 
 def _experts(choice: ExpertChoice) -> RenderableType:

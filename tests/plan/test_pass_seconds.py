@@ -74,7 +74,6 @@ def test_a_disk_that_reads_and_writes_takes_as_long_as_for_one_after_the_other()
     assert bottleneck(lanes) == "disk->dram"
     assert pass_seconds({**lanes, "cpu": 8.0}, policy("klotski")) == 8
     assert bottleneck({**lanes, "cpu": 8.0}) == "cpu"
-    assert pass_seconds(lanes, policy("ondemand")) == 5 + 7
 
 
 def test_weights_of_flexgen_run_beside_the_first_micro_batch_only() -> None:

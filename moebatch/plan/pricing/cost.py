@@ -16,7 +16,8 @@ from moebatch.layout.lanes import LaneSeconds, pass_seconds, takes_turns
 from moebatch.layout.placed import PlacedModel
 from moebatch.layout.routing import chosen_experts
 from moebatch.plan.pricing.expected_loads import ExpectedLoads, LayerTimes, expected_loads
-from moebatch.plan.pricing.pass_tasks import PassTasks
+from moebatch.plan.pricing.waits import PassWaits
+from moebatch.schedule.lanes import PROCESSORS
 from moebatch.schedule.registry import traits_of
 
 CACHE_WAITS = "cache_waits"
@@ -24,7 +25,7 @@ CACHE_WAITS = "cache_waits"
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: what follows from them is worked out once
-class PassCost(PassTasks):
+class PassCost(PassWaits):
     """Seconds of a mean pass, lane by lane and in all."""
 
     habits: Habits | None
@@ -33,10 +34,18 @@ class PassCost(PassTasks):
     @cached_property
     def lanes(self) -> LaneSeconds:
         """Busy seconds of every lane; idle lanes are left out."""
+        again = self.again
+        if not again:
+            return self._lanes_once
+        return {lane: time_s + again.get(lane, 0.0) for lane, time_s in self._lanes_once.items()}
+
+    @cached_property
+    def _lanes_once(self) -> LaneSeconds:
+        """The same if each expert came once in a layer: affine in the shares."""
         computing = self.computing_s
         there = lanes_of(self.prices.ladder, self.policy)
         seconds = {**{lane.name: 0.0 for lane in there}, **computing}
-        for lane, time_s in self.moving(self.loads.num_loads if self.loads else None):
+        for lane, time_s in self.moving(self.num_loads):
             if time_s:
                 seconds[lane] += time_s
         return {lane: time_s for lane, time_s in seconds.items() if time_s > 0}
@@ -47,15 +56,29 @@ class PassCost(PassTasks):
         these waits, affine in the shares of layers like those of lanes."""
         waits_s = self.cache_waits_s
         if waits_s is None:
-            return self.lanes
-        return {**self.lanes, CACHE_WAITS: sum(self.computing_s.values()) + waits_s}
+            return self._lanes_once
+        computing_s = sum(self.computing_s.get(lane, 0.0) for lane in PROCESSORS)
+        return {**self._lanes_once, CACHE_WAITS: computing_s + waits_s}
 
     @property
     def seconds(self) -> float:
         """Length of the pass: lanes side by side, and with what they wait for."""
-        reading_s = self.lanes.get("disk->dram", 0.0) + self.full_slots_s
-        waiting_s = max(self._waiting_s, self._turns_s, self.decoding_chain_s)
-        return max(pass_seconds(self.limits, self.policy), reading_s, waiting_s)
+        waiting_s = max(self._waiting_s, self._turns_s, self.waiting_s(self.lanes))
+        busy_s = pass_seconds({**self.limits, **self.lanes}, self.policy)
+        return max(busy_s, self._reading_s, waiting_s)
+
+    @property
+    def _reading_s(self) -> float:
+        """Of the disk: while slots are full it may read keys and values."""
+        lane = "disk->dram"
+        once_s = self._bringing.get(lane, 0.0)
+        weights_s = once_s + self.again.get(lane, 0.0)
+        others_s = max(0.0, self.lanes.get(lane, 0.0) - weights_s)
+        return weights_s + max(others_s, self.full_slots_s)
+
+    @property
+    def num_loads(self) -> float | None:
+        return self.loads.num_loads if self.loads else None
 
     @cached_property
     def loads(self) -> ExpectedLoads | None:

@@ -1,8 +1,9 @@
 """A pass as the sum of its tasks: what a schedule launches, each at its price."""
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
+from math import ceil
 
 from moebatch.layout.lanes import LaneSeconds, takes_turns_by_micro_batch
 from moebatch.layout.load import PassLoad
@@ -20,6 +21,9 @@ from moebatch.spec.policy.policy import Policy
 
 Arithmetic = dict[Hashable, LaneSeconds]
 """Seconds in which processors compute, by all that they depend on beside the prices."""
+
+ROUNDING = 1e-6
+"""Of numbers of micro-batches."""
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: what follows from them is worked out once
@@ -96,7 +100,7 @@ class PassTasks:
         """All experts: once over all tokens of the pass, or once for every micro-batch."""
         if traits_of(self.policy).runs == "pass":
             return self._expert_layers_s(self.load)
-        return sum(number * self._expert_layers_s(batch) for number, batch in self._sizes)
+        return sum(number * self._expert_layers_s(batch) for number, batch in self._whole)
 
     @property
     def gaps_s(self) -> tuple[float, float]:
@@ -126,37 +130,56 @@ class PassTasks:
             if share := self.policy.kv_cache.on(home):
                 yield from self._of_micro_batches(home, share, self._keys_and_values, of_cache=True)
 
-    @property
+    @cached_property
     def cache_waits_s(self) -> float | None:
         """Seconds in which attention waits for keys and values, where experts are computed when all
         micro-batches have attended: two windows hold the caches of two micro-batches, so they move
-        while others attend, and hardly at other times. None where it never waits so."""
-        traits, policy = traits_of(self.policy), self.policy
-        attends_here = self.prices.top == "dram" or policy.attention_on_gpu
-        if traits.is_paged or not traits.shares_weights or not attends_here:
+        while others attend, that of the first one while experts are computed. Micro-batches of
+        prompts wait for none while a CPU attends to others. None where nothing waits so."""
+        traits, kv_cache = traits_of(self.policy), self.policy.kv_cache
+        if traits.is_paged or not traits.shares_weights:
             return None
-        waits_s = 0.0
+        waits_s, place = 0.0, "dram" if self._beside else self.prices.top
+        # Wherever they come from: waits are affine in the shares.
+        experts_s = self._expert_layers_s(self.load, fresh=0.0) / len(self._layers)
         for home in LEVELS:
-            share = policy.kv_cache.on(home)
-            if not share or home == self.prices.top:
-                continue
-            for number, batch in self._sizes:
+            share = kv_cache.on(home) if home != place else 0.0
+            for order, (number, batch) in enumerate(self._attending if share else ()):
+                first = float(not order)
                 moving_s = max(self._cache_s(home, batch).values(), default=0.0)
-                attends_s = self._price.of_batch(Kind.ATTEND, batch, self._share) or 0.0
-                waits_s += share * number * max(0.0, moving_s - attends_s)
+                waits_s += share * first * max(0.0, moving_s - experts_s)
+                waits_s += share * (number - first) * max(0.0, moving_s - self._attends_s(batch))
         return self.prices.shape.num_keeping_layers * waits_s
+
+    @property
+    def _attending(self) -> Sequence[tuple[float, PassLoad]]:
+        """Micro-batches that attend in the place where those that decode do."""
+        return [
+            (number, batch)
+            for number, batch in self._sizes
+            if not (self._beside and batch.prompt_tokens)
+        ]
+
+    def _attends_s(self, batch: PassLoad) -> float:
+        """Such a one in a layer, in seconds."""
+        kind = Kind.ATTN if self._beside else Kind.ATTEND
+        return self._price.of_batch(kind, batch, self._share) or 0.0
 
     def _cache_s(self, home: LevelName, batch: PassLoad) -> dict[str, float]:
         """Seconds of devices that move keys and values of a micro-batch in a layer."""
-        kinds = _launched(
-            self.policy.schedule, self.prices.top, home, attends_on_cpu=False, of_cache=True
-        )[batch.prompt_tokens > 0]
         seconds = dict[str, float]()
-        for kind, count in kinds.items():
+        for kind, each_s in self._cache_kinds_s(home, batch).items():
             device = lane_of(kind, self.prices.top).device
-            each_s = self._price.of_batch(kind, batch) or 0.0
-            seconds[device] = seconds.get(device, 0.0) + count * each_s
+            seconds[device] = seconds.get(device, 0.0) + each_s
         return seconds
+
+    def _cache_kinds_s(self, home: LevelName, batch: PassLoad) -> dict[Kind, float]:
+        """The same by kinds of tasks, where its cache lives at `home`."""
+        kinds = self._launched(batch, home, of_cache=True)
+        return {
+            kind: count * (self._price.of_batch(kind, batch) or 0.0)
+            for kind, count in kinds.items()
+        }
 
     @property
     def load_s(self) -> float:
@@ -205,7 +228,7 @@ class PassTasks:
         """Times that a pass goes through the layers."""
         if traits_of(self.policy).shares_weights:
             return 1.0
-        return max(1.0, sum(number for number, _ in self._sizes))
+        return max(1.0, self._num_batches)
 
     def _keys_and_values(self, batch: PassLoad, kinds: Launched) -> Iterator[LaneTime]:
         for kind, count in kinds.items():
@@ -226,13 +249,9 @@ class PassTasks:
         """Lane and seconds of some tasks of all micro-batches, which are launched as in layers
         whose keys and values live at `home`, in a share of the layers."""
         policy = self.policy
-        beside = self.prices.top == "vram" and not policy.attention_on_gpu
-        kinds = _launched(
-            policy.schedule, self.prices.top, home, attends_on_cpu=beside, of_cache=of_cache
-        )
-        same = policy.micro_batch_size, policy.schedule, policy.batching, beside, self._share
+        same = policy.micro_batch_size, policy.schedule, policy.batching, self._beside, self._share
         for number, batch in self._sizes:
-            of_kind = kinds[batch.prompt_tokens > 0]
+            of_kind = self._launched(batch, home, of_cache=of_cache)
             if not of_kind:
                 continue
             key = tasks_of.__name__, home, batch, same
@@ -251,6 +270,21 @@ class PassTasks:
         return [(number, part.divided(number)) for number, part in numbers]
 
     @property
+    def _whole(self) -> Iterator[tuple[int, PassLoad]]:
+        """The same, full ones and the rest of either kind apart: experts of the rest are about as
+        many as those of a full one."""
+        for number, batch in self._sizes:
+            full = int(number + ROUNDING)
+            yield full, batch
+            if number > full + ROUNDING:
+                yield 1, batch.times(number - full)
+
+    @cached_property
+    def _num_batches(self) -> int:
+        """Micro-batches that there are, rests and all."""
+        return sum(ceil(number - ROUNDING) for number, _ in self._sizes)
+
+    @property
     def decoding_chain_s(self) -> float:
         """Seconds in which a micro-batch that decodes goes through all layers, where the CPU
         attends to it and the GPU computes the rest: each waits for what the other one has made of
@@ -261,29 +295,45 @@ class PassTasks:
         decoding = PassLoad(load.decode_sequences, load.decode_positions)
         batch = decoding.times(min(1.0, policy.micro_batch_size / load.decode_sequences))
         key = "chain", batch, policy.schedule, self._share, self._most_together
-        return self.prices.once(key, lambda: self._chain_s(batch))
+        return self.prices.once(key, lambda: self._alone_s(batch))
 
-    def _chain_s(self, batch: PassLoad) -> float:
+    def _alone_s(self, batch: PassLoad) -> float:
+        """A micro-batch through all layers, one step after the other."""
+        steps = self._computing(batch, self._launched(batch, "dram", of_cache=False))
+        return sum(seconds for _, seconds in steps) + self._expert_layers_s(batch)
+
+    def _launched(self, batch: PassLoad, home: LevelName, *, of_cache: bool) -> Launched:
+        """Tasks of a micro-batch in a layer whose keys and values live at `home`."""
         kinds = _launched(
-            self.policy.schedule, self.prices.top, "dram", attends_on_cpu=True, of_cache=False
-        )[False]
-        steps_s = sum(seconds for _, seconds in self._computing(batch, kinds))
-        return steps_s + self._expert_layers_s(batch)
+            self.policy.schedule,
+            self.prices.top,
+            home,
+            attends_on_cpu=self._beside,
+            of_cache=of_cache,
+        )
+        return kinds[batch.prompt_tokens > 0]
 
-    def _expert_layers_s(self, load: PassLoad) -> float:
-        """Experts of all layers once, over the tokens of a load."""
+    @property
+    def _beside(self) -> bool:
+        """Whether sequences that decode attend on the CPU beside a GPU."""
+        return self.prices.top == "vram" and not self.policy.attention_on_gpu
+
+    def _expert_layers_s(self, load: PassLoad, *, fresh: float | None = None) -> float:
+        """Experts of all layers once, over the tokens of a load; `fresh` is the share of them that
+        come from below, if not that of the policy."""
+        fresh = self._fresh if fresh is None else fresh
         tokens = load.decode_sequences, load.prompt_tokens
-        key = "experts", tokens, self._fresh, self.policy.schedule, self._most_together
-        return self.prices.once(key, lambda: self._of_all_layers_s(load))
+        key = "experts", tokens, fresh, self.policy.schedule, self._most_together
+        return self.prices.once(key, lambda: self._of_all_layers_s(load, fresh))
 
-    def _of_all_layers_s(self, load: PassLoad) -> float:
+    def _of_all_layers_s(self, load: PassLoad, fresh: float) -> float:
         shape, seconds = self.prices.shape, 0.0
         for layers, tokens in routed(shape, load):
             active = distinct_experts(shape, tokens)
             if active:
                 mean_rows = tokens * shape.computed_per_token / active
                 for share, rows in self.prices.launches.kinds(mean_rows):
-                    each_s = self._price.expert_s(rows, fresh=self._fresh, is_mean=True)
+                    each_s = self._price.expert_s(rows, fresh=fresh, is_mean=True)
                     layer_s = active * each_s + self._launching_s(active, rows)
                     seconds += layers * share * layer_s
         return seconds

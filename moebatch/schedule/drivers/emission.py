@@ -59,8 +59,32 @@ def computes_together(name: str, top: Place) -> bool:
     return any(task.others for task in tasks if task.kind is Kind.EXPERT)
 
 
+@cache
+def asks_at_once(name: str) -> bool:
+    """Whether a micro-batch's experts are asked for when its gate has chosen; else when it is their
+    turn."""
+    items = _items(name, "vram", "vram", attends_on_cpu=False)
+    return any(isinstance(item, Route) for item in items)
+
+
+@cache
+def comes_in_one_piece(name: str) -> bool:
+    """Whether the weights of a layer come in as few pages as there may be, not in one for each
+    micro-batch."""
+    tasks = _second_pass(name, "vram", "vram", attends_on_cpu=False)
+    return sum(task.kind is Kind.PAGE for task in tasks) == _LAYERS
+
+
 def _second_pass(name: str, top: Place, home: LevelName, *, attends_on_cpu: bool) -> Iterator[Task]:
-    """Drives a schedule through two passes."""
+    """What is launched in it."""
+    items = _items(name, top, home, attends_on_cpu=attends_on_cpu)
+    return (item for item in items if isinstance(item, Task))
+
+
+def _items(
+    name: str, top: Place, home: LevelName, *, attends_on_cpu: bool
+) -> Iterator[Task | Request]:
+    """Drives a schedule through two passes: what it says in the second."""
     setup = Setup(
         num_layers=_LAYERS,
         num_experts=_EXPERTS,
@@ -84,7 +108,7 @@ def _second_pass(name: str, top: Place, home: LevelName, *, attends_on_cpu: bool
                 return
             answer = sweep
             continue
-        if isinstance(item, Task) and number == 2:
+        if number == 2:
             yield item
         answer = _answer(item)
 

@@ -1,0 +1,307 @@
+"""How long a pass takes where its lanes wait for each other: each of these is a bound, which the
+busiest lane may exceed.
+
+What a layer waits for depends on what its schedule is like: experts that nobody foresaw, slots that
+are taken while others should come, weights that go up in one piece, a pinned buffer that is filled
+when its page has gone up, windows that take the cache of one micro-batch at a time.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from math import ceil
+from typing import NamedTuple
+
+from moebatch.layout.lanes import LaneSeconds, pass_seconds
+from moebatch.layout.load import PassLoad
+from moebatch.layout.routing import distinct_experts
+from moebatch.plan.pricing.pass_tasks import ROUNDING, PassTasks
+from moebatch.schedule.drivers.emission import asks_at_once, comes_in_one_piece
+from moebatch.schedule.lanes import CPU
+from moebatch.schedule.registry import traits_of
+from moebatch.schedule.steps.kv import NUM_WINDOWS
+from moebatch.schedule.steps.kv_route import FROM_ATTENTION, TO_ATTENTION
+from moebatch.schedule.task import Kind
+from moebatch.spec.machine.hardware import LEVELS
+
+
+class _Ways(NamedTuple):
+    """Seconds in which keys and values of a micro-batch move in a layer."""
+
+    to_s: float
+    """To attention, one hop after the other."""
+    from_s: float
+    longest_s: float
+    """Of the device that is busiest with it."""
+
+
+class PassWaits(PassTasks):
+    """Lengths of a pass with what it waits for, all layers together."""
+
+    @property
+    def num_loads(self) -> float | None:
+        """Experts that come in a pass, where that is known; None where all come that some token
+        chooses."""
+        return None
+
+    @cached_property
+    def _bringing(self) -> LaneSeconds:
+        """Seconds of lanes that bring experts, each once in a layer."""
+        return dict(self._weights(self.num_loads))
+
+    def waiting_s(self, lanes: LaneSeconds) -> float:
+        """The longest of them, where lanes are busy for so long."""
+        if not self._sizes:
+            return 0.0
+        if traits_of(self.policy).is_paged:
+            in_pages_s = max(self._ends_s, self._prompts_s, self._pages_s, self._windows_s)
+            return max(in_pages_s, self._blocks_s(lanes))
+        return max(self._slots_s, self._asked_late_s, self._one_by_one_s)
+
+    # --- experts in slots -----------------------------------------------------------------------
+
+    @property
+    def _slots_s(self) -> float:
+        """Experts of the next layer come ahead as far as slots are left beside those of this one;
+        the link has nothing to do while these are held, and more are to come than it had slots
+        for. Zero where nothing comes before it is asked for."""
+        coming_s = self._coming_s
+        is_late = traits_of(self.policy).foresees == "nothing"
+        if not coming_s or is_late or self.num_loads is not None:
+            return 0.0
+        waits_s = max(0.0, self._held_s - self._share_ahead * coming_s)
+        if self.prices.top == "vram":  # main memory says so itself, with what is given back
+            waits_s = max(waits_s, self._attending_s - self._share_in_slots * coming_s)
+        return coming_s + waits_s
+
+    @property
+    def _held_s(self) -> float:
+        """Seconds in which all experts of a layer hold their slots: those that are computed for
+        every micro-batch until the last one, and where whole layers come also while it attends."""
+        traits, experts_s = traits_of(self.policy), self.experts_s
+        if traits.runs == "pass":
+            return experts_s / self._num_groups if traits.foresees == "layer" else 0.0
+        held_s = max(0.0, 1 - 2 / self._num_batches) * experts_s
+        if traits.foresees == "layer":
+            held_s = self._attending_s + experts_s
+        elif not asks_at_once(self.policy.schedule):
+            held_s += self._attending_s
+        return self._share_whole * held_s
+
+    @property
+    def _share_whole(self) -> float:
+        """Of layers, those whose experts that come all have slots: in others, they leave to make
+        room."""
+        of_layer = self.policy.num_slots / self._share_in_slots
+        return min(1.0, max(0.0, self.policy.num_slots + 1 - of_layer))
+
+    @property
+    def _asked_late_s(self) -> float:
+        """Where nothing is foreseen, experts come when the first micro-batch has chosen, or in
+        their turn, of which one computes while the next one comes."""
+        traits = traits_of(self.policy)
+        if traits.foresees != "nothing" or not self._coming_s:
+            return 0.0
+        others = 1 - 1 / self._num_batches
+        attending_s, experts_s = self._attending_s, self.experts_s
+        last_s = experts_s / max(1.0, self._num_streamed)
+        if traits.runs == "pass":
+            computing_s = others * attending_s + experts_s
+            return (1 - others) * attending_s + max(computing_s, self._coming_s + last_s)
+        again_s = self._coming_s / self._rounds + others * experts_s
+        return attending_s + max(experts_s, again_s, self._coming_s + last_s / self._num_batches)
+
+    @property
+    def _one_by_one_s(self) -> float:
+        """Of micro-batches that walk alone, the cache of the next one does not come while one is
+        computed."""
+        if traits_of(self.policy).shares_weights:
+            return 0.0
+        return sum(self.computing_s.values()) + self._alone_waits_s
+
+    @cached_property
+    def _alone_waits_s(self) -> float:
+        """Seconds in which such micro-batches wait for it."""
+        if traits_of(self.policy).shares_weights:
+            return 0.0
+        experts_s = self.experts_s / (self._num_batches * len(self._layers))
+        moved_s = sum(
+            share * number * (max(0.0, ways.to_s - experts_s) + ways.from_s)
+            for share, number, _, ways in self._caches(self._sizes)
+        )
+        return self.prices.shape.num_keeping_layers * moved_s
+
+    @property
+    def _attending_s(self) -> float:
+        """All that is computed but experts, CPU and GPU side by side but for one micro-batch, with
+        what attention waits for."""
+        beside_s = self.computing_s.get(CPU.name, 0.0) if self.prices.top == "vram" else 0.0
+        rest_s = self.outside_s - beside_s
+        computing_s = max(beside_s, rest_s) + min(beside_s, rest_s) / self._num_batches
+        return computing_s + (self.cache_waits_s or self._alone_waits_s)
+
+    @cached_property
+    def _coming_s(self) -> float:
+        """Seconds of the link that brings experts to where they are computed; of the disk before it
+        as well where they come one after the other, each when it is its turn."""
+        once = self._bringing
+        up = Kind.BLOCK if traits_of(self.policy).moves == "block" else Kind.CHUNK
+        up_s = once.get(self._lane(up), 0.0)
+        fetched_s = once.get(self._lane(Kind.FETCH), 0.0) if self.prices.top == "vram" else 0.0
+        if traits_of(self.policy).moves == "block":
+            return max(up_s, fetched_s)
+        return self._rounds * (up_s + (fetched_s if self._in_turn else 0.0))
+
+    @property
+    def _in_turn(self) -> bool:
+        """Whether an expert on disk comes all the way only when it is needed."""
+        traits = traits_of(self.policy)
+        is_asked_late = traits.runs == "batch" and traits.foresees == "nothing"
+        return is_asked_late or self._rounds > 1
+
+    @property
+    def again(self) -> LaneSeconds:
+        """Seconds of lanes that bring experts once more, by lane: where there are fewer slots than
+        a layer has experts, each micro-batch brings most of them again."""
+        more = self._rounds - 1
+        return {lane: more * seconds for lane, seconds in self._bringing.items()} if more else {}
+
+    @cached_property
+    def _rounds(self) -> float:
+        """Times that experts come in a layer."""
+        traits, num_slots = traits_of(self.policy), self.policy.num_slots
+        if traits.moves != "experts" or traits.runs == "pass" or not traits.shares_weights:
+            return 1.0
+        if not num_slots or self._share_in_slots >= 1:
+            return 1.0
+        of_layer = num_slots / self._share_in_slots
+        chosen = distinct_experts(self.prices.shape, self.load.tokens / self._num_batches)
+        of_batch = min(of_layer, chosen * (1 - self.policy.weights.on(self.prices.top)))
+        return 1 + (self._num_batches - 1) * max(0.0, of_batch - num_slots + 1) / of_layer
+
+    @property
+    def _num_streamed(self) -> float:
+        """Experts of a pass that come from below, each once."""
+        return (1 - self.policy.weights.on(self.prices.top)) * self._moved_experts()
+
+    @property
+    def _share_in_slots(self) -> float:
+        """Of those experts of a layer that come, for which there are slots."""
+        of_layer = self._num_streamed / (self._walks * len(self.prices.shape.moe_layers))
+        return self.policy.num_slots / of_layer if of_layer else 1.0
+
+    @property
+    def _share_ahead(self) -> float:
+        """Of the same, for which there are while others of a layer have theirs."""
+        return min(1.0, max(0.0, self._share_in_slots - 1))
+
+    @property
+    def _num_groups(self) -> float:
+        """In which experts of a layer are computed."""
+        return max(1.0, self.prices.shape.num_experts / self._most_together)
+
+    # --- weights in pages or in one piece -------------------------------------------------------
+
+    @property
+    def _pages_s(self) -> float:
+        """Where the weights of a layer come in one page, its pinned buffer is filled when the page
+        before has gone up; and where several micro-batches attend on the CPU, that page goes up
+        behind the results of the last one, and holds up those of the next layer."""
+        page_s, stage_s = self._page_s, self._stage_s
+        is_whole = comes_in_one_piece(self.policy.schedule)
+        if not is_whole and self._num_batches > 1:
+            return 0.0
+        behind_s, chain_s = 0.0, self.decoding_chain_s
+        number = self._sizes[0][0]
+        if is_whole and chain_s and number > 2:
+            cpu_s = self.computing_s.get(CPU.name, 0.0)
+            behind_s = chain_s + (1 - 3 / number) * max(cpu_s, number * chain_s - cpu_s)
+        return page_s + max(stage_s, behind_s)
+
+    @property
+    def _ends_s(self) -> float:
+        """Where a CPU attends beside a GPU: a micro-batch through all layers, or that CPU, which
+        has nothing to do while a pass ends on the GPU and the next one begins."""
+        chain_s = self.decoding_chain_s
+        if not chain_s:
+            return 0.0
+        between_s = self._price.head_s(self.load.logits_rows)
+        cpu_s = self.computing_s.get(CPU.name, 0.0)
+        layer_s = (chain_s - cpu_s / self._sizes[0][0]) / len(self._layers)
+        return between_s + max(chain_s, cpu_s + layer_s)
+
+    @property
+    def _prompts_s(self) -> float:
+        """Prompts behind micro-batches that the CPU attends to: on the link their cache comes
+        behind as many pages of the next layer, the first of which waits for the last prompt of the
+        layer before."""
+        number = self._sizes[0][0]
+        prompts_s = sum(
+            number * self._alone_s(batch) for number, batch in self._sizes if batch.prompt_tokens
+        )
+        if not (self.decoding_chain_s and prompts_s):
+            return 0.0
+        share = ceil(number - ROUNDING) / self._num_batches
+        whole = comes_in_one_piece(self.policy.schedule)
+        return prompts_s + (0.0 if whole else share * max(self._page_s, self._stage_s))
+
+    @property
+    def _page_s(self) -> float:
+        moving = self._bringing
+        return max(moving.get(self._lane(Kind.PAGE), 0.0), moving.get(self._lane(Kind.FETCH), 0.0))
+
+    @property
+    def _stage_s(self) -> float:
+        return self._bringing.get(self._lane(Kind.STAGE), 0.0)
+
+    def _blocks_s(self, lanes: LaneSeconds) -> float:
+        """All waits for all after each micro-batch, and weights come up beside the first one, whose
+        cache nothing hides."""
+        if traits_of(self.policy).moves != "block":
+            return 0.0
+        block_s, first = self._coming_s, self._sizes[0][1]
+        first_s, layers = self._alone_s(first), self.prices.shape.num_keeping_layers
+        ways = self._caches(self._sizes[:1])
+        cache_s = layers * sum(share * way.to_s for share, _, _, way in ways)
+        beside = dict(lanes)
+        for lane, seconds in self._bringing.items():
+            beside[lane] = max(0.0, beside.get(lane, 0.0) - seconds)
+        work_s = pass_seconds(beside, self.policy)
+        others_s = max(0.0, work_s - max(first_s, cache_s))
+        if self.prices.top == "dram" and cache_s:  # one lane reads both
+            return block_s + first_s + cache_s + others_s
+        return max(block_s, first_s + cache_s) + others_s
+
+    @property
+    def _windows_s(self) -> float:
+        """A micro-batch attends in the window of its cache, which is filled again when all of it
+        has been stored: two of them for all that attend in one place. And in the layers whose cache
+        lives elsewhere nothing hides it but what is computed there."""
+        waits_s, layers = 0.0, self.prices.shape.num_keeping_layers
+        busy_s = max(*self.computing_s.values(), *self._bringing.values(), 0.0)
+        for share, number, batch, ways in self._caches(self._attending):
+            attends_s = self._attends_s(batch)
+            rest_s = 0.0 if self._beside else self._alone_s(batch) / len(self._layers) - attends_s
+            from_s = max(ways.from_s, rest_s) if number == 1 else ways.from_s
+            in_turns_s = (ways.to_s + attends_s + from_s) / min(NUM_WINDOWS, number)
+            needs_s = number * max(ways.longest_s, in_turns_s)
+            waits_s += share * max(0.0, needs_s - number / self._num_batches * busy_s / layers)
+        return busy_s + layers * waits_s if waits_s else 0.0
+
+    # --- micro-batches --------------------------------------------------------------------------
+
+    def _caches(
+        self, sizes: Sequence[tuple[float, PassLoad]]
+    ) -> Iterator[tuple[float, float, PassLoad, _Ways]]:
+        """Share of the layers, number of micro-batches of a size and what they have to do, and how
+        long their cache moves in one such layer; where it does."""
+        for home in LEVELS:
+            share = self.policy.kv_cache.on(home)
+            for number, batch in sizes if share else ():
+                seconds = self._cache_kinds_s(home, batch)
+                if seconds:
+                    to_s, from_s = (
+                        sum(seconds.get(kind, 0.0) for kind in kinds)
+                        for kinds in (TO_ATTENTION, FROM_ATTENTION)
+                    )
+                    longest_s = max(self._cache_s(home, batch).values())
+                    yield share, number, batch, _Ways(to_s, from_s, longest_s)

@@ -1,0 +1,110 @@
+"""A pass whose lanes wait for each other takes as long as the planner says."""
+
+import pytest
+
+from moebatch.layout.routing import SkewedRouting
+from moebatch.plan.options import Work
+from moebatch.plan.problem import Problem
+from moebatch.plan.simulation.passes import decode_load, mean_load, passes_of
+from moebatch.plan.simulation.world import SimWorld
+from moebatch.schedule.drivers.simulate import simulate
+from moebatch.spec.policy.policy import Placement, Policy
+from tests.plan.problems import GB, cpu_machine, gpu_machine, launching, problem
+
+ON_GPU = problem(launching(gpu_machine(disk=20 * GB)))
+SLOW_DISK = problem(launching(gpu_machine(disk=GB)))
+BELOW, ALL, SOME = Placement(dram=1), Placement(vram=1), Placement(vram=0.75, dram=0.25)
+
+
+def policy(schedule: str, count: float, size: int = 128, **changes: object) -> Policy:
+    """So many micro-batches of a size; all experts and the cache in main memory."""
+    values: dict[str, object] = {
+        "batch_size": round(count * size),
+        "micro_batch_size": size,
+        "tokens_per_pass": round(4 * count * size),
+        "num_slots": 16,
+        "num_kv_pages": 10_000,
+        "weights": BELOW,
+        "kv_cache": BELOW,
+        "attention_on_gpu": False,
+        "ffn_on_gpu": True,
+        "schedule": schedule,
+    }
+    return Policy(**{**values, **changes})  # type: ignore[arg-type]
+
+
+CPU = {"ffn_on_gpu": False}
+GPU = {"attention_on_gpu": True}
+CASES: dict[str, tuple[Problem, Policy, Work]] = {
+    "pages of one micro-batch are staged and go up in turns": (
+        ON_GPU,
+        policy("cgopipe", 1, staging=True),
+        "decode",
+    ),
+    "a cache on disk in some layers": (
+        SLOW_DISK,
+        policy("cgopipe", 8, weights=ALL, kv_cache=Placement(dram=0.75, disk=0.25)),
+        "decode",
+    ),
+    "the cache of prompts comes behind pages": (
+        ON_GPU,
+        policy("cgopipe", 3, weights=Placement(vram=0.85, dram=0.15), tokens_per_pass=8192),
+        "mean",
+    ),
+    "hidden states wait for a layer in one piece": (ON_GPU, policy("fastdecode", 4, 512), "decode"),
+    "nothing hides the cache of the first micro-batch": (
+        ON_GPU,
+        policy("flexgen", 1, 1024, weights=ALL, **GPU),
+        "decode",
+    ),
+    "a block comes beside the first of several micro-batches": (
+        ON_GPU,
+        policy("flexgen_c", 1, 256, weights=SOME, tokens_per_pass=8192),
+        "mean",
+    ),
+    "a CPU attends to all before experts come one by one": (
+        ON_GPU,
+        policy("hot", 4, 512, weights=Placement(vram=0.9, dram=0.1), num_slots=8),
+        "decode",
+    ),
+    "slots are held until the last micro-batch": (
+        ON_GPU,
+        policy("hot", 6, 1024, num_slots=8, **GPU, kv_cache=ALL),
+        "decode",
+    ),
+    "whole layers in slots for one": (ON_GPU, policy("multi", 4, 512, num_slots=8), "decode"),
+    "fewer slots than experts of a layer": (ON_GPU, policy("hot", 4, 64, num_slots=4), "decode"),
+    "nothing is foreseen": (ON_GPU, policy("ondemand", 4, 512), "decode"),
+    "nothing is foreseen, and each expert waits for its turn": (
+        problem(cpu_machine(64, flops=4e12)),
+        policy("promoe_base", 1, 2048, weights=Placement(disk=1), **CPU),
+        "decode",
+    ),
+    "the cache of a micro-batch that walks alone": (
+        problem(cpu_machine(64, flops=8e12)),
+        policy("simple", 2, 512, num_slots=0, kv_cache=Placement(disk=1), **CPU),
+        "decode",
+    ),
+    "experts hide the cache of the first micro-batch": (
+        ON_GPU,
+        policy("klotski", 1, 1024, weights=ALL, num_slots=0, **GPU),
+        "decode",
+    ),
+    "experts of a small rest are as many": (
+        ON_GPU,
+        policy("hot", 1.1, 320, weights=ALL, kv_cache=ALL, **GPU),
+        "decode",
+    ),
+}
+
+
+@pytest.mark.few(8)
+@pytest.mark.parametrize("name", CASES)
+def test_a_pass_waits_as_long_as_the_planner_says(name: str) -> None:
+    of, under, work = CASES[name]
+    load = mean_load(of, under) if work == "mean" else decode_load(of, under)
+    passes, routing = passes_of(of, under, work, 2), SkewedRouting(shape=of.shape)
+    world = SimWorld(of, under, passes=passes, routing=routing)
+    timeline = simulate(under.schedule, world.setup, world.room, world, num_passes=2)
+    planned_s = of.cost_of(load, under).seconds
+    assert planned_s == pytest.approx(timeline.steady_pass_s, rel=0.1)
