@@ -10,7 +10,7 @@ from moebatch.plan.answer import answer_given, answer_milp
 from moebatch.plan.expert_choice import Alternative, ExpertChoice
 from moebatch.report.plan import plan_views
 from moebatch.spec.policy.policy import Placement, Policy
-from tests.plan.problems import SMALL, problem
+from tests.plan.problems import SMALL, cpu_machine, gpu_machine, problem
 
 POLICY = Policy(
     batch_size=8,
@@ -39,6 +39,34 @@ def test_one_of_a_thing_is_not_said_in_the_plural() -> None:
     shown = text(next(iter(plan_views(answer))))
     for each in ("1 sequence in 1 micro-batch of 1, up to 1 token a pass", "1 slot,", "(1 page)"):
         assert each in shown
+
+
+def test_a_lane_binds_only_where_it_is_busy_all_the_time() -> None:
+    """Pages of one micro-batch are copied, and go up, in turns; those of several side by side. And
+    a disk that passes of few tokens wait for is idle in others, which wait for a CPU."""
+    one = replace(
+        POLICY,
+        weights=Placement(dram=1),
+        ffn_on_gpu=True,
+        schedule="cgopipe",
+        staging=True,
+        num_slots=16,
+        batching="static",
+    )
+    mixed = replace(POLICY, batch_size=256, tokens_per_pass=4096)
+    found = {}
+    for name, machine, policy in (
+        ("one", gpu_machine(), one),
+        ("several", gpu_machine(), replace(one, micro_batch_size=2)),
+        ("mixed", cpu_machine(disk=8e9), mixed),
+    ):
+        answer = answer_given(problem(machine), name, policy, source="policy.yaml")
+        found[name] = (answer.prediction.binds, text(next(iter(plan_views(answer)))))
+    assert found["one"][0] == "lanes that wait for each other"
+    assert "busiest; lanes wait for each other for" in found["one"][1]
+    assert found["several"][0] == "staging"
+    assert " binds" in found["several"][1]
+    assert "busiest; others bind in other passes" in found["mixed"][1]
 
 
 def test_a_plan_is_shown_before_what_would_help_is_worked_out(
