@@ -24,6 +24,8 @@ _FEWER = (0.5, 0.75)
 """Tokens of a pass that leave room."""
 _FEW_PASSES = 8
 """Where prompts that begin together take more, the last of their passes is little of them."""
+_FEW_ROUNDS = 8
+"""The same of rounds."""
 _PAGES = (0.8, 0.9)
 """With less room for sequences that begin, passes may be filled more evenly."""
 _MICRO_BATCHES = (0.5, 2.0)
@@ -122,6 +124,17 @@ def in_fewer_rounds(problem: Problem, policy: Policy) -> Iterator[Policy]:
         yield from (
             _with_tokens(problem, larger, round(larger.tokens_per_pass * by)) for by in _FEWER
         )
+
+
+def in_even_rounds(problem: Problem, policy: Policy) -> Iterator[Policy]:
+    """Few rounds have as many sequences each, where the last one had the little that was left, in
+    passes of fewer tokens."""
+    num_sequences = problem.workload.num_sequences or 0
+    num_rounds = ceil(num_sequences / _together(problem, policy))
+    if 1 < num_rounds <= _FEW_ROUNDS:
+        even = with_batch(policy, ceil(num_sequences / num_rounds))
+        if even.batch_size < policy.batch_size:
+            yield _with_tokens(problem, even, round(policy.tokens_per_pass * _FEWER[0]))
 
 
 def in_even_passes(problem: Problem, policy: Policy) -> Iterator[Policy]:

@@ -18,6 +18,7 @@ from moebatch.plan.search.neighbours import (
     far_away,
     fewer_pages,
     in_even_passes,
+    in_even_rounds,
     in_fewer_rounds,
     neighbours,
     passes_of,
@@ -37,6 +38,8 @@ _FEW_REPLAYS = 3
 """So many of a round's policies are replayed where lengths are means: the most promising ones."""
 _PROMISING = 1.03
 """A policy that takes longer than this by mean lengths is not replayed there."""
+_ROUND_LESS = 1.05
+"""The same of a policy with a round less, or even ones, of which mean lengths say less."""
 _NEAR = 1.3
 """A rival that takes longer than this by mean lengths is not replayed."""
 _NEEDS_DISK = 1.01
@@ -186,16 +189,18 @@ def _promising(
     problem: Problem, known: Known, best: Policy, others: Iterable[Policy]
 ) -> Sequence[Policy]:
     """Those of others, each with the widest cache, that take the least by mean lengths and go
-    through other passes, first, and those in fewer rounds; all where lengths are known, which means
-    say little of."""
+    through other passes, first, and those in fewer rounds or even ones, of which mean lengths say
+    less; all where lengths are known, which means say little of."""
     if problem.workload.lengths:
         return widened(problem, others)
     others = (other for other in others if other != best)
     best_s = known.mean_s(best)
     near = _below(problem, known, best_s * _PROMISING, others)
     found = _in_other_passes(problem, known, best, near)[:_FEW_REPLAYS]
-    rounds = chain(in_fewer_rounds(problem, best), in_even_passes(problem, best))
-    fewer = _below(problem, known, best_s * _PROMISING, rounds)
+    rounds = chain(
+        in_fewer_rounds(problem, best), in_even_rounds(problem, best), in_even_passes(problem, best)
+    )
+    fewer = _below(problem, known, best_s * _ROUND_LESS, rounds)
     return each_once(*found, *(other for other in fewer if other != best))
 
 
