@@ -91,8 +91,7 @@ class PassWaits(PassTasks):
     def _share_whole(self) -> float:
         """Of layers, those whose experts that come all have slots: in others, they leave to make
         room."""
-        of_layer = self.policy.num_slots / self._share_in_slots
-        return min(1.0, max(0.0, self.policy.num_slots + 1 - of_layer))
+        return min(1.0, max(0.0, self.policy.num_slots + 1 - self._coming_in_layer))
 
     @property
     def _asked_late_s(self) -> float:
@@ -173,7 +172,7 @@ class PassWaits(PassTasks):
             return 1.0
         if not num_slots or self._share_in_slots >= 1:
             return 1.0
-        of_layer = num_slots / self._share_in_slots
+        of_layer = self._coming_in_layer
         chosen = distinct_experts(self.prices.shape, self.load.tokens / self._num_batches)
         of_batch = min(of_layer, chosen * (1 - self.policy.weights.on(self.prices.top)))
         return 1 + (self._num_batches - 1) * max(0.0, of_batch - num_slots + 1) / of_layer
@@ -184,9 +183,14 @@ class PassWaits(PassTasks):
         return (1 - self.policy.weights.on(self.prices.top)) * self._moved_experts()
 
     @property
+    def _coming_in_layer(self) -> float:
+        """The same in a layer, each time that micro-batches go through it."""
+        return self._num_streamed / (self._walks * len(self.prices.shape.moe_layers))
+
+    @property
     def _share_in_slots(self) -> float:
-        """Of those experts of a layer that come, for which there are slots."""
-        of_layer = self._num_streamed / (self._walks * len(self.prices.shape.moe_layers))
+        """Of these, those for which there are slots."""
+        of_layer = self._coming_in_layer
         return self.policy.num_slots / of_layer if of_layer else 1.0
 
     @property
