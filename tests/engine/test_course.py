@@ -330,7 +330,7 @@ def slice_of(row: Row, *, pending: int, tokens: int, **request: Any) -> Slice:
 def test_prompts_that_end_are_told_from_those_that_go_on_and_from_answers() -> None:
     """Only behind the last token of a prompt is a next token chosen."""
     long = Row(prompt=40, limit=9, answer=9)
-    goes_on = slice_of(long, pending=30, tokens=10)
+    goes_on = slice_of(long, pending=20, tokens=10)
     ends = slice_of(replace(long, begun=1), pending=1, tokens=40)
     decodes = slice_of(replace(long, begun=3), pending=1, tokens=1)
     load = _load([goes_on, ends, decodes])
