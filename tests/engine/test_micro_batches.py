@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.engine.batcher import Slice
-from moebatch.engine.passes.layout import balanced, micro_batches
+from moebatch.engine.passes.layout import balanced, lay_out, micro_batches
 from moebatch.engine.sequence import Sequence
 from moebatch.engine.text import AnswerText
 from moebatch.layout.scratch import PROMPT_ROWS
@@ -57,3 +57,20 @@ def test_no_two_micro_batches_differ_by_more_than_one_sequence(
 def test_long_and_short_sequences_are_mixed() -> None:
     groups = balanced([piece(1, context) for context in (99, 89, 9, 19)], 2)
     assert [sorted(one.context - 1 for one in group) for group in groups] == [[9, 99], [19, 89]]
+
+
+def test_short_prompts_are_together_up_to_what_is_attended_at_once() -> None:
+    half = PROMPT_ROWS // 2
+    groups = micro_batches([piece(half, 0), piece(PROMPT_ROWS - half, 0), piece(2, 0)], 9)
+    assert [len(group) for group in groups] == [2, 1]
+    assert [len(group) for group in micro_batches([piece(2, 0)] * 3, 2)] == [2, 1]
+
+
+def test_pieces_of_a_long_prompt_are_said_to_go_on_with_it() -> None:
+    """So that each finds in the cache what those before it have written."""
+    work = [piece(1, 30), piece(2 * PROMPT_ROWS + 1, 0), piece(5, 0)]
+    layout = lay_out(work, 4, decode_place="dram", prompt_place="dram")
+    sweep = layout.sweep("dram")
+    assert (sweep.num_micro_batches, sweep.continuing) == (5, {2, 3})
+    starts = [part.num_before for group in layout.groups for part in group.parts]
+    assert starts == [30, 0, PROMPT_ROWS, 2 * PROMPT_ROWS, 0]
