@@ -15,12 +15,12 @@ from moebatch.layout.footprint import Dtypes
 from moebatch.layout.load import PassLoad
 from moebatch.plan.papers.klotski import (
     BATCH_SIZES,
-    RESERVED_BYTES,
     KlotskiPlan,
     LayerTimes,
     inequalities,
     klotski_policy,
 )
+from moebatch.plan.papers.klotski_places import RESERVED_BYTES
 from moebatch.plan.prediction import predict
 from moebatch.plan.problem import Problem
 from moebatch.plan.runnable import not_runnable

@@ -1,4 +1,5 @@
-"""Klotski's way to a policy: as many batches as hide all transfers, and fixed rules for places.
+"""Klotski's way to a policy: as many batches as hide all transfers, and fixed rules for places
+(`klotski_places`).
 
 An alternative to the MILP. Klotski (section 4) lets ``n`` batches of ``bs`` sequences go through a
 layer one after the other while the next weights arrive: the gate, ``K`` experts that are expected
@@ -8,34 +9,27 @@ and their number depend on ``n``, as does the place of the cache, so ``n`` = 1, 
 memory ends first, bubbles remain and the largest ``n`` is taken: that of GPU memory or of all
 memory, whichever finishes the job first.
 
-Where what lives is its adaptive tensor placement (section 5): the level that computes holds the
-weights outside experts, then keys and values, then the experts of the first layers. Main memory
-below a GPU holds the experts of the next layers and then what is left of keys and values, as the
-paper's text says (its program has it the other way round); the disk holds the rest.
-
 On a machine without a GPU the same holds one level down: main memory computes, the disk loads.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, log2
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from moebatch.errors import DoesNotFit
-from moebatch.layout.buffers import KV_WINDOW_TERM, PROGRAM_TERM, SLOTS_TERM
-from moebatch.layout.footprint import ACTIVATIONS_TERM, Footprint, cache_bytes, slot_bytes
 from moebatch.layout.load import PassLoad
 from moebatch.layout.routing import distinct_experts
 from moebatch.plan.answer import Answer
+from moebatch.plan.papers.klotski_places import lowest, placed
 from moebatch.plan.prediction import predict
 from moebatch.plan.pricing.task_prices import TaskPrices
 from moebatch.plan.problem import Problem
 from moebatch.plan.search.candidates import FEWEST_SLOTS, MAX_BATCH_SIZE, candidates, kv_pages
 from moebatch.plan.search.refusal import refusal, too_large
 from moebatch.schedule.task import Kind
-from moebatch.spec.machine.hardware import LevelName
-from moebatch.spec.policy.policy import Placement, Policy
+from moebatch.spec.policy.policy import Policy
 from moebatch.units import format_duration
 
 BATCH_SIZES = (4, 8, 16, 32, 64)
@@ -49,12 +43,6 @@ _FEW_TOKENS = 512
 """Tokens of a pass where memory is so short that prompts have to wait."""
 PREFETCH_EXPERTS = 8
 """Experts for which the level that computes has room on their way."""
-RESERVED_BYTES = 2_000_000_000
-"""GPU memory that is left for the program and activations; where they need more, they get it."""
-_RESERVED_TERMS = (PROGRAM_TERM, ACTIVATIONS_TERM)
-_KEPT_BYTES = 64
-
-_Kind = Literal["weights", "kv_cache"]
 _ROUNDING = 1e-9
 _Frame = tuple[int, int]
 """Most tokens of a pass, and slots."""
@@ -307,14 +295,15 @@ class _Scan:
         """The policy with everything as far down as it can be."""
         most_tokens, num_slots = frame
         total = num_batches * self.batch_size
+        weights, kv_cache = lowest(self.problem)
         return Policy(
             batch_size=total,
             micro_batch_size=self.batch_size,
             tokens_per_pass=self._tokens_per_pass(total, most_tokens),
             num_slots=num_slots,
             num_kv_pages=kv_pages(self.problem, total),
-            weights=lowest_weights(self.problem),
-            kv_cache=lowest_cache(self.problem),
+            weights=weights,
+            kv_cache=kv_cache,
             attention_on_gpu=self.problem.with_vram,
             ffn_on_gpu=self.problem.with_vram,
             schedule="klotski",
@@ -334,8 +323,8 @@ def _seconds_per_token(problem: Problem, plan: KlotskiPlan) -> float:
 
 def _refusal(problem: Problem, scan: _Scan) -> DoesNotFit:
     """Why one small batch does not fit, and whether anything else would."""
+    weights, kv_cache = lowest(problem)
     for candidate in candidates(problem, slots=FEWEST_SLOTS):
-        weights, kv_cache = lowest_weights(problem), lowest_cache(problem)
         least = replace(candidate.policy, weights=weights, kv_cache=kv_cache)
         if (least.num_slots or not problem.hardware.disk) and not too_large(problem, least):
             why = too_large(problem, scan.unplaced((_FEW_TOKENS, FEWEST_SLOTS), 1))
@@ -346,129 +335,6 @@ def _refusal(problem: Problem, scan: _Scan) -> DoesNotFit:
             )
             return DoesNotFit(f"{why}\n{hint}")
     return refusal(problem)
-
-
-# --- places -------------------------------------------------------------------------------------
-
-
-def placed(problem: Problem, policy: Policy) -> Policy | None:
-    """`policy` with Klotski's shares, experts by whole layers; None if it does not fit.
-
-    If all experts find room where they are computed, there are no slots.
-    """
-    if _may_hold_all(problem):
-        resident = _filled_up(problem, replace(policy, num_slots=0))
-        if resident.weights.on(problem.ladder.top) == 1 and problem.fits(resident):
-            return resident
-    streaming = _filled_up(problem, policy)
-    return streaming if problem.fits(streaming) else None
-
-
-def lowest_weights(problem: Problem) -> Placement:
-    """All experts as far down as they can be."""
-    return Placement(disk=1.0) if problem.has_disk else Placement(dram=1.0)
-
-
-def lowest_cache(problem: Problem) -> Placement:
-    """All keys and values as far down as they may be."""
-    return Placement(disk=1.0) if problem.keeps_kv_on_disk else Placement(dram=1.0)
-
-
-def _filled_up(problem: Problem, policy: Policy) -> Policy:
-    """Moves layers of experts and of the cache up from the lowest level, while there is room."""
-    footprints = problem.footprints(policy)
-    stacks = _stacks(problem, policy)
-    for kind, level in _order(problem):
-        footprint = footprints[level]
-        room = problem.capacity_bytes(level) - footprint.total_bytes
-        room -= _kept_free(footprint, level) + sum(s.added_bytes(level) for s in stacks.values())
-        stacks[kind].move(level, room, freed_bytes=_freed(problem, footprint, kind, level))
-    return replace(
-        policy, weights=stacks["weights"].placement(), kv_cache=stacks["kv_cache"].placement()
-    )
-
-
-def _freed(problem: Problem, footprint: Footprint, kind: _Kind, level: LevelName) -> int:
-    """Bytes that a level needs no more when nothing of a kind is left below it: windows of the
-    cache, or slots through which experts pass from disk to a GPU."""
-    if kind == "kv_cache":
-        return footprint.terms.get(KV_WINDOW_TERM, 0)
-    passes = level != problem.ladder.top
-    return footprint.terms.get(SLOTS_TERM, 0) if passes else 0
-
-
-@dataclass(kw_only=True, slots=True)
-class _Stack:
-    """Things of one kind and size, all on their lowest level at first."""
-
-    lowest: LevelName
-    unit_bytes: int
-    number: int
-    moved: dict[LevelName, int] = field(default_factory=dict)
-
-    def move(self, level: LevelName, room_bytes: int, *, freed_bytes: int) -> None:
-        """As many as there is room for; with the last one of them `freed_bytes` more are free."""
-        if level == self.lowest:
-            return
-        left = self.number - sum(self.moved.values())
-        all_fit = left * self.unit_bytes <= room_bytes + freed_bytes
-        self.moved[level] = left if all_fit else max(0, room_bytes // self.unit_bytes)
-
-    def added_bytes(self, level: LevelName) -> int:
-        """Bytes that a level holds more than at first; negative where some have left."""
-        if level == self.lowest:
-            return -sum(self.moved.values()) * self.unit_bytes
-        return self.moved.get(level, 0) * self.unit_bytes
-
-    def placement(self) -> Placement:
-        """Shares of the levels."""
-        left = self.number - sum(self.moved.values())
-        counts = {self.lowest: left, **self.moved}
-        return Placement(**{level: count / self.number for level, count in counts.items()})
-
-
-def _stacks(problem: Problem, policy: Policy) -> dict[_Kind, _Stack]:
-    """Whole layers of experts, and of keys and values, which layers that encode do not keep."""
-    shape, dtypes = problem.shape, problem.dtypes
-    num_keeping = shape.num_keeping_layers
-    return {
-        "weights": _Stack(
-            lowest=_only_level(policy.weights),
-            unit_bytes=shape.num_experts * slot_bytes(shape, dtypes),
-            number=len(shape.moe_layers),
-        ),
-        "kv_cache": _Stack(
-            lowest=_only_level(policy.kv_cache),
-            unit_bytes=int(cache_bytes(problem.memory.groups, dtypes, policy) // num_keeping),
-            number=num_keeping,
-        ),
-    }
-
-
-def _only_level(placement: Placement) -> LevelName:
-    return "disk" if placement.disk else "dram"
-
-
-def _order(problem: Problem) -> list[tuple[_Kind, LevelName]]:
-    """What is moved up where, one after the other."""
-    level = problem.ladder.top
-    order: list[tuple[_Kind, LevelName]] = [("kv_cache", level), ("weights", level)]
-    if level == "vram":
-        order += [("weights", "dram"), ("kv_cache", "dram")]
-    return order
-
-
-def _kept_free(footprint: Footprint, level: LevelName) -> int:
-    """Bytes beside what a footprint counts."""
-    if level != "vram":
-        return _KEPT_BYTES
-    counted = sum(footprint.terms.get(term, 0) for term in _RESERVED_TERMS)
-    return max(_KEPT_BYTES, RESERVED_BYTES - counted)
-
-
-def _may_hold_all(problem: Problem) -> bool:
-    experts = problem.num_experts * problem.dtypes.expert_bytes(problem.shape)
-    return experts <= problem.capacity_bytes(problem.ladder.top)
 
 
 # --- the answer, in the words of moebatch -------------------------------------------------------
