@@ -92,7 +92,7 @@ def _batch_line(row: Row, result: Outcome | RowError, served: Served) -> Line:
         status, body = result.status, {"error": _error_body(row, result)}
         error = {"code": result.code, "message": body["error"]["message"]}
     else:
-        status, body, error = 200, _body(row, result, served), None
+        status, body, error = 200, _Answer(row, result, served).body(), None
     return {
         "id": f"batch_req_{name}",
         "custom_id": row.custom_id,
@@ -101,13 +101,19 @@ def _batch_line(row: Row, result: Outcome | RowError, served: Served) -> Line:
     }
 
 
-def stable_id(row: Row) -> str:
-    """Same row, same id, in every run."""
-    return _hash(f"{row.index}:{row.custom_id}")
+def _plain_line(row: Row, result: Outcome | RowError, served: Served) -> Line:
+    columns: Line = json.loads(row.columns) if row.columns else {"custom_id": row.custom_id}
+    if isinstance(result, RowError):
+        answer = _plain_error(row, result)
+    else:
+        answer = _Answer(row, result, served).column()
+    return {**columns, served.column: {"custom_id": row.custom_id, **answer}}
 
 
-def _hash(key: str) -> str:
-    return hashlib.blake2b(key.encode("utf-8"), digest_size=12).hexdigest()
+def _plain_error(row: Row, error: RowError) -> Line:
+    nothing = dict.fromkeys(("text", "finish_reason", "stop_reason", "usage"))
+    details = {"status": error.status, "line": row.line, **_error_body(row, error)}
+    return {**nothing, "error": details}
 
 
 def _error_body(row: Row, error: RowError) -> dict[str, Any]:
@@ -121,38 +127,13 @@ def _error_body(row: Row, error: RowError) -> dict[str, Any]:
     }
 
 
-def _body(row: Row, outcome: Outcome, served: Served) -> Line:
-    chat = row.kind == "chat"
-    return {
-        "id": ("chatcmpl-" if chat else "cmpl-") + stable_id(row),
-        "object": "chat.completion" if chat else "text_completion",
-        "created": served.created,
-        "model": row.model if row.model is not None else served.model,
-        "choices": [_choice(each, outcome.request, row, served) for each in outcome.choices],
-        "usage": _usage(outcome),
-        "system_fingerprint": served.fingerprint,
-    }
+def stable_id(row: Row) -> str:
+    """Same row, same id, in every run."""
+    return _hash(f"{row.index}:{row.custom_id}")
 
 
-def _choice(choice: Choice, request: Request, row: Row, served: Served) -> Line:
-    chat = row.kind == "chat"
-    text = _text(choice, request, served)
-    message: Line = {"role": "assistant", "content": text.answer}
-    if served.splits(request):
-        message[_REASONING] = text.reasoning
-    if text.calls:
-        message[_CALLS] = _listed(text.calls, f"{stable_id(row)}:{choice.index}")
-    message["refusal"] = None
-    logprobs = (
-        _chat_logprobs(choice, served.token_bytes) if chat else _completion_logprobs(choice, served)
-    )
-    return {
-        "index": choice.index,
-        **({"message": message} if chat else {"text": text.answer}),
-        "logprobs": logprobs,
-        "finish_reason": _finish_reason(choice, text),
-        "stop_reason": choice.stop_reason,
-    }
+def _hash(key: str) -> str:
+    return hashlib.blake2b(key.encode("utf-8"), digest_size=12).hexdigest()
 
 
 class _Text(NamedTuple):
@@ -161,116 +142,134 @@ class _Text(NamedTuple):
     reasoning: str | None = None
     calls: tuple[Call, ...] = ()
 
+    def finish_reason(self, choice: Choice) -> str:
+        ended_by_calls = self.calls and choice.finish_reason == "stop"
+        return "tool_calls" if ended_by_calls else choice.finish_reason
 
-def _finish_reason(choice: Choice, text: _Text) -> str:
-    return "tool_calls" if text.calls and choice.finish_reason == "stop" else choice.finish_reason
 
+class _Answer:
+    """All choices of a row, in either dialect."""
 
-def _listed(calls: Sequence[Call], answer: str) -> list[Line]:
-    """Ids that models do not give have nine letters, as Mistral's templates want them, and are the
-    same in every run."""
-    return [
-        {
-            "id": call.id or _hash(f"{answer}:{place}")[:9],
-            "type": "function",
-            "function": {"name": call.name, "arguments": call.arguments},
+    def __init__(self, row: Row, outcome: Outcome, served: Served) -> None:
+        self._row, self._outcome, self._served = row, outcome, served
+        self._name, self._request = stable_id(row), outcome.request
+        self._splits = served.splits(outcome.request)
+
+    def body(self) -> Line:
+        """As OpenAI has it."""
+        row, served = self._row, self._served
+        chat = row.kind == "chat"
+        return {
+            "id": ("chatcmpl-" if chat else "cmpl-") + self._name,
+            "object": "chat.completion" if chat else "text_completion",
+            "created": served.created,
+            "model": row.model if row.model is not None else served.model,
+            "choices": [*map(self._choice, self._outcome.choices)],
+            "usage": self._usage(),
+            "system_fingerprint": served.fingerprint,
         }
-        for place, call in enumerate(calls)
-    ]
 
+    def column(self) -> Line:
+        """As one column of a plain result."""
+        choices, request, served = self._outcome.choices, self._request, self._served
+        texts = [self._text(choice) for choice in choices]
+        fields: dict[str, list[Any]] = {
+            "text": [text.answer for text in texts],
+            "finish_reason": [*map(_Text.finish_reason, texts, choices)],
+            "stop_reason": [choice.stop_reason for choice in choices],
+        }
+        if request.sampling.logprobs is not None:
+            fields["logprobs"] = [_chat_logprobs(choice, served.token_bytes) for choice in choices]
+        if self._splits:
+            fields[_REASONING] = [text.reasoning for text in texts]
+        if served.calls is not None and request.sampling.offered is not None:
+            listed = (self._listed(text.calls, place) for place, text in enumerate(texts))
+            fields[_CALLS] = [calls or None for calls in listed]
+        several = request.sampling.n > 1
+        answer = {name: values if several else values[0] for name, values in fields.items()}
+        return {**answer, "usage": self._usage(), "error": None}
 
-def _text(choice: Choice, request: Request, served: Served) -> _Text:
-    """What a choice says, what was thought before, and what it calls."""
-    text = _without_thought(choice, request, served)
-    if served.calls is None:
-        return text
-    with_thought = not served.splits(request)
-    found = served.calls.read(choice, request, with_thought=with_thought)
-    if found is None:
-        return text
-    if not found.calls:
-        return text._replace(answer=found.text.lstrip("\n"))
-    calls = found.calls if request.sampling.parallel_tool_calls else found.calls[:1]
-    return text._replace(answer=found.text.strip() or None, calls=calls)
+    def _choice(self, choice: Choice) -> Line:
+        text, served = self._text(choice), self._served
+        if self._row.kind == "chat":
+            said: Line = {"message": self._message(text, choice.index)}
+            logprobs = _chat_logprobs(choice, served.token_bytes)
+        else:
+            said, logprobs = {"text": text.answer}, _completion_logprobs(choice, served)
+        return {
+            "index": choice.index,
+            **said,
+            "logprobs": logprobs,
+            "finish_reason": text.finish_reason(choice),
+            "stop_reason": choice.stop_reason,
+        }
 
+    def _message(self, text: _Text, index: int) -> Line:
+        message: Line = {"role": "assistant", "content": text.answer}
+        if self._splits:
+            message[_REASONING] = text.reasoning
+        if text.calls:
+            message[_CALLS] = self._listed(text.calls, index)
+        return {**message, "refusal": None}
 
-def _without_thought(choice: Choice, request: Request, served: Served) -> _Text:
-    """What a choice says, and what was thought before. Line feeds between them belong to neither,
-    and a stop text cuts off the end of either."""
-    said, decode = choice.said, served.decode
-    thought = request.thought(said) if served.splits(request) else None
-    if thought is None or request.reasoning is None:
-        return _Text(choice.text)
-    answer = "" if thought.end is None else decode(said[thought.end :])
-    num_cut = len(decode(said)) - len(choice.text)
-    answer, left = answer[: max(0, len(answer) - num_cut)], max(0, num_cut - len(answer))
-    reasoning = decode(thought.tokens).removeprefix(request.reasoning.label)
-    reasoning = reasoning[: max(0, len(reasoning) - left)].strip("\n")
-    return _Text(answer.lstrip("\n"), reasoning or None)
-
-
-def _usage(outcome: Outcome) -> Line:
-    request, choices = outcome.request, outcome.choices
-    num_prompt = len(request.prompt_tokens)
-    num_new = sum(len(choice.tokens) for choice in choices)
-    usage: Line = {
-        "prompt_tokens": num_prompt,
-        "completion_tokens": num_new,
-        "total_tokens": num_prompt + num_new,
-    }
-    if request.reasoning is not None:
-        num_thought = sum(_num_thought(choice, request) for choice in choices)
-        usage["completion_tokens_details"] = {"reasoning_tokens": num_thought}
-    return usage
-
-
-def _num_thought(choice: Choice, request: Request) -> int:
-    """Tokens before the answer, markers included."""
-    thought = request.thought(choice.tokens)
-    if thought is None:
-        return 0
-    return len(choice.tokens) if thought.end is None else thought.end
-
-
-def _plain_line(row: Row, result: Outcome | RowError, served: Served) -> Line:
-    columns: Line = json.loads(row.columns) if row.columns else {"custom_id": row.custom_id}
-    answer = (
-        _plain_error(row, result)
-        if isinstance(result, RowError)
-        else _plain_answer(row, result, served)
-    )
-    return {**columns, served.column: answer}
-
-
-def _plain_error(row: Row, error: RowError) -> Line:
-    nothing = dict.fromkeys(("text", "finish_reason", "stop_reason", "usage"))
-    details = {"status": error.status, "line": row.line, **_error_body(row, error)}
-    return {"custom_id": row.custom_id, **nothing, "error": details}
-
-
-def _plain_answer(row: Row, outcome: Outcome, served: Served) -> Line:
-    choices, request = outcome.choices, outcome.request
-    texts = [_text(choice, request, served) for choice in choices]
-    fields: dict[str, list[Any]] = {
-        "text": [text.answer for text in texts],
-        "finish_reason": [
-            _finish_reason(choice, text) for choice, text in zip(choices, texts, strict=True)
-        ],
-        "stop_reason": [choice.stop_reason for choice in choices],
-        "logprobs": [_chat_logprobs(choice, served.token_bytes) for choice in choices],
-    }
-    if served.splits(request):
-        fields[_REASONING] = [text.reasoning for text in texts]
-    if served.calls is not None and request.sampling.offered is not None:
-        name = stable_id(row)
-        fields[_CALLS] = [
-            _listed(text.calls, f"{name}:{place}") or None for place, text in enumerate(texts)
+    def _listed(self, calls: Sequence[Call], index: int) -> list[Line]:
+        """Ids that models do not give have nine letters, as Mistral's templates want them, and are
+        the same in every run."""
+        return [
+            {
+                "id": call.id or _hash(f"{self._name}:{index}:{place}")[:9],
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for place, call in enumerate(calls)
         ]
-    several = request.sampling.n > 1
-    answer = {name: values if several else values[0] for name, values in fields.items()}
-    if request.sampling.logprobs is None:
-        del answer["logprobs"]
-    return {"custom_id": row.custom_id, **answer, "usage": _usage(outcome), "error": None}
+
+    def _text(self, choice: Choice) -> _Text:
+        """What a choice says, what was thought before, and what it calls."""
+        text, request = self._without_thought(choice), self._request
+        if self._served.calls is None:
+            return text
+        found = self._served.calls.read(choice, request, with_thought=not self._splits)
+        if found is None:
+            return text
+        if not found.calls:
+            return text._replace(answer=found.text.lstrip("\n"))
+        calls = found.calls if request.sampling.parallel_tool_calls else found.calls[:1]
+        return text._replace(answer=found.text.strip() or None, calls=calls)
+
+    def _without_thought(self, choice: Choice) -> _Text:
+        """What a choice says, and what was thought before. Line feeds between them belong to
+        neither, and a stop text cuts off the end of either."""
+        said, decode, marks = choice.said, self._served.decode, self._request.reasoning
+        thought = self._request.thought(said) if self._splits else None
+        if thought is None or marks is None:
+            return _Text(choice.text)
+        answer = "" if thought.end is None else decode(said[thought.end :])
+        num_cut = len(decode(said)) - len(choice.text)
+        answer, left = answer[: max(0, len(answer) - num_cut)], max(0, num_cut - len(answer))
+        reasoning = decode(thought.tokens).removeprefix(marks.label)
+        reasoning = reasoning[: max(0, len(reasoning) - left)].strip("\n")
+        return _Text(answer.lstrip("\n"), reasoning or None)
+
+    def _usage(self) -> Line:
+        choices, num_prompt = self._outcome.choices, len(self._request.prompt_tokens)
+        num_new = sum(len(choice.tokens) for choice in choices)
+        usage: Line = {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_new,
+            "total_tokens": num_prompt + num_new,
+        }
+        if self._request.reasoning is not None:
+            num_thought = sum(map(self._num_thought, choices))
+            usage["completion_tokens_details"] = {"reasoning_tokens": num_thought}
+        return usage
+
+    def _num_thought(self, choice: Choice) -> int:
+        """Tokens before the answer, markers included."""
+        thought = self._request.thought(choice.tokens)
+        if thought is None:
+            return 0
+        return len(choice.tokens) if thought.end is None else thought.end
 
 
 # --- log-probabilities in the two forms of OpenAI, of chats and of completions -------------------
