@@ -222,11 +222,7 @@ def _delta_steps(
     x_THKV += k_TH1K.mT * changes_TH1V
     ours = _unwritten(given.v_THV)
     take_delta_steps(spans, given, matrices_RHKV, ours, corrects=corrects)
-    theirs = q_TH1K @ x_THKV
-    kept = matrices_RHKV[spans.rows_B].float()
-    return torch.cat([ours.flatten(), kept.flatten()]), torch.cat(
-        [theirs.flatten(), x_THKV.flatten()]
-    )
+    return _joined(ours, matrices_RHKV[spans.rows_B]), _joined(q_TH1K @ x_THKV, x_THKV)
 
 
 def _scanned(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -247,10 +243,12 @@ def _scanned(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         theirs[token] = given.q_TK[token] @ of_one
     ours = _unwritten(given.v_TV)
     take_scan_steps(spans, given, matrices_R1KV, ours)
-    kept = matrices_R1KV[spans.rows_B].float()
-    return torch.cat([ours.flatten(), kept.flatten()]), torch.cat(
-        [theirs.flatten(), x_BKV.flatten()]
-    )
+    return _joined(ours, matrices_R1KV[spans.rows_B]), _joined(theirs, x_BKV)
+
+
+def _joined(*parts: Tensor) -> Tensor:
+    """What a recurrence gives, and its states."""
+    return torch.cat([part.float().flatten() for part in parts])
 
 
 def _attention(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
