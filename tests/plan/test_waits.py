@@ -72,6 +72,11 @@ CASES: dict[str, tuple[Problem, Policy, Work]] = {
         policy("hot", 6, 1024, num_slots=8, **GPU, kv_cache=ALL),
         "decode",
     ),
+    "few slots while experts that stay are computed": (
+        ON_GPU,
+        policy("klotski", 1, 2048, weights=SOME, num_slots=1, kv_cache=ALL, **GPU),
+        "decode",
+    ),
     "whole layers in slots for one": (ON_GPU, policy("multi", 4, 512, num_slots=8), "decode"),
     "fewer slots than experts of a layer": (ON_GPU, policy("hot", 4, 64, num_slots=4), "decode"),
     "nothing is foreseen": (ON_GPU, policy("ondemand", 4, 512), "decode"),

@@ -70,8 +70,16 @@ class PassWaits(PassTasks):
             return 0.0
         waits_s = max(0.0, self._held_s - self._share_ahead * coming_s)
         if self.prices.top == "vram":  # main memory says so itself, with what is given back
-            waits_s = max(waits_s, self._attending_s - self._share_in_slots * coming_s)
+            before_s = self._attending_s + self._staying_s
+            waits_s = max(waits_s, before_s - self._share_in_slots * coming_s)
         return coming_s + waits_s
+
+    @property
+    def _staying_s(self) -> float:
+        """Seconds of experts that stay where they are computed, which come first, where each is
+        computed once: no slot is given back meanwhile."""
+        runs = traits_of(self.policy).runs
+        return self.experts_s * self.policy.weights.vram if runs == "pass" else 0.0
 
     @property
     def _held_s(self) -> float:
