@@ -23,8 +23,7 @@ def pass_seconds(lanes: LaneSeconds, policy: Policy) -> float:
     """Seconds of a pass: the busiest lane where lanes run side by side (Eq 12), or the busiest of
     those `in_turns`.
 
-    Schedules that leave bubbles are priced like that too: how long these are only a simulation
-    shows.
+    What lanes wait for beyond that is priced beside it (`plan/pricing/waits.py`).
     """
     if traits_of(policy).moves == "block":
         return _block_seconds(lanes, policy)
@@ -33,8 +32,8 @@ def pass_seconds(lanes: LaneSeconds, policy: Policy) -> float:
 
 def in_turns(policy: Policy) -> Turns:
     """Lanes of one device, since a disk that reads and writes at once takes as long as for one
-    after the other. CPU and GPU where they wait for each other; where micro-batches
-    go through FlexGen(c)'s blocks, with the copies between them (MoE-Lightning, Figure 6).
+    after the other. CPU and GPU where they wait for each other; where micro-batches go through
+    FlexGen(c)'s blocks, with the copies between them (MoE-Lightning, Figure 6).
     """
     if takes_turns(policy):
         return (*_SHARED, tuple(PROCESSORS))
