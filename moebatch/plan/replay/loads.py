@@ -33,7 +33,7 @@ _ROUGH_PLACES = 256
 """At least so many places are left of a batch that is larger."""
 _WORK_OF_PASS = 1024
 """Sequences that cost as much as a pass costs by itself."""
-FEW_LOADS = 24
+FEW_LOADS = 32
 """Of a rough replay, those with alike numbers of tokens being counted together."""
 _WAVES_OF_START = 2
 """So many batches of answers, each of as many sequences as have room at once, are taken to be the
