@@ -17,7 +17,6 @@ from moebatch.layout.placed import PlacedModel
 from moebatch.layout.routing import chosen_experts
 from moebatch.plan.pricing.expected_loads import ExpectedLoads, LayerTimes, expected_loads
 from moebatch.plan.pricing.waits import PassWaits
-from moebatch.schedule.lanes import PROCESSORS
 from moebatch.schedule.registry import traits_of
 
 CACHE_WAITS = "cache_waits"
@@ -57,8 +56,7 @@ class PassCost(PassWaits):
         waits_s = self.cache_waits_s
         if waits_s is None:
             return self._lanes_once
-        computing_s = sum(self.computing_s.get(lane, 0.0) for lane in PROCESSORS)
-        return {**self._lanes_once, CACHE_WAITS: computing_s + waits_s}
+        return {**self._lanes_once, CACHE_WAITS: self.outside_s + self.experts_s + waits_s}
 
     @property
     def seconds(self) -> float:

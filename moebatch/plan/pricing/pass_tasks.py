@@ -84,7 +84,7 @@ class PassTasks:
             found = self.known[key] = seconds
         return found
 
-    @property
+    @cached_property
     def outside_s(self) -> float:
         """All that is computed but the experts, one after the other."""
         computing = (self.computing_s.get(lane, 0.0) for lane in PROCESSORS)
@@ -248,16 +248,26 @@ class PassTasks:
     ) -> Iterator[LaneTime]:
         """Lane and seconds of some tasks of all micro-batches, which are launched as in layers
         whose keys and values live at `home`, in a share of the layers."""
+        for number, batch in self._sizes:
+            for lane, seconds in self._steps(home, batch, tasks_of, of_cache=of_cache):
+                yield lane, share * number * seconds
+
+    def _steps(
+        self,
+        home: LevelName,
+        batch: PassLoad,
+        tasks_of: Callable[[PassLoad, Launched], Iterator[LaneTime]],
+        *,
+        of_cache: bool,
+    ) -> Sequence[LaneTime]:
+        """Lane and seconds of these tasks of one micro-batch, in all layers."""
+        of_kind = self._launched(batch, home, of_cache=of_cache)
+        if not of_kind:
+            return ()
         policy = self.policy
         same = policy.micro_batch_size, policy.schedule, policy.batching, self._beside, self._share
-        for number, batch in self._sizes:
-            of_kind = self._launched(batch, home, of_cache=of_cache)
-            if not of_kind:
-                continue
-            key = tasks_of.__name__, home, batch, same
-            found: list[LaneTime] = self.prices.once(key, partial(list, tasks_of(batch, of_kind)))
-            for lane, seconds in found:
-                yield lane, share * number * seconds
+        key = tasks_of.__name__, home, batch, same
+        return self.prices.once(key, partial(list, tasks_of(batch, of_kind)))
 
     @cached_property
     def _sizes(self) -> list[tuple[float, PassLoad]]:
@@ -284,22 +294,18 @@ class PassTasks:
         """Micro-batches that there are, rests and all."""
         return sum(ceil(number - ROUNDING) for number, _ in self._sizes)
 
-    @property
+    @cached_property
     def decoding_chain_s(self) -> float:
         """Seconds in which a micro-batch that decodes goes through all layers, where the CPU
         attends to it and the GPU computes the rest: each waits for what the other one has made of
         it, so no pass ends earlier. 0 elsewhere."""
-        policy, load = self.policy, self.load
-        if not load.decode_sequences or not takes_turns_by_micro_batch(policy):
+        if not self.load.decode_sequences or not takes_turns_by_micro_batch(self.policy):
             return 0.0
-        decoding = PassLoad(load.decode_sequences, load.decode_positions)
-        batch = decoding.times(min(1.0, policy.micro_batch_size / load.decode_sequences))
-        key = "chain", batch, policy.schedule, self._share, self._most_together
-        return self.prices.once(key, lambda: self._alone_s(batch))
+        return self._alone_s(self._sizes[0][1])
 
     def _alone_s(self, batch: PassLoad) -> float:
         """A micro-batch through all layers, one step after the other."""
-        steps = self._computing(batch, self._launched(batch, "dram", of_cache=False))
+        steps = self._steps(self.prices.top, batch, self._computing, of_cache=False)
         return sum(seconds for _, seconds in steps) + self._expert_layers_s(batch)
 
     def _launched(self, batch: PassLoad, home: LevelName, *, of_cache: bool) -> Launched:
