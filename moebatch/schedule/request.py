@@ -152,6 +152,8 @@ class Sweep:
     """Micro-batches of a prompt that is cut: they see what the one before them has computed."""
     encodes: bool = False
     """Whether tokens are among them that an encoder takes in."""
+    tokens: tuple[int, ...] = ()
+    """Of each micro-batch; empty is as many in all."""
 
     @property
     def micro_batches(self) -> range:

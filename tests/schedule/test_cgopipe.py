@@ -1,6 +1,7 @@
 """CGOPipe against the worked example of two layers and three micro-batches, task by task."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -108,6 +109,40 @@ def test_a_cpu_attends_for_one_of_two_micro_batches_while_a_gpu_computes_the_oth
     found = _begins_and_ends((True, True))
     assert found["attn 0 1"][0] < found["post 0 0"][1]
     assert found["attn 1 0"][0] < found["post 0 1"][1]
+
+
+def test_pages_go_up_while_a_gpu_is_busy_with_prompts() -> None:
+    """Two micro-batches that decode are over sooner than any page is up."""
+    on_cpu = (True, True, False, False)
+    launched = _links_of(Sweep(num_micro_batches=4, on_cpu=on_cpu, tokens=(12, 8, 90, 90)))
+    assert launched == ["load 0 0", "load 0 1", "page 1", "page 1", "page 1", "page 1"]
+
+
+def test_the_cache_of_prompts_comes_before_pages_and_behind_what_decodes() -> None:
+    on_cpu = (True, True, False, False)
+    launched = _links_of(Sweep(num_micro_batches=4, on_cpu=on_cpu), kv_homes=("dram",) * 2)
+    first_page = launched.index("page 1")
+    assert launched[:first_page] == ["load 0 0", "kv up 0 2"]
+    assert launched.index("load 0 1") > first_page, "one page behind each, where none has more"
+
+
+def test_micro_batches_that_decode_have_a_page_each_however_few_are_left_for_the_last() -> None:
+    launched = _links_of(Sweep(num_micro_batches=2, on_cpu=(True, True), tokens=(512, 67)))
+    assert launched == ["load 0 0", "page 1", "load 0 1", "page 1"]
+
+
+def _links_of(sweep: Sweep, **setup: object) -> list[str]:
+    """What goes up for the first layer and the weights of the second, in the order of launch."""
+    world = TableWorld(SECONDS | {Kind.ATTEND: 0.1, Kind.KV_UP: 0.1, Kind.KV_DOWN: 0.1}, [sweep])
+    room = Room(num_slots=8)
+    timeline = simulate("cgopipe", replace(SETUP, **setup), room, world, num_passes=1)
+    tasks = [span.task for span in timeline.spans if span.lane == "dram->vram"]
+    of_layer = [task for task in tasks if (task.kind is Kind.PAGE) == (task.step == 1)]
+    return [
+        str(task.kind) + f" {task.step}" + f" {task.micro_batch}" * (task.kind is not Kind.PAGE)
+        for task in of_layer
+        if task.step < 2
+    ]
 
 
 def test_a_page_waits_until_nobody_reads_what_it_overwrites() -> None:

@@ -127,6 +127,7 @@ class Layout:
             on_cpu=tuple(group.place != compute for group in self.groups),
             continuing=frozenset(k for k, group in numbered if group.continues),
             encodes=any(group.encodes for group in self.groups),
+            tokens=tuple(group.rows.stop - group.rows.start for group in self.groups),
         )
 
     @property

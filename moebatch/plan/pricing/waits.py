@@ -8,13 +8,12 @@ when its page has gone up, windows that take the cache of one micro-batch at a t
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from math import ceil
 from typing import NamedTuple
 
 from moebatch.layout.lanes import LaneSeconds, pass_seconds
 from moebatch.layout.load import PassLoad
 from moebatch.layout.routing import distinct_experts
-from moebatch.plan.pricing.pass_tasks import ROUNDING, PassTasks
+from moebatch.plan.pricing.pass_tasks import PassTasks
 from moebatch.schedule.drivers.emission import asks_at_once, comes_in_one_piece
 from moebatch.schedule.lanes import CPU
 from moebatch.schedule.registry import traits_of
@@ -243,18 +242,11 @@ class PassWaits(PassTasks):
 
     @property
     def _prompts_s(self) -> float:
-        """Prompts behind micro-batches that the CPU attends to: on the link their cache comes
-        behind as many pages of the next layer, the first of which waits for the last prompt of the
-        layer before."""
-        number = self._sizes[0][0]
-        prompts_s = sum(
-            number * self._alone_s(batch) for number, batch in self._sizes if batch.prompt_tokens
-        )
-        if not (self.decoding_chain_s and prompts_s):
+        """Prompts behind micro-batches that the CPU attends to, one after the other."""
+        if not self.decoding_chain_s:
             return 0.0
-        share = ceil(number - ROUNDING) / self._num_batches
-        whole = comes_in_one_piece(self.policy.schedule)
-        return prompts_s + (0.0 if whole else share * max(self._page_s, self._stage_s))
+        prompts = ((number, batch) for number, batch in self._sizes if batch.prompt_tokens)
+        return sum(number * self._alone_s(batch) for number, batch in prompts)
 
     @property
     def _page_s(self) -> float:
