@@ -46,7 +46,7 @@ CASES: dict[str, tuple[Problem, Policy, Work]] = {
         policy("cgopipe", 8, weights=ALL, kv_cache=Placement(dram=0.75, disk=0.25)),
         "decode",
     ),
-    "the cache of prompts comes behind pages": (
+    "prompts come behind micro-batches that decode, with most of the pages": (
         ON_GPU,
         policy("cgopipe", 3, weights=Placement(vram=0.85, dram=0.15), tokens_per_pass=8192),
         "mean",

@@ -76,7 +76,7 @@ class SimWorld:
             num_micro_batches=len(now.loads),
             on_cpu=now.on_cpu,
             encodes=any(load.prompt_tokens for load in now.loads),
-            tokens=tuple(round(load.tokens) for load in now.loads),
+            tokens=tuple(max(1, round(load.tokens)) for load in now.loads),
         )
         self._share = 1 - self.setup.in_pass(sweep).num_skipped / self.setup.num_layers
         return sweep
