@@ -26,7 +26,7 @@ from moebatch.measure.sizes import DiskSizes
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.store.experts.dram import ExpertStore
 from moebatch.store.memory import Arena
-from moebatch.store.scratch_file import LayerPages, ScratchFile
+from moebatch.store.scratch_file import LayerPages, PageRun, ScratchFile
 
 _EXTENTS_OF_CHUNK = 4
 _SHARE_OF_FREE_DISK = 0.25
@@ -56,7 +56,7 @@ class DiskRates:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PageTimes:
-    """Seconds in which a page is read, and written, that lies alone."""
+    """Seconds that a page which lies alone takes to read, and to write, among others."""
 
     read_s: float
     write_s: float
@@ -151,21 +151,19 @@ def _read_until(is_over: Callable[[], bool], paths: Sequence[Path], sizes: DiskS
 def page_times(folder: Path) -> PageTimes:
     """Reads and writes pages here and there, as those of keys and values on disk are. They are so
     small that their bytes take next to nothing. Raises StorageError."""
-    pages = list(range(_PAGES))
-    random.Random(0).shuffle(pages)
-    memory = Arena(PAGE_BYTES)
-    buffers = [memory.view(0, PAGE_BYTES)]
+    memory = Arena(_PAGES * PAGE_BYTES)
+    runs = [PageRun(page, [memory.view(page * PAGE_BYTES, PAGE_BYTES)]) for page in range(_PAGES)]
+    random.Random(0).shuffle(runs)
     with closing(ScratchFile(folder, [LayerPages(_PAGES, (PAGE_BYTES,))])) as file:
-        write_s = _mean_s(lambda page: file.write(0, page, buffers), pages)
-        read_s = _mean_s(lambda page: file.read(0, page, buffers), pages)
+        write_s = _mean_s(file.write, runs)
+        read_s = _mean_s(file.read, runs)
     return PageTimes(read_s=read_s, write_s=write_s)
 
 
-def _mean_s(step: Callable[[int], None], pages: Sequence[int]) -> float:
+def _mean_s(transfer: Callable[[int, Sequence[PageRun]], None], runs: Sequence[PageRun]) -> float:
     start = time.perf_counter()
-    for page in pages:
-        step(page)
-    return (time.perf_counter() - start) / len(pages)
+    transfer(0, runs)
+    return (time.perf_counter() - start) / len(runs)
 
 
 def files_to_read(path: Path) -> list[Path]:

@@ -5,6 +5,7 @@ import fcntl
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,17 @@ from moebatch.units import format_bytes
 _MAX_BUFFERS = 1024
 """What Linux takes in one call."""
 _Buffers = list[memoryview]
+_AT_ONCE = 4
+"""Calls in flight: pages that lie apart come at twice the rate of one after the other, and hardly
+faster with more (runs of 64 to 160 KiB from a disk of 3.5 GB/s)."""
+
+
+class PageRun(NamedTuple):
+    """Pages that follow each other, from `first` on, and what is filled from them or stored as
+    them: the parts of each in turn."""
+
+    first: int
+    buffers: Sequence[memoryview]
 
 
 class LayerPages(NamedTuple):
@@ -52,34 +64,47 @@ class ScratchFile:
             what,
             all(part % PAGE_BYTES == 0 for layer in layers for part in layer.part_bytes),
         )
+        self._calls = ThreadPoolExecutor(_AT_ONCE, "scratch file")
 
-    def read(self, layer: int, page: int, targets: Sequence[memoryview]) -> None:
-        """Fills `targets`, the parts of each page in turn, with pages from `page` on.
-
-        Raises StorageError when the device fails, and OutOfMemory when the system refuses memory.
-        """
-        self._transfer(os.preadv, layer, page, targets, "reading")
-
-    def write(self, layer: int, page: int, sources: Sequence[memoryview]) -> None:
-        """Stores `sources`, the parts of each page in turn, as pages from `page` on.
+    def read(self, layer: int, runs: Sequence[PageRun]) -> None:
+        """Fills the buffers of all runs, in any order.
 
         Raises StorageError when the device fails, and OutOfMemory when the system refuses memory.
         """
-        self._transfer(os.pwritev, layer, page, sources, "writing")
+        self._transfer_all(lambda run: self._transfer(os.preadv, layer, run, "reading"), runs)
+
+    def write(self, layer: int, runs: Sequence[PageRun]) -> None:
+        """Stores the buffers of all runs, in any order.
+
+        Raises StorageError when the device fails, and OutOfMemory when the system refuses memory.
+        """
+        self._transfer_all(lambda run: self._transfer(os.pwritev, layer, run, "writing"), runs)
 
     def close(self) -> None:
         """Gives the file and its room back."""
+        self._calls.shutdown()
         os.close(self._fd)
 
+    def _transfer_all(self, transfer: Callable[[PageRun], None], runs: Sequence[PageRun]) -> None:
+        """Each thread takes every so-many-th run; nothing is in flight any more on return."""
+        if len(runs) == 1:
+            transfer(runs[0])
+            return
+
+        def transfer_some(first: int) -> None:
+            for run in runs[first::_AT_ONCE]:
+                transfer(run)
+
+        shares = range(min(_AT_ONCE, len(runs)))
+        done, _ = wait([self._calls.submit(transfer_some, first) for first in shares])
+        for share in done:
+            share.result()
+
     def _transfer(
-        self,
-        call: Callable[[int, _Buffers, int], int],
-        layer: int,
-        page: int,
-        buffers: Sequence[memoryview],
-        doing: str,
+        self, call: Callable[[int, _Buffers, int], int], layer: int, run: PageRun, doing: str
     ) -> None:
-        offset = self._starts[layer] + page * self._page_bytes[layer]
+        buffers = run.buffers
+        offset = self._starts[layer] + run.first * self._page_bytes[layer]
         wanted, done = sum(map(len, buffers)), 0
         while done < wanted:
             # A short transfer may end off a block border; going back to it keeps O_DIRECT content.

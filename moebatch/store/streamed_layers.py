@@ -12,7 +12,7 @@ from moebatch.layout.footprint import ROOM_OF_TENSOR
 from moebatch.schedule.setup import NUM_LAYER_PLACES
 from moebatch.store.device_memory import DeviceMemory
 from moebatch.store.memory import Arena, copy_bytes
-from moebatch.store.scratch_file import LayerPages, ScratchFile
+from moebatch.store.scratch_file import LayerPages, PageRun, ScratchFile
 
 
 class StreamedLayers:
@@ -71,14 +71,14 @@ class StreamedLayers:
         for role, laid in _laid_out(room, weights).items():
             laid.copy_(weights[role])
         if self._file is not None:
-            self._file.write(self._number[layer], 0, [_bytes(place)])
+            self._file.write(self._number[layer], [PageRun(0, [_bytes(place)])])
         return _laid_out(place, weights)
 
     def bring(self, layer: int) -> None:
         """Fills the place of a layer. Raises StorageError when reading fails."""
         place = self._place(layer)
         if self._file is not None:
-            self._file.read(self._number[layer], 0, [_bytes(place)])
+            self._file.read(self._number[layer], [PageRun(0, [_bytes(place)])])
         else:
             copy_bytes(place, self._below[layer])
 

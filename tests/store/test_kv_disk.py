@@ -5,6 +5,7 @@ import fcntl
 import os
 import re
 import resource
+import threading
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from moebatch.checkpoint.direct import DirectFile
 from moebatch.errors import MoebatchError, OutOfMemory, StorageError
 from moebatch.store.memory import Arena
-from moebatch.store.scratch_file import LayerPages, ScratchFile
+from moebatch.store.scratch_file import LayerPages, PageRun, ScratchFile
 
 BLOCK, ODD = 4096, 96
 
@@ -49,8 +50,8 @@ def test_more_pages_than_one_call_takes_come_back(tmp_path: Path, half_bytes: in
     generator = np.random.default_rng(0)
     for layer in range(2):
         written.bytes.numpy()[:] = generator.integers(0, 256, written.num_bytes)
-        file.write(layer, 0, halves(written, half_bytes, num_pages))
-    file.read(1, 0, halves(read, half_bytes, num_pages))
+        file.write(layer, [PageRun(0, halves(written, half_bytes, num_pages))])
+    file.read(1, [PageRun(0, halves(read, half_bytes, num_pages))])
     wanted = 2 * num_pages * half_bytes
     assert read.bytes[:wanted].equal(written.bytes[:wanted])
     file.close()
@@ -74,8 +75,8 @@ def test_blocks_go_past_the_page_cache_where_the_system_allows_it(
         if not is_refused:
             flags = fcntl.fcntl(file._fd, fcntl.F_GETFL)
             assert bool(flags & os.O_DIRECT) == file.is_direct
-        file.write(0, 1, halves(written, half_bytes, 1))
-        file.read(0, 1, halves(read, half_bytes, 1))
+        file.write(0, [PageRun(1, halves(written, half_bytes, 1))])
+        file.read(0, [PageRun(1, halves(read, half_bytes, 1))])
     assert read.bytes[: 2 * half_bytes].eq(7).all()
 
 
@@ -103,8 +104,8 @@ def test_what_is_moved_in_part_is_moved_to_the_end(
             return whole(descriptor, buffers[:1], offset) + more
 
         monkeypatch.setattr(os, name, one_buffer)
-    file.write(0, 0, halves(written, half_bytes, 3))
-    file.read(0, 0, halves(read, half_bytes, 3))
+    file.write(0, [PageRun(0, halves(written, half_bytes, 3))])
+    file.read(0, [PageRun(0, halves(read, half_bytes, 3))])
     assert read.bytes[: 6 * half_bytes].equal(written.bytes[: 6 * half_bytes])
     assert calls == ["pwritev"] * 6 + ["preadv"] * 6
     file.close()
@@ -116,10 +117,10 @@ def test_pages_are_where_they_belong(tmp_path: Path) -> None:
     for layer in range(2):
         for page in (2, 0, 1):
             arena.bytes[:BLOCK], arena.bytes[BLOCK:] = 10 * layer + page, 100 + 10 * layer + page
-            file.write(layer, page, halves(arena, BLOCK, 1))
+            file.write(layer, [PageRun(page, halves(arena, BLOCK, 1))])
     read = Arena(4 * BLOCK)
     for layer in range(2):
-        file.read(layer, 1, halves(read, BLOCK, 2))
+        file.read(layer, [PageRun(1, halves(read, BLOCK, 2))])
         keys = [10 * layer + page for page in (1, 2)]
         assert read.bytes[::BLOCK].tolist() == [*keys, *(100 + key for key in keys)]
     file.close()
@@ -178,6 +179,43 @@ def test_a_system_that_refuses_the_room_is_quoted(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_pages_that_lie_apart_are_moved_at_once_each_to_its_place(tmp_path: Path) -> None:
+    order, memory = [5, 0, 13, 2, 9, 7, 11], Arena(7 * BLOCK)
+    runs = [PageRun(page, [memory.view(n * BLOCK, BLOCK)]) for n, page in enumerate(order)]
+    with closing(ScratchFile(tmp_path, [LayerPages(16, [BLOCK])])) as file:
+        for place, page in enumerate(order):
+            memory.bytes[place * BLOCK : (place + 1) * BLOCK] = 100 + page
+        file.write(0, runs)
+        memory.bytes.zero_()
+        file.read(0, runs)
+        assert memory.bytes[::BLOCK].tolist() == [100 + page for page in order]
+        file.read(0, [])
+
+
+def test_nothing_is_in_flight_any_more_when_a_transfer_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory may be given back then."""
+    has_failed, num_ended = threading.Event(), 0
+
+    def read(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        nonlocal num_ended
+        if offset == 0:
+            has_failed.set()
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        has_failed.wait()
+        num_ended += 1
+        return len(buffers[0])
+
+    monkeypatch.setattr(os, "preadv", read)
+    memory = Arena(4 * BLOCK)
+    runs = [PageRun(page, [memory.view(page * BLOCK, BLOCK)]) for page in range(4)]
+    with closing(ScratchFile(tmp_path, [LayerPages(4, [BLOCK])])) as file:
+        with pytest.raises(StorageError, match="reading keys and values failed"):
+            file.read(0, runs)
+        assert num_ended == 3
+
+
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"gone: keys and values cannot be kept there: No such"):
         ScratchFile(tmp_path / "gone", [LayerPages(1, [BLOCK] * 2)] * 1)
@@ -186,7 +224,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_reading_past_the_end_is_an_error(tmp_path: Path) -> None:
     file = ScratchFile(tmp_path, [LayerPages(1, [BLOCK] * 2)] * 1)
     with pytest.raises(StorageError, match="reading keys and values came to an early end"):
-        file.read(0, 1, halves(Arena(2 * BLOCK), BLOCK, 1))
+        file.read(0, [PageRun(1, halves(Arena(2 * BLOCK), BLOCK, 1))])
     file.close()
 
 
@@ -208,4 +246,4 @@ def test_what_the_system_says_of_a_transfer_is_quoted(
     with closing(ScratchFile(tmp_path, [LayerPages(1, [BLOCK] * 2)])) as file:
         transfer = file.read if doing == "reading" else file.write
         with pytest.raises(kind, match=re.escape(message)):
-            transfer(0, 0, halves(Arena(2 * BLOCK), BLOCK, 1))
+            transfer(0, [PageRun(0, halves(Arena(2 * BLOCK), BLOCK, 1))])

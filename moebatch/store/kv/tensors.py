@@ -65,14 +65,17 @@ class KvTensors:
         """Its first rows alone; no copies."""
         return KvTensors(tuple(part[:num_rows] for part in self.parts))
 
-    def buffers(self, pages: Iterable[int], *, page_rows: int) -> Iterator[memoryview]:
-        """The parts of each of these pages in turn, for system calls; main memory only."""
+    def buffers(
+        self, runs: Iterable[Iterable[int]], *, page_rows: int
+    ) -> Iterator[list[memoryview]]:
+        """Of each run of pages the parts of each page in turn, for system calls; main memory
+        only."""
         parts = [
             (pages_XN[:1].nbytes, pages_XN.view(torch.uint8).flatten().numpy().data)
             for pages_XN in self.units(page_rows)
         ]
-        for page in pages:
-            yield from (part[page * size : (page + 1) * size] for size, part in parts)
+        for pages in runs:
+            yield [part[page * size : (page + 1) * size] for page in pages for size, part in parts]
 
 
 class KvRoom:
