@@ -73,18 +73,9 @@ def rotate(x, cos, sin, stride, part_stride, width, block: tl.constexpr):
 
 
 @triton.jit
-def gated(
-    gate,
-    up,
-    kind: tl.constexpr,
-    most_gate,
-    most_activated,
-    limit,
-    alpha,
-    added,
-    is_clamped: tl.constexpr,
-):
+def gated(gate, up, kind: tl.constexpr, clamping, is_clamped: tl.constexpr):
     """What a gate lets through, of `kind`, from float32 that holds numbers of it."""
+    most_gate, most_activated, limit, alpha, added = clamping
     if is_clamped:
         gate = tl.where(gate > most_gate, most_gate, gate)  # what is no number stays so
         up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
@@ -111,22 +102,13 @@ def gate_rows(
     block: tl.constexpr,
 ):
     """SwiGLU in place of the gate."""
+    clamping = most_gate, most_activated, limit, alpha, added
     places = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     is_there = places < count
     numbers = tl.load(gate + places, mask=is_there, other=0.0)
     others = tl.load(up + places, mask=is_there, other=0.0).to(tl.float32)
     kind = numbers.dtype
-    through = gated(
-        numbers.to(tl.float32),
-        others,
-        kind,
-        most_gate,
-        most_activated,
-        limit,
-        alpha,
-        added,
-        is_clamped,
-    )
+    through = gated(numbers.to(tl.float32), others, kind, clamping, is_clamped)
     tl.store(gate + places, through, mask=is_there)
 
 
@@ -523,9 +505,8 @@ def experts_in(
     gate_MN = with_bias(gate_MN, gate, n, F, kind, coding)
     if power == 0:
         up_MN = with_bias(up_MN, up, n, F, kind, coding)
-        through = gated(
-            gate_MN, up_MN, kind, most_gate, most_activated, limit, alpha, added, is_clamped
-        )
+        clamping = most_gate, most_activated, limit, alpha, added
+        through = gated(gate_MN, up_MN, kind, clamping, is_clamped)
     else:
         above_MN = tl.where(gate_MN < 0.0, 0.0, gate_MN)  # what is no number stays so
         through = (above_MN * above_MN if power == 2 else above_MN).to(kind)
