@@ -23,7 +23,7 @@ def use_gpu_kernels(patch: pytest.MonkeyPatch) -> Counter[str]:
     """Decoders that are made from now on use them, whatever device they are on; how often each is
     launched."""
     patch.setattr(elementwise, "_kernels_on", lambda device: GpuRows())
-    patch.setattr(loader, "_are_for", lambda device: True)
+    patch.setattr(loader, "are_for", lambda device: True)
     launch, one_at_a_time = rows.launch, threading.Lock()
     launched: Counter[str] = Counter()
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from moebatch.model import layers, rope
 from moebatch.model.gpu import loader as gpu
+from moebatch.model.gpu.rows import GpuRows
 from moebatch.model.native import loader as native
 from moebatch.model.native.rows import NativeRows
 from moebatch.model.routing.tokens import ExpertTokens
@@ -178,7 +179,7 @@ class Elementwise:
 
 def _kernels_on(device: torch.device) -> RowKernels | None:
     if device.type != "cpu":
-        return gpu.rows_on(device)
+        return GpuRows() if gpu.are_for(device) else None
     kernels = native.kernels()
     return NativeRows(kernels) if kernels else None
 

@@ -15,7 +15,8 @@ from moebatch.formats.coded import CodedMatrix
 from moebatch.formats.weight_format import Matrix
 from moebatch.layout.fused import Middle, middle_of, portions
 from moebatch.model.families.usual import bias_of, computed_bias
-from moebatch.model.gpu.loader import grouped_experts
+from moebatch.model.gpu import loader as gpu
+from moebatch.model.gpu.experts import GroupedExperts
 from moebatch.model.grouped import ExpertKernels, GroupedExpert
 from moebatch.model.native.products import (
     MatrixWork,
@@ -51,10 +52,10 @@ class Taken(NamedTuple):
 def expert_kernels(shape: ModelShape, products: Products) -> ExpertKernels | None:
     """Those that compute experts together on the device of the products; None where each is
     computed step by step."""
-    grouped, middle = grouped_experts(shape, products.device), middle_of(shape)
-    if grouped or middle is None or products.device.type != "cpu":
-        return grouped
-    return CompiledExperts(products, middle)
+    middle, device = middle_of(shape), products.device
+    if middle is not None and gpu.are_for(device):
+        return GroupedExperts(middle)
+    return CompiledExperts(products, middle) if middle and device.type == "cpu" else None
 
 
 class CompiledExperts:

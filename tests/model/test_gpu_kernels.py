@@ -606,13 +606,12 @@ class TestWhereThereAreNone:
         monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda **_: has_bfloat16)
 
     def test_a_cpu_needs_no_reason(self) -> None:
-        assert gpu_loader.rows_on(torch.device("cpu")) is None
-        assert gpu_loader.grouped_experts(mixtral(), torch.device("cpu")) is None
+        assert not gpu_loader.are_for(torch.device("cpu"))
 
     def test_an_old_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.with_gpu(monkeypatch, has_bfloat16=False)
         assert gpu_loader.prepare() == "the GPU is older than compute capability 8.0"
-        assert gpu_loader.rows_on(torch.device("cuda")) is None
+        assert not gpu_loader.are_for(torch.device("cuda"))
 
     def test_a_compiler_that_fails(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def failing(device: torch.device) -> None:

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from moebatch.model.gpu.loader import takes_steps
+from moebatch.layout.fused import steps_at_once
+from moebatch.model.gpu import loader as gpu
 from moebatch.model.native import loader
 from moebatch.model.native.delta_rule import StateSpans
 from moebatch.spec.model.recurrence import CHUNK_TOKENS, Recurrence
@@ -90,9 +91,10 @@ class RecurrentPlan:
             return cls(begun_B=begun_B, compiled=_as_tensors(by_length, device))
         singles = sorted((s for s in spans if s.num_tokens == 1), key=lambda span: span.row)
         taken = spans if recurrence.is_scanned else singles
+        takes_steps = steps_at_once(recurrence) and gpu.are_for(device)
         return cls(
             begun_B=begun_B,
-            on_gpu=_as_tensors(taken, device) if takes_steps(recurrence, device) else None,
+            on_gpu=_as_tensors(taken, device) if takes_steps else None,
             runs=tuple(_runs(singles, device)),
             slices=tuple(span for span in spans if span.num_tokens > 1),
         )

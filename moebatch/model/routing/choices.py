@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from moebatch.layout.fused import chooses_at_once
 from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.families.family import Router, described_router
-from moebatch.model.gpu.loader import gates_on
+from moebatch.model.gpu import loader as gpu
+from moebatch.model.gpu.gates import GpuGates
 from moebatch.model.products import Products
 from moebatch.model.routing.gating import AdaptiveGating, GatingCount
 from moebatch.model.routing.pregates import ChoicesAhead
@@ -50,7 +52,7 @@ class Choices:
         self._shape, self._layers, self._router = shape, weights.layers, router
         self._is_wide = shape.router.has_exact_logits and self._dtype != torch.float32
         self._products = Products(device, torch.float32) if self._is_wide else products
-        self._kernels = gates_on(shape, device)
+        self._kernels = GpuGates() if chooses_at_once(shape) and gpu.are_for(device) else None
         self._chooser = self._kernels if router is described_router else None
         self._gating = gating
         self.gating_count = GatingCount() if gating else None
