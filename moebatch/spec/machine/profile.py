@@ -21,6 +21,7 @@ from moebatch.spec.machine.values import LINK_RATE, WHAT_IF, CurveFigure, Figure
 from moebatch.spec.option import WEIGHTS
 
 _TEXTS = ("name", "title", "date", "method", "source")
+_Figures = LevelFigures | LinkFigures
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +94,7 @@ class HardwareProfile:
             raise ConfigError([self._no_such_change(text, name if equals else "", list(known))])
         quantity, change = known[name]
         try:
-            return change(quantity.read(value))
+            return self._with(change(quantity.read(value)))
         except ValueError as error:
             raise ConfigError.at(WHAT_IF, str(error), where=name) from None
 
@@ -107,11 +108,11 @@ class HardwareProfile:
         sheet = link.bandwidth.peak
         peak = sheet if sheet is not None and sheet >= bytes_per_s else None
         bandwidth = replace(measured, peak=peak, paper=link.bandwidth.paper)
-        return self._with_link(replace(link, bandwidth=bandwidth))
+        return self._with(replace(link, bandwidth=bandwidth))
 
     def with_scaled_level(self, name: LevelName, factor: float, source: str) -> "HardwareProfile":
         """The profile with a processor that achieves `factor` times as much of everything."""
-        return self._with_level(self.levels[name].scaled(factor, source))
+        return self._with(self.levels[name].scaled(factor, source))
 
     def to_yaml(self) -> str:
         """The text of a profile file, figures rounded to four significant digits."""
@@ -132,37 +133,28 @@ class HardwareProfile:
         for link in self.links.values():
             yield f"links.{link.name}", LINK_RATE, link.bandwidth
 
-    def _changes(self) -> Iterator[tuple[str, Quantity, Callable[[float], "HardwareProfile"]]]:
-        """What `with_change` may be asked for, and how it is done."""
+    def _changes(self) -> Iterator[tuple[str, Quantity, Callable[[float], _Figures]]]:
+        """What `with_change` may be asked for, and the level or link that it makes."""
         for level in self.levels.values():
             for figure, quantity in level.quantities().items():
                 name = level.name if figure == "capacity" else f"{level.name}.{figure}"
-                yield name, quantity, partial(self._with_level_figure, level, figure)
+                yield name, quantity, partial(level.with_figure, figure)
         for link in LINKS:
             if all(level in self.levels for level in ends_of(link)):
-                yield link, LINK_RATE, partial(self._with_link_rate, link)
+                yield link, LINK_RATE, partial(self._link_of_rate, link)
         for name, figures in self.links.items():
             key, quantity = beside_rate(name)
-            yield f"{name}.{key}", quantity, partial(self._with_beside_rate, figures)
+            yield f"{name}.{key}", quantity, figures.with_beside_rate
 
-    def _with_level_figure(
-        self, level: LevelFigures, figure: str, number: float
-    ) -> "HardwareProfile":
-        return self._with_level(level.with_figure(figure, number))
-
-    def _with_link_rate(self, name: LinkName, rate: float) -> "HardwareProfile":
+    def _link_of_rate(self, name: LinkName, rate: float) -> LinkFigures:
         bandwidth = supposed(rate)
         before = self.links.get(name, LinkFigures(name=name, bandwidth=bandwidth))
-        return self._with_link(replace(before, bandwidth=bandwidth))
+        return replace(before, bandwidth=bandwidth)
 
-    def _with_beside_rate(self, link: LinkFigures, number: float) -> "HardwareProfile":
-        return self._with_link(link.with_beside_rate(number))
-
-    def _with_level(self, level: LevelFigures) -> "HardwareProfile":
-        return replace(self, levels={**self.levels, level.name: level})
-
-    def _with_link(self, link: LinkFigures) -> "HardwareProfile":
-        return replace(self, links={**self.links, link.name: link})
+    def _with(self, changed: _Figures) -> "HardwareProfile":
+        if isinstance(changed, LevelFigures):
+            return replace(self, levels={**self.levels, changed.name: changed})
+        return replace(self, links={**self.links, changed.name: changed})
 
     def _no_such_change(self, text: str, name: str, known: Sequence[str]) -> Fault:
         form = f"write NAME=VALUE such as dram=64GiB, or {WEIGHTS}=int4"
