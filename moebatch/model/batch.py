@@ -176,17 +176,17 @@ class BatchPlanner:
             return MicroBatch(start=start, stop=stop, stacks=stacks)
         device = self._device if attention_device is None else attention_device
         by_window = {
-            window: self._of_window(
-                window,
+            window: self._planned(
                 spans if window is None else apart.get(window, spans),
                 self._sight_planner(start, attention, attention_device),
+                window,
             )
             for window, attention in self._windows.items()
         }
         choosing = None
         if self._most_chosen:
             planner = self._sight_planner(start, self._shape.attention, attention_device)
-            choosing = self._of_choosing(spans, planner)
+            choosing = self._planned(spans, planner, most_chosen=self._most_chosen)
         positions_T, lengths_T = _positions(spans)
         angles = {r: r.angles(positions_T, lengths_T, self._dtype) for r in {*self._ropes}}
         meets_sinks = any(plan.meets_sinks for plan in by_window.values())
@@ -218,28 +218,21 @@ class BatchPlanner:
             expands=attention.expands if attention_device is None else None,
         )
 
-    def _of_window(
-        self, window: int | None, spans: Sequence[Span], planner: SightPlanner
-    ) -> WindowPlan:
-        """For layers with that window, with rows that they have of the spans; `planner` is that of
-        tokens that see all before them."""
-        return self._planned(spans, self._by_sight(spans, window), (), planner)
-
-    def _of_choosing(self, spans: Sequence[Span], planner: SightPlanner) -> WindowPlan:
-        """For layers whose tokens choose."""
-        planned, choosing = _by_choosing(spans, self._most_chosen)
-        return self._planned(spans, self._by_sight(planned, None), choosing, planner)
-
     def _planned(
         self,
         spans: Sequence[Span],
-        by_sight: Mapping[Sight, Sequence[Span]],
-        choosing: Sequence[Span],
         planner: SightPlanner,
+        window: int | None = None,
+        *,
+        most_chosen: int | None = None,
     ) -> WindowPlan:
-        """For tokens that see all they can by that, and others that choose."""
+        """For layers with that window, with rows that they have of the spans, or whose tokens
+        choose so many; `planner` is that of tokens that see all before them."""
+        planned, choosing = spans, list[Span]()
+        if most_chosen is not None:
+            planned, choosing = _by_choosing(spans, most_chosen)
         plans, as_cached = list[AttentionPlan](), [*choosing]
-        for sight, some in by_sight.items():
+        for sight, some in self._by_sight(planned, window).items():
             of_sight = replace(planner, sight=sight)
             plain, expanded = of_sight.by_expanding(some)
             plans.append(of_sight.plan(plain, expanded))
