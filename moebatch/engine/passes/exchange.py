@@ -69,13 +69,10 @@ class CpuAttention:
         """Those of the micro-batch of that number in a layer."""
         return self._ring[number % NUM_BUFFERS][layer]
 
-    def load_bytes(self, layer: int) -> int:
-        """Of a token, that come up."""
-        return self._attentions[layer].result_width * self._itemsize
-
-    def off_bytes(self, layer: int) -> int:
-        """Of a token, that go down."""
-        return self._attentions[layer].sent_width * self._itemsize
+    def token_bytes(self, layer: int, *, is_up: bool) -> int:
+        """Of a token, that come up or go down."""
+        attention = self._attentions[layer]
+        return (attention.result_width if is_up else attention.sent_width) * self._itemsize
 
 
 def _buffers(rooms: tuple[Tensor, Tensor], num_rows: int, attention: Attention) -> ExchangeBuffers:

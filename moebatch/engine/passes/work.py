@@ -82,9 +82,8 @@ class PassWork:
         match task.kind:
             case Kind.OFF | Kind.LOAD:
                 assert self._beside is not None, "the CPU attends"
-                is_up = task.kind is Kind.LOAD
-                of_token = self._beside.load_bytes if is_up else self._beside.off_bytes
-                return self._num_tokens(task) * of_token(self._layer(task))
+                layer, is_up = self._layer(task), task.kind is Kind.LOAD
+                return self._num_tokens(task) * self._beside.token_bytes(layer, is_up=is_up)
             case Kind.KV_READ | Kind.KV_UP | Kind.KV_DOWN | Kind.KV_WRITE:
                 view = self._input(task).view
                 assert view is not None, "layers live elsewhere"
