@@ -118,7 +118,7 @@ class KVCache(KvLevels):
 
     def parts(self, place: Place, layer: int, window: int) -> tuple[Tensor, ...]:
         """Its tensors; none where the layer keeps nothing."""
-        return self.tensors(place, layer, window).parts if self.keeps(layer) else ()
+        return self.tensors(place, layer, window).parts if layer in self._of_layer else ()
 
     # --- the end of a job -----------------------------------------------------------------------
 

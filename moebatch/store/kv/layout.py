@@ -43,10 +43,6 @@ class KvLayout:
         return self.vram_device if level == "vram" else _HOST
 
     @property
-    def disk_layers(self) -> list[int]:
-        return [layer for layer, home in enumerate(self.levels) if home == "disk"]
-
-    @property
     def windows(self) -> frozenset[WindowName]:
         """Those that are needed: at each stop of a route that is not home."""
         return windows(frozenset(self.levels), frozenset(self.places), self.top)

@@ -116,9 +116,6 @@ class KvLevels:
         self._num_bytes["dram"] -= num_bytes
         return num_bytes
 
-    def keeps(self, layer: int) -> bool:
-        return layer in self._of_layer
-
     def is_direct(self, place: Place, layer: int) -> bool:
         """Whether the layer lives at `place`: its tokens are at the owner's `rows` there, at those
         of a view's window otherwise."""
@@ -239,7 +236,8 @@ class KvLevels:
         return room
 
     def _open_file(self) -> ScratchFile | None:
-        layers, folder = self.layout.disk_layers, self.layout.folder
+        homes, folder = enumerate(self.layout.levels), self.layout.folder
+        layers = (layer for layer, home in homes if home == "disk")
         there = [(layer, one) for layer in layers for one in self._of_layer[layer]]
         self._places_on_disk = {(layer, one.number): n for n, (layer, one) in enumerate(there)}
         if not there:
