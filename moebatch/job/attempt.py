@@ -25,7 +25,6 @@ from moebatch.job.context import RunContext
 from moebatch.job.identity import numerics_fingerprint
 from moebatch.job.machine import JobMachine
 from moebatch.job.notices import (
-    describe_approximation,
     describe_input,
     describe_sampling,
     prompts_without_template,
@@ -186,7 +185,7 @@ class Attempt:
             log(f"note: {note}")
         log(f"defaults of rows: {describe_sampling(reader.defaults.sampling)}")
         if context.approximation != EXACT:
-            log(f"note: {describe_approximation(context.approximation)}")
+            log(f"note: {context.approximation}: answers are not exactly the model's own")
         return counted
 
     def _measure(self) -> ModelFiles:

@@ -50,11 +50,6 @@ def describe_emulation(hardware: Hardware) -> str:
     )
 
 
-def describe_approximation(approximation: Approximation) -> str:
-    """What is not as the model has it, and what that means."""
-    return f"{approximation}: answers are not exactly the model's own"
-
-
 def describe_input(counted: InputSummary, output: OutputSection) -> str:
     """How many rows there are, where the bad ones go, and how long the others are."""
     rows = count_of(counted.num_rows, "row")
