@@ -31,7 +31,7 @@ from moebatch.job.notices import (
 )
 from moebatch.job.planning import JobPlan, in_fastest_dtype, measured_machine
 from moebatch.job.run_plan import RunPlan, plan_run
-from moebatch.job.scan import InputSummary, scan
+from moebatch.job.scan import Asked, InputSummary, scan
 from moebatch.job.status import Phase, lane_times
 from moebatch.job.stop import watched
 from moebatch.journal.finished import Finished
@@ -169,14 +169,13 @@ class Attempt:
         def read(raw: RawRow) -> ReadyRow | FailedRow:
             return results.resumed(raw, reader.request(raw))
 
-        counted = scan(
-            context.opened.source,
-            read,
+        asked = Asked(
             rules=reader.rules,
             shares=context.options.shares,
             shard=context.shard,
             answered=results.answered,
         )
+        counted = scan(context.opened.source, read, asked)
         counted.require_usable(every_row=context.job.input.on_bad_row == "fail")
         if counted.first_chat is not None:
             reader.tokenizer.require_chat_template(counted.first_chat.place)

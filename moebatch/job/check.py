@@ -19,7 +19,7 @@ from moebatch.job.notices import prompts_without_template
 from moebatch.job.opened import OpenedJob, require_exact
 from moebatch.job.options import CheckOptions
 from moebatch.job.planning import job_problem, plan_job
-from moebatch.job.scan import InputSummary, Read, scan
+from moebatch.job.scan import Asked, InputSummary, Read, scan
 from moebatch.model.native import loader
 from moebatch.model.rope import Rope
 from moebatch.rows.parse import parse_row
@@ -28,7 +28,7 @@ from moebatch.spec.job import Job, load_job
 from moebatch.spec.workload import Workload
 from moebatch.store.examination import examine
 
-MOST_FAULTS = 10_000
+_MOST_FAULTS = 10_000
 T = TypeVar("T")
 _USUAL = CheckOptions()
 
@@ -255,4 +255,4 @@ def _scan(opened: OpenedJob, reader: RowReader | None) -> InputSummary:
     """With a usable model every prompt is tokenised; without one rows are only parsed."""
     rules = row_rules(opened.job)
     read: Read = reader.request if reader else lambda raw: parse_row(raw, rules)
-    return scan(opened.source, read, rules=rules, most_faults=MOST_FAULTS)
+    return scan(opened.source, read, Asked(rules=rules, most_faults=_MOST_FAULTS))

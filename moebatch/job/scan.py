@@ -36,8 +36,6 @@ from moebatch.rows.tokenizer import NO_CHAT_TEMPLATE
 from moebatch.spec.request import Request
 from moebatch.spec.workload import Length, LengthSample, Workload
 
-MOST_FAULTS = 100
-"""So many faults are kept where the caller asks for no other number; all are counted."""
 _OF_ALL_ROWS = frozenset({NO_PROMPT, MODEL_MISMATCH, NOT_JSON, WRONG_CELLS})
 """Codes of what is a mistake in the job file, or another kind of file, if no row can be answered
 and that is why."""
@@ -45,16 +43,27 @@ Read = Callable[[RawRow], ParsedRow | ReadyRow | FailedRow]
 """`RowReader.parse`, or `RowReader.request` to try the tokenizer on every row as well."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What a look at an input goes by. Of rows that are `answered`, or of another `shard`, only the
+    names are looked at: of rows with the same name all but the first are bad."""
+
+    rules: RowRules = ANY_ROW
+    """By which rows are read."""
+    shares: bool = True
+    """Rows, and beginnings of prompts, are looked for that need to be computed once only."""
+    shard: Shard = ALL
+    answered: Answered | None = None
+    most_faults: int = 100
+    """So many are kept; all are counted."""
+
+
 @dataclass(kw_only=True, slots=True)
 class InputSummary:
     """What the input holds, as far as it has been looked at."""
 
     file: str
-    most_faults: int = MOST_FAULTS
-    shares: bool = True
-    shard: Shard = ALL
-    answered: Answered | None = None
-    rules: RowRules = ANY_ROW
+    asked: Asked
     duplicates: Duplicates = NO_DUPLICATES
     """Rows with the name of an earlier one."""
     names: "array[int]" = field(default_factory=lambda: array("Q"))
@@ -151,16 +160,17 @@ class InputSummary:
 
     def take(self, raw: RawRow, read: Read) -> None:
         """Looks at the next row."""
+        asked = self.asked
         if self._dialect is None:
-            self._dialect = parse_row(raw, self.rules).row.dialect
-        error, is_ours = self.duplicates.error_of(raw), self.shard.has(raw.index)
-        found = self.answered.of(raw) if self.answered and error is None else None
+            self._dialect = parse_row(raw, asked.rules).row.dialect
+        error, is_ours = self.duplicates.error_of(raw), asked.shard.has(raw.index)
+        found = asked.answered.of(raw) if asked.answered and error is None else None
         # Rows that failed are tried again.
         name = found.name if found is not None and found.state == "done" else None
         self.is_left.append(is_ours and name is None)
         if name is None:
             reads = is_ours and error is None
-            result = read(raw) if reads else parse_row(raw, self.rules)
+            result = read(raw) if reads else parse_row(raw, asked.rules)
             name = name_hash(result.row.custom_id)
             if error is not None:
                 result = FailedRow(row=result.row, error=error)
@@ -189,7 +199,7 @@ class InputSummary:
             self._add_good(result.request)
 
     def _add_good(self, request: Request) -> None:
-        if self.shares and self._repeats.add(request):
+        if self.asked.shares and self._repeats.add(request):
             self.num_repeated += 1
             return
         sampling, num_prompt = request.sampling, len(request.prompt_tokens)
@@ -199,13 +209,13 @@ class InputSummary:
         self._takes_likeliest &= sampling.takes_likeliest
         self._num_held += sampling.n * (sampling.grammar is not None)
         for choice in range(sampling.n):
-            shared = self._beginnings.add(request.prompt_tokens) if self.shares else 0
+            shared = self._beginnings.add(request.prompt_tokens) if self.asked.shares else 0
             known = num_prompt + request.num_begun(choice)
             self._lengths.add(Length(known, longest - known, shared))
 
     def _add_bad(self, bad: FailedRow) -> None:
         self.num_bad_rows += 1
-        if len(self._faults) < self.most_faults:
+        if len(self._faults) < self.asked.most_faults:
             self._faults.append(fault_of(bad, self.file))
         else:
             self.num_unlisted += 1
@@ -221,41 +231,21 @@ class InputSummary:
             self._first_of_all.setdefault(code, bad)
 
 
-def scan(
-    source: Source,
-    read: Read,
-    *,
-    most_faults: int = MOST_FAULTS,
-    rules: RowRules = ANY_ROW,
-    shares: bool = True,
-    shard: Shard = ALL,
-    answered: Answered | None = None,
-) -> InputSummary:
-    """Reads all rows, in memory of a few bytes per row.
+_USUAL = Asked()
 
-    `rules` are those that `read` goes by. `shares` looks for rows, and beginnings of prompts, that
-    need to be computed once only. Of rows that are `answered`, or of another `shard`, only the
-    names are looked at: of rows with the same name all but the first are bad.
 
-    Raises InputError if the source is damaged.
-    """
+def scan(source: Source, read: Read, asked: Asked = _USUAL) -> InputSummary:
+    """Reads all rows, in memory of a few bytes per row. Raises InputError if the source is
+    damaged."""
 
     def look(duplicates: Duplicates) -> InputSummary:
-        summary = InputSummary(
-            file=str(source.path),
-            most_faults=most_faults,
-            shares=shares,
-            shard=shard,
-            answered=answered,
-            rules=rules,
-            duplicates=duplicates,
-        )
+        summary = InputSummary(file=str(source.path), asked=asked, duplicates=duplicates)
         for raw in source:
             summary.take(raw, read)
         return summary
 
     first = look(NO_DUPLICATES)
-    duplicates = find_duplicates(source, first.names, rules)
+    duplicates = find_duplicates(source, first.names, asked.rules)
     return look(duplicates) if duplicates else first
 
 
@@ -267,7 +257,7 @@ def sample_workload(source: Source, parse: Read, request: Read, *, most_rows: in
     parsed = scan(source, parse)
     parsed.require_usable()
     every = -(-parsed.num_rows // most_rows)
-    sampled = InputSummary(file=str(source.path), most_faults=1)
+    sampled = InputSummary(file=str(source.path), asked=Asked(most_faults=1))
     for raw in islice(source, 0, None, every):
         sampled.add(request(raw))
     workload = sampled.workload

@@ -10,7 +10,7 @@ import pytest
 from moebatch.errors import InputError
 from moebatch.folder.shard import Shard
 from moebatch.job import scan as scan_module
-from moebatch.job.scan import InputSummary, scan
+from moebatch.job.scan import Asked, InputSummary, scan
 from moebatch.rows.parse import RowRules, parse_row
 from moebatch.rows.row import FailedRow, ParsedRow, RawRow, ReadyRow, Row
 from moebatch.rows.source import open_source
@@ -30,7 +30,7 @@ def summary(tmp_path: Path, *rows: Any, **options: Any) -> InputSummary:
     lines = (row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows)
     path.write_bytes(b"\n".join(lines))
     rules = options.get("rules", RULES)
-    return scan(open_source(path), lambda raw: read(raw, rules), **options)
+    return scan(open_source(path), lambda raw: read(raw, rules), Asked(**options))
 
 
 def batch(name: str) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def test_of_a_shard_only_its_own_rows_are_tokenised_and_left(tmp_path: Path) -> 
         seen.append(raw.index)
         return read(raw)
 
-    found = scan(open_source(path), look, shard=Shard(1, 2))
+    found = scan(open_source(path), look, Asked(shard=Shard(1, 2)))
     assert seen == [0, 2, 4, 0, 2]
     assert list(found.is_left) == [1, 0, 1, 0, 1]
     assert (found.num_rows, found.num_bad_rows) == (3, 1)
