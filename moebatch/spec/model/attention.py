@@ -5,7 +5,7 @@ Shape letters: D hidden.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -185,6 +185,8 @@ class Attention(ABC):
     """8 bits in which a job has keys and values cached; None is the dtype of the computation."""
     sink_window: SinkWindow | None = None
     """What a job has tokens see in layers that see that much or more; None is all that they see."""
+    indexer: TokenSelector | None = None
+    """What chooses where more is cached than is attended to; None where all is."""
 
     @property
     def cache(self) -> CacheLayout:
@@ -233,7 +235,7 @@ class Attention(ABC):
     @property
     def selector(self) -> TokenSelector | None:
         """What chooses among tokens; None where each attends to all that it sees."""
-        return None
+        return self.indexer
 
     @property
     def most_chosen(self) -> int | None:
@@ -256,8 +258,11 @@ class Attention(ABC):
         return 0.0
 
     def within(self, max_tokens: int) -> "Attention":
-        """The same for sequences of at most so many tokens, without what these have no need of."""
-        return self
+        """The same for sequences of at most so many tokens: without what chooses, where all are
+        chosen."""
+        if self.selector is None or max_tokens > self.selector.most_seen:
+            return self
+        return replace(self, indexer=None)
 
     @property
     def scale(self) -> float:

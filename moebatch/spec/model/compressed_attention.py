@@ -79,6 +79,10 @@ class CompressedAttention(Attention):
         return replace(self, entries=replace(self.entries, most=most), indexer=indexer)
 
     @property
+    def selector(self) -> None:
+        """It chooses among entries, not among tokens."""
+
+    @property
     def positioned_dim(self) -> int:
         return self.rope_head_dim
 

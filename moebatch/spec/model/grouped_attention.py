@@ -1,7 +1,7 @@
 """Attention whose query heads share heads of keys and values, that of encoders and of the layers
 behind them included."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from moebatch.spec.model.attention import (
@@ -54,7 +54,6 @@ class GroupedAttention(Attention):
     """Numbers of a head that rotate, its first ones; None is all. Where none does, tokens are told
     from each other by what they see alone."""
     indexer: BlockIndexer | None = None
-    """What chooses where more is cached than is attended to; None where all is."""
 
     @property
     def rotary_dim(self) -> int:
@@ -88,16 +87,6 @@ class GroupedAttention(Attention):
             return (self.cache,)
         *heads, keys = self.cache.parts
         return CacheLayout(tuple(heads)), CacheLayout((keys,))
-
-    def within(self, max_tokens: int) -> "GroupedAttention":
-        """Without what chooses, where all are chosen."""
-        if self.indexer is None or max_tokens > self.indexer.most_seen:
-            return self
-        return replace(self, indexer=None)
-
-    @property
-    def selector(self) -> BlockIndexer | None:
-        return self.indexer
 
     @property
     def choosing_flops_per_pair(self) -> float:

@@ -1,6 +1,6 @@
 """Multi-head latent attention (DeepSeek-V2, section 2.1)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
 from moebatch.spec.model.attention import (
@@ -67,7 +67,6 @@ class LatentAttention(Attention):
     norms_positioned: bool = False
     """The part of keys that has positions is normed as well, before it rotates (dots3)."""
     indexer: Indexer | None = None
-    """What chooses where more is cached than is attended to; None where all is."""
     rotates: bool = True
     """The part beside latents does. Where it does not, tokens are told from each other by what they
     see alone, and that part of keys is one for all heads all the same."""
@@ -127,16 +126,6 @@ class LatentAttention(Attention):
         """The one whose weights and keys a layer has, if it does not take what another one has
         chosen."""
         return None if self.indexer is None or self.indexer.is_shared else self.indexer
-
-    def within(self, max_tokens: int) -> "LatentAttention":
-        """Without what chooses, where all are chosen."""
-        if self.indexer is None or max_tokens > self.indexer.most_seen:
-            return self
-        return replace(self, indexer=None)
-
-    @property
-    def selector(self) -> Indexer | None:
-        return self.indexer
 
     @property
     def most_unscored(self) -> float:
