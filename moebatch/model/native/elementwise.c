@@ -64,17 +64,6 @@ INLINE Lot gated(Lot gate, Lot up, int dtype) {
     return product(rounded_lot((Lot){silu(gate.first), silu(gate.second)}, dtype), up);
 }
 
-/* out = silu(out) * first */
-INLINE void gate_row(const struct row_work *w, int64_t row, int dtype) {
-    int64_t width = w->width, start = row * width * size_of(dtype);
-    char *out = w->out + start;
-    const char *first = w->first + start;
-    for (int64_t i = 0; i < width; i += LOT) {
-        Lot gate = lot_at(out, i, width, dtype), up = lot_at(first, i, width, dtype);
-        put_lot(out, i, width, gated(gate, up, dtype), dtype);
-    }
-}
-
 INLINE Floats at_most(Floats x, float limit) {
     const Words is_larger = (Words)(x > limit), most = (Words)((Floats){0} + limit);
     return (Floats)((most & is_larger) | ((Words)x & ~is_larger));
@@ -98,15 +87,24 @@ INLINE Lot gated_clamped(Lot gate, Lot up, const struct clamping *c, int dtype) 
     return product(rounded_lot(below(x, c->most_activated), dtype), up);
 }
 
-/* The same of out and first, in place of out. */
-INLINE void gate_clamped_row(const struct row_work *w, int64_t row, int dtype) {
+/* Either of out and first, in place of out. */
+INLINE void gate_numbers(const struct row_work *w, int64_t row, int dtype, int is_clamped) {
     int64_t width = w->width, start = row * width * size_of(dtype);
     char *out = w->out + start;
     const char *first = w->first + start;
     for (int64_t i = 0; i < width; i += LOT) {
         Lot gate = lot_at(out, i, width, dtype), up = lot_at(first, i, width, dtype);
-        put_lot(out, i, width, gated_clamped(gate, up, &w->clamping, dtype), dtype);
+        gate = is_clamped ? gated_clamped(gate, up, &w->clamping, dtype) : gated(gate, up, dtype);
+        put_lot(out, i, width, gate, dtype);
     }
+}
+
+INLINE void gate_row(const struct row_work *w, int64_t row, int dtype) {
+    gate_numbers(w, row, dtype, 0);
+}
+
+INLINE void gate_clamped_row(const struct row_work *w, int64_t row, int dtype) {
+    gate_numbers(w, row, dtype, 1);
 }
 
 /* Puts rows of first in their places: part choices[row] of the num_parts in row rows[row] of out.
