@@ -155,13 +155,37 @@ class ModelFiles:
             return self  # numbers may lie in two pieces
         return replace(self, experts=replace(self.experts, format=computed))
 
+    def required_tensors(self) -> Iterator[StoredPart]:
+        """Every tensor that the checkpoint must hold, experts included.
+
+        The embedding and the head have exactly ``vocab_size`` rows; where a vocabulary is padded,
+        ``vocab_size`` counts the padding and the tokenizer knows fewer tokens.
+        """
+        names, shape, found = _names_of(self.shape), self.shape, self.checkpoint.tensors
+        weights = list(names.global_weights(shape, found).items())
+        for layer in range(shape.num_layers):
+            weights += names.layer_weights(shape, layer, found).items()
+        for role, (name, size) in weights:
+            stored = self.checkpoint.find_format(name, size, self._likely(role, name, size))
+            yield from (stored or BFLOAT16).parts(name, size)
+        for layer in shape.moe_layers:
+            for expert in range(1 if self.experts.is_stacked else shape.num_experts):
+                yield from self.experts.parts(layer, expert)
+
+    def _likely(self, role: str, name: str, size: tuple[int, ...]) -> WeightFormat:
+        """The format in which a weight may lie, should its tensors leave that open: that of
+        experts, or of tables whole numbers."""
+        if role != "router_table":
+            return self.shape.expert_format
+        look = self.checkpoint.look
+        return next((one for one in TABLES if one.fits(name, size, look)), TABLES[0])
+
     def _weights(self, named: Named) -> dict[str, Weight]:
-        shape, checkpoint = self.shape, self.checkpoint
+        checkpoint, names = self.checkpoint, _names_of(self.shape)
         found = {
-            role: checkpoint.weight(*weight, _likely(shape, checkpoint, role, *weight))
+            role: checkpoint.weight(*weight, self._likely(role, *weight))
             for role, weight in named.items()
         }
-        names = _names_of(shape)
         for role in found.keys() & names.first_rows.keys():
             found[role] = found[role].rows(range(1))
         for role in found.keys() & {*names.ones, *names.first_rows}:
@@ -187,16 +211,17 @@ def open_model(folder: Path, dtype: Dtype | Literal["auto"]) -> ModelFiles:
         )
     experts = StoredExperts.found(shape, layouts, checkpoint.find_format, checkpoint.look)
     experts = experts.with_formats(_expert_formats(shape, checkpoint, experts))
-    checkpoint.require(required_tensors(shape, checkpoint, experts))
-    if checkpoint.is_gguf:
-        _require_biases_read(shape, checkpoint, experts)
-    return ModelFiles(
+    files = ModelFiles(
         config=config,
         shape=shape,
         checkpoint=checkpoint,
         experts=experts,
         dtype=COMPUTE_DTYPES[experts.compute_dtype(shape) if dtype == "auto" else dtype],
     )
+    checkpoint.require(files.required_tensors())
+    if checkpoint.is_gguf:
+        _require_biases_read(files)
+    return files
 
 
 def _opened(path: Path) -> tuple[Mapping[str, Any], ModelShape, Checkpoint]:
@@ -210,42 +235,12 @@ def _opened(path: Path) -> tuple[Mapping[str, Any], ModelShape, Checkpoint]:
     return config, read_runnable_shape(config, str(file)), Checkpoint.open(path)
 
 
-def required_tensors(
-    shape: ModelShape, checkpoint: Checkpoint, experts: StoredExperts
-) -> Iterator[StoredPart]:
-    """Every tensor that the checkpoint must hold, experts included.
-
-    The embedding and the head have exactly ``vocab_size`` rows; where a vocabulary is padded,
-    ``vocab_size`` counts the padding and the tokenizer knows fewer tokens.
-    """
-    names, found = _names_of(shape), checkpoint.tensors
-    weights = list(names.global_weights(shape, found).items())
-    for layer in range(shape.num_layers):
-        weights += names.layer_weights(shape, layer, found).items()
-    for role, (name, size) in weights:
-        likely = _likely(shape, checkpoint, role, name, size)
-        stored = checkpoint.find_format(name, size, likely)
-        yield from (stored or BFLOAT16).parts(name, size)
-    for layer in shape.moe_layers:
-        for expert in range(1 if experts.is_stacked else shape.num_experts):
-            yield from experts.parts(layer, expert)
-
-
-def _likely(
-    shape: ModelShape, checkpoint: Checkpoint, role: str, name: str, size: tuple[int, ...]
-) -> WeightFormat:
-    """The format in which a weight may lie, should its tensors leave that open: that of experts, or
-    of tables whole numbers."""
-    if role != "router_table":
-        return shape.expert_format
-    return next((one for one in TABLES if one.fits(name, size, checkpoint.look)), TABLES[0])
-
-
-def _require_biases_read(shape: ModelShape, checkpoint: Checkpoint, experts: StoredExperts) -> None:
+def _require_biases_read(files: ModelFiles) -> None:
     """Raises CheckpointError for a bias in GGUF that is not read: no metadata say of biases that
     they are there, and llama.cpp adds those that it finds. Layers behind the last one may have
     any."""
-    read = {part.name for part in required_tensors(shape, checkpoint, experts)}
+    shape, checkpoint = files.shape, files.checkpoint
+    read = {part.name for part in files.required_tensors()}
     layers = tuple(f"blk.{layer}." for layer in range(shape.num_layers))
     biases = (name for name in checkpoint.tensors if name.endswith(".bias"))
     others = [name for name in biases if name.startswith(layers) and name not in read]

@@ -9,7 +9,7 @@ import torch
 from moebatch.checkpoint.direct import PAGE_BYTES
 from moebatch.checkpoint.header import Extent
 from moebatch.checkpoint.index import Checkpoint
-from moebatch.checkpoint.model_files import open_model, required_tensors
+from moebatch.checkpoint.model_files import ModelFiles, open_model
 from moebatch.formats.plain import FLOAT32
 from moebatch.formats.weight_format import Matrix
 from moebatch.model.dense_weights import DenseWeights
@@ -53,7 +53,10 @@ def experts_in(shape: ModelShape, *names: str) -> tuple[Checkpoint, StoredExpert
 def required(shape: ModelShape, *names: str) -> dict[str, tuple[int, ...]]:
     """What is required of a checkpoint that holds a few names."""
     checkpoint, experts = experts_in(shape, *names)
-    return {part.name: part.shape for part in required_tensors(shape, checkpoint, experts)}
+    files = ModelFiles(
+        config={}, shape=shape, checkpoint=checkpoint, experts=experts, dtype=torch.float32
+    )
+    return {part.name: part.shape for part in files.required_tensors()}
 
 
 @pytest.mark.few(case=PLAIN)
@@ -70,7 +73,7 @@ def test_names_and_shapes_are_those_of_written_checkpoints(case: str, tiny_check
         for name, tensor in read_tensors(folder).items()
         if not any(part in name for part in passed_over)
     }
-    parts = list(required_tensors(shape, files.checkpoint, files.experts))
+    parts = list(files.required_tensors())
     assert {part.name: part.shape for part in parts} == found
     assert {files.checkpoint.look(part.name) for part in parts} == set(parts)
     tables = {part.name for part in parts if part.name.endswith("tid2eid")}
