@@ -59,13 +59,12 @@ class StackedAttention:
     # --- prompts --------------------------------------------------------------------------------
 
     def _encode(self, work: LayerWork, plan: StackPlan) -> None:
-        frame, x_TD = work.frame.branch(), work.normed_ND
-        normed_ND = self._normed(frame, x_TD, work.weights["input_norm"])
-        q_NHC, k_NHC, v_NHC = self._projected(frame, normed_ND, work.weights, "qkv")
+        frame = work.frame.branch()
+        q_NHC, k_NHC, v_NHC = self._projected(frame, work, work.weights["input_norm"], "qkv")
         out_NHC = frame.take(*q_NHC.shape)
         for rows in plan.prompts:
             length = rows.stop - rows.start
-            positions_S = torch.arange(bucket_positions(length), device=x_TD.device)
+            positions_S = torch.arange(bucket_positions(length), device=q_NHC.device)
             for block in _blocks(length):
                 back_QS = positions_S[block, None] - positions_S
                 bias_HQS = self._bias(frame.branch(), self._prompt_bias_HX, back_QS)
@@ -77,18 +76,16 @@ class StackedAttention:
 
     def _keep(self, work: LayerWork, plan: StackPlan, kv: LayerKv) -> None:
         """Keys and values of what tokens are encoded as."""
-        frame, x_TD = work.frame.branch(), work.normed_ND
-        normed_ND = self._normed(frame, x_TD, self._encoder_norm_D)
-        k_NHC, v_NHC = self._projected(frame, normed_ND, work.weights, "cross_kv")
-        kv.write(plan.new_rows_T, (k_NHC[: len(x_TD)], v_NHC[: len(x_TD)]))
+        frame, tokens = work.frame.branch(), slice(work.num_tokens)
+        k_NHC, v_NHC = self._projected(frame, work, self._encoder_norm_D, "cross_kv")
+        kv.write(plan.new_rows_T, (k_NHC[tokens], v_NHC[tokens]))
 
     # --- answers --------------------------------------------------------------------------------
 
     def _attend_own(self, work: LayerWork, plan: StackPlan, kv: LayerKv) -> None:
-        frame, num_tokens = work.frame.branch(), work.num_tokens
-        normed_ND = self._normed(frame, work.normed_ND, work.weights["input_norm"])
-        q_NHC, k_NHC, v_NHC = self._projected(frame, normed_ND, work.weights, "qkv")
-        kv.write(plan.new_rows_T, (k_NHC[:num_tokens], v_NHC[:num_tokens]))
+        frame, tokens = work.frame.branch(), slice(work.num_tokens)
+        q_NHC, k_NHC, v_NHC = self._projected(frame, work, work.weights["input_norm"], "qkv")
+        kv.write(plan.new_rows_T, (k_NHC[tokens], v_NHC[tokens]))
         out_NHC = frame.take(*q_NHC.shape)
         for group in plan.own:
             bias_HBS = self._bias(frame.branch(), self._answer_bias_HX, group.back_BS)
@@ -111,8 +108,7 @@ class StackedAttention:
 
     def _attend_encoded(self, work: LayerWork, plan: StackPlan, kv: LayerKv) -> None:
         frame = work.frame.branch()
-        normed_ND = self._normed(frame, work.normed_ND, work.weights["cross_norm"])
-        (q_NHC,) = self._projected(frame, normed_ND, work.weights, "cross_q")
+        (q_NHC,) = self._projected(frame, work, work.weights["cross_norm"], "cross_q")
         out_NHC = frame.take(*q_NHC.shape)
         for group in plan.encoded:
             _attend_gathered(q_NHC, group, kv, group.mask_B11S(q_NHC.dtype), out_NHC)
@@ -123,18 +119,16 @@ class StackedAttention:
 
     # --- what they have in common ---------------------------------------------------------------
 
-    def _normed(self, frame: Frame, x_TD: Tensor, weight_D: Tensor) -> Tensor:
-        """Rows beyond x hold garbage."""
-        normed_ND = frame.take(self._products.rows(len(x_TD)), x_TD.shape[1])
-        self._elementwise.norm(frame, x_TD, weight_D, self._shape.rms_eps, normed_ND[: len(x_TD)])
-        return normed_ND
-
     def _projected(
-        self, frame: Frame, x_ND: Tensor, weights: Weights, role: str
+        self, frame: Frame, work: LayerWork, norm_D: Tensor, role: str
     ) -> tuple[Tensor, ...]:
-        """Queries, keys and values, or some of them, [N, H, C] each."""
-        together = self._products.of_role(frame, x_ND, weights, role)
-        heads_NXC = together.view(len(x_ND), -1, self._attention.head_dim)
+        """Queries, keys and values of the layer's input through that norm, or some of them,
+        [N, H, C] each; rows beyond the micro-batch hold garbage."""
+        x_TD, eps = work.normed_ND, self._shape.rms_eps
+        normed_ND = frame.take(self._products.rows(len(x_TD)), x_TD.shape[1])
+        self._elementwise.norm(frame, x_TD, norm_D, eps, normed_ND[: len(x_TD)])
+        together = self._products.of_role(frame, normed_ND, work.weights, role)
+        heads_NXC = together.view(len(normed_ND), -1, self._attention.head_dim)
         return heads_NXC.tensor_split(heads_NXC.shape[1] // self._attention.num_heads, dim=1)
 
     def _bias(self, frame: Frame, bias_HX: Tensor, back: Tensor) -> Tensor:
