@@ -16,7 +16,7 @@ from moebatch.layout.placed import CHUNK_BYTES, Hottest, PlacedModel
 from moebatch.layout.scratch import Limits, limits_of
 from moebatch.model.rope import Rope
 from moebatch.predict.correlation import CorrelationPredictor
-from moebatch.predict.path_table import PathTable
+from moebatch.predict.learnt_files import empty_table
 from moebatch.predict.predictor import Predictor, RoutingObserver
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.spec.machine.hardware import LevelName
@@ -103,14 +103,7 @@ class EngineSpec:
         """The one that is given, or one that starts from how often each expert is chosen."""
         if self.predictor is not None:
             return self.predictor
-        shape = self.files.shape
-        table = PathTable.empty(
-            shape.moe_layers,
-            num_experts=shape.num_experts,
-            experts_per_token=shape.experts_per_token,
-            path_length=0,
-        )
-        return CorrelationPredictor(table)
+        return CorrelationPredictor(empty_table(self.files.shape, 0))
 
 
 def shares_beginnings(files: ModelFiles, max_tokens: int) -> bool:

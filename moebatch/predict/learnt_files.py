@@ -22,6 +22,7 @@ from moebatch.predict.array_file import (
 )
 from moebatch.predict.guesser import LearnedGuesser, Perceptron, TokenGuesser
 from moebatch.predict.path_table import PathTable
+from moebatch.spec.model.shape import ModelShape
 from moebatch.spec.policy.policy import CACHE_RULES, PREDICTORS
 
 _REMEDY = "run `moebatch calibrate {folder} --text FILE`"
@@ -48,12 +49,12 @@ FIRST_GATE = FileKind(
 # --- correlation table --------------------------------------------------------------------------
 
 
-def empty_table(owner: ModelOwner, path_length: int) -> PathTable:
+def empty_table(model: ModelOwner | ModelShape, path_length: int) -> PathTable:
     """A table without counts. Raises ConfigError if it would be too large."""
     return PathTable.empty(
-        owner.moe_layers,
-        num_experts=owner.num_experts,
-        experts_per_token=owner.experts_per_token,
+        model.moe_layers,
+        num_experts=model.num_experts,
+        experts_per_token=model.experts_per_token,
         path_length=path_length,
     )
 
