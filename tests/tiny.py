@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 GROUPED = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe", "minimax_m2", "gpt_oss")
 """Those in which every layer caches keys and values of heads."""
@@ -695,6 +695,8 @@ _TEXT_OF = {
     "ernie4_5_vl_moe": "ernie4_5_vl_moe_text",
     "minimax_m3_vl": "minimax_m3_vl_text",
     "mistral3": "mistral4",
+    "kimi_k25": "deepseek_v3",
+    "internvl": "qwen3_moe",
     "mistral_large4": "mistral_large4_text",
     "dots3_note": "dots3_note_text",
     "step3p7": "step3p5",
@@ -743,9 +745,19 @@ _DOTS = {
     "num_attention_heads": 2,
     "adapter_out_dim": _COMMON["hidden_size"],
 }
+_KIMI = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "pos_emb_height": 4,
+    "pos_emb_width": 4,
+}
 _VISIONS = {
     "dots3_note": _DOTS | {"adapter_in_dim": 16, "mlp_layer_types": ["dense"]},
     "mistral3": _PIXTRAL,
+    "kimi_k25": _KIMI,
+    "internvl": _MINIMAX | {"image_size": (28, 28), "patch_size": (14, 14)},
     "mistral_large4": _PIXTRAL,
     "step3p7": _PERCEPTION,
     "hy_v4_vl": _HUNYUAN,
@@ -792,6 +804,8 @@ def write_checkpoint(
         model.save_pretrained(folder, max_shard_size=max_shard_size)
     if fused:
         _rewrite_fused(folder, model)
+    elif family == "kimi_k25":
+        _rename_blocks(folder)
     if tokenizer:
         write_tokenizer(folder)
     return folder
@@ -894,6 +908,17 @@ def _rewrite_fused(folder: Path, model: Any) -> None:
     if getattr(model.config, "tie_word_embeddings", False):
         state.pop("lm_head.weight", None)
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _rename_blocks(folder: Path) -> None:
+    """Layers of the text, which transformers 5.24 writes as those of the model that sees."""
+    path = folder / "model.safetensors"
+    tensors = {
+        name.replace("model.blocks.", "model.layers."): each
+        for name, each in load_file(path).items()
+    }
+    path.unlink()
+    save_file(tensors, path, metadata={"format": "pt"})
 
 
 def _lines() -> list[str]:

@@ -29,7 +29,7 @@ ALL = (
     *("flex_olmo", "mimo_v2_flash", "longcat_flash", "step3p7", "glm4v_moe"),
     *("laguna", "cohere2_moe", "deepseek_v4", "hy_v4", "hy_v4_vl", "jamba", "axk2"),
     *("mistral_large4", "glm5_next", "ernie4_5_vl_moe", "minimax_m3_vl", "minimax_m3_vl_text"),
-    *("dots3_note", "dots3_note_text", "beam"),
+    *("dots3_note", "dots3_note_text", "beam", "kimi_k25", "internvl"),
 )
 MOST_OFF = {"minimax": 0.2, "dots3_note": 0.12}
 """Where layers keep what norms have made of hidden states, or latents and queries are multiplied by
@@ -212,6 +212,37 @@ def test_ling_as_it_is_released(tmp_path: Path) -> None:
     for seq, answer in zip(seqs, expected, strict=True):
         assert_same(seq, *answer)
     assert unlimited != [tokens for tokens, _ in expected]
+
+
+def test_kimi_k2_5_as_it_is_released(tmp_path: Path) -> None:
+    """Under the class of its own code, its text under that of Kimi-K2."""
+    folder = tiny.write_checkpoint(tmp_path, "kimi_k25")
+    model = oracle.load(folder)
+    text = json.loads((folder / "config.json").read_text())["text_config"]
+    tiny.edit_config(
+        folder,
+        architectures=["KimiK25ForConditionalGeneration"],
+        text_config=text | {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "kimi_k2"},
+    )
+    assert any(name.startswith("language_model.model.") for name in read_tensors(folder))
+    for seq in Driver(folder).generate(oracle.prompts(), NUM_NEW, slice_tokens=7):
+        assert_same(seq, *oracle.greedy(model, seq.prompt, NUM_NEW))
+
+
+def test_internvl_as_it_is_released(tmp_path: Path) -> None:
+    """Its text in an object of another name."""
+    folder = tiny.write_checkpoint(tmp_path, "internvl")
+    model = oracle.load(folder)
+    config = json.loads((folder / "config.json").read_text())
+    tiny.edit_config(
+        folder,
+        architectures=["InternVLChatModel"],
+        model_type="internvl_chat",
+        llm_config=config["text_config"],
+        text_config=None,
+    )
+    for seq in Driver(folder).generate(oracle.prompts(), NUM_NEW, slice_tokens=7):
+        assert_same(seq, *oracle.greedy(model, seq.prompt, NUM_NEW))
 
 
 def test_rope_as_older_files_spell_it(tmp_path: Path) -> None:

@@ -390,6 +390,32 @@ def test_a_dtype_beside_nested_configurations_holds_for_the_text_model(key: str)
     assert read_shape(config, "config.json").dtype == "bfloat16"
 
 
+def test_formats_of_a_text_beside_others_may_be_said_with_it() -> None:
+    """As Kimi-K2.5 does."""
+    weights = {"num_bits": 4, "type": "int", "symmetric": True, "group_size": 32}
+    quantization = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": {"weights": weights}},
+    }
+    config = {"architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25"}
+    beside = config | {"text_config": {}, "quantization_config": quantization}
+    within = config | {"text_config": {"quantization_config": quantization}}
+    found, other = (read_shape(each, "config.json").expert_format for each in (beside, within))
+    assert found == other and found.name == "packed int4"
+    with pytest.raises(CheckpointError, match=r"quantization_config \('hqq'\): such checkpoints"):
+        read_shape(config | {"text_config": {"quantization_config": {"quant_method": "hqq"}}}, "c")
+
+
+def test_the_text_of_internvl_has_to_have_experts() -> None:
+    config = {"architectures": ["InternVLForConditionalGeneration"], "model_type": "internvl"}
+    for kind in ("qwen2", "gpt_oss"):
+        with pytest.raises(CheckpointError, match=r"text_config\.model_type: expected qwen3_moe,"):
+            read_shape(config | {"text_config": {"model_type": kind}}, "config.json")
+    with pytest.raises(CheckpointError, match=r"text_config\.model_type: expected qwen3_moe,"):
+        read_shape(config, "config.json")
+
+
 def test_codes_of_a_text_model_are_found_under_its_own_names() -> None:
     """Not under those of the release that sees pictures, which a plain weight would tell apart."""
     shape = read_shape(minimal("qwen3_5_moe_text"), "config.json")

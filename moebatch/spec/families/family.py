@@ -64,8 +64,8 @@ class FamilySpec(Wording):
 
     def shape(self, config: Mapping[str, Any], where: str) -> ModelShape:
         """What a raw ``config.json`` describes. Raises FaultyConfig with all faults at once."""
-        quantised = _quantised(config, where)
         keys = self.keys(config)
+        quantised = _quantised(keys, config, where)
         model_type = config.get("model_type", self.model_type)
         if model_type not in self.types:
             expected = f"{shown(self.model_type)} as in the architecture"
@@ -131,9 +131,12 @@ class FamilySpec(Wording):
         )
 
 
-def _quantised(config: Mapping[str, Any], where: str) -> WeightFormat | None:
-    """The format that ``quantization_config`` names, None where there is none."""
+def _quantised(keys: ConfigKeys, config: Mapping[str, Any], where: str) -> WeightFormat | None:
+    """The format that ``quantization_config`` names, beside everything else or among the `keys` of
+    the text; None where there is none."""
     quantization = config.get("quantization_config")
+    if quantization is None:
+        quantization = keys.value("quantization_config")
     if quantization is None:
         return None
     if not isinstance(quantization, Mapping):

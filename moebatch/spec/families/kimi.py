@@ -1,10 +1,10 @@
 """Kimi-Linear (Moonshot AI): three of four layers recur, the others attend to latents without
-rotary positions."""
+rotary positions; and the text of Kimi-K2.5, which is built as DeepSeek-V3 is."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from moebatch.spec.families.deepseek import latent_attention, latent_layers
+from moebatch.spec.families.deepseek import DEEPSEEK_V3, latent_attention, latent_layers
 from moebatch.spec.families.family import FamilySpec
 from moebatch.spec.families.kinds import FULL, LINEAR
 from moebatch.spec.families.parts import corrected_router
@@ -12,7 +12,13 @@ from moebatch.spec.families.recurring import alike_heads, conv_width, recurring,
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.recurrence import ChannelDelta
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import BLOCK_EXPERTS, behind, usual_names
+from moebatch.spec.model.tensor_names import (
+    AROUND_MODEL,
+    BLOCK_EXPERTS,
+    IN_MODEL,
+    behind,
+    usual_names,
+)
 
 _INTERVAL = 4
 
@@ -118,3 +124,12 @@ KIMI_LINEAR = FamilySpec(
 """As released: sizes of layers that recur in ``linear_attn_config``, or beside everything else as
 transformers writes them; which calls the parts of layers without experts as those of the others,
 when it writes them."""
+WRITTEN_KIMI_K25 = DEEPSEEK_V3.beside_others(
+    "Kimi_K25ForConditionalGeneration",
+    "kimi_k25",
+    other_types=(),
+    defaults={"tie_word_embeddings": True},
+    names=DEEPSEEK_V3.names.also_under(AROUND_MODEL).also_under(IN_MODEL),
+)
+KIMI_K25 = replace(WRITTEN_KIMI_K25, architecture="KimiK25ForConditionalGeneration")
+"""As transformers writes it, and as it is released. Images and videos are not read."""

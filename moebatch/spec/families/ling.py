@@ -21,6 +21,7 @@ from moebatch.spec.model.recurrence import ChannelDelta
 from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import OF_LATENTS, usual_names
 
+SHARED_WIDTH = {"shared_width": "moe_shared_expert_intermediate_size"}
 _COMPUTED: Mapping[str, Sequence[object]] = {
     "gated_attention_proj_granularity_type": ("head_wise",),
     "linear_attention": ("kda",),
@@ -45,9 +46,7 @@ _COMPUTED: Mapping[str, Sequence[object]] = {
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     """Released files hold layers more, which foretell tokens and are not computed; and limits of
     what experts and the shared one compute, which transformers passes over."""
-    width = keys.count("moe_intermediate_size")
-    if keys.value("shared_width") not in (None, width):
-        keys.fault("shared_width", f"{width} as moe_intermediate_size", keys.value("shared_width"))
+    require_shared_width(keys)
     attention = latent_attention(keys, rotates_neighbours=True)
     gated = replace(attention, gate="of heads")
     layers = latent_layers(keys, num_layers, gated, corrected_router(keys))
@@ -60,6 +59,13 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
             clamp if layer in layers.moe_layers else None for layer, clamp in enumerate(of_shared)
         ),
     )
+
+
+def require_shared_width(keys: ConfigKeys) -> None:
+    """Notes a fault where a shared expert is not as wide as the others."""
+    width = keys.count("moe_intermediate_size")
+    if keys.value("shared_width") not in (None, width):
+        keys.fault("shared_width", f"{width} as moe_intermediate_size", keys.value("shared_width"))
 
 
 def _usual_types(keys: ConfigKeys, num_layers: int) -> Sequence[str]:
@@ -105,7 +111,7 @@ _NAMES_OF_ATTENTION = {
 BAILING_HYBRID = FamilySpec(
     architecture="BailingHybridForCausalLM",
     model_type="bailing_hybrid",
-    spelling={"shared_width": "moe_shared_expert_intermediate_size"},
+    spelling=SHARED_WIDTH,
     computed=_COMPUTED,
     layers=_layers,
     names=usual_names(

@@ -1,5 +1,6 @@
 """Qwen2-MoE and Qwen3-MoE, and the text of Qwen3-VL-MoE and of Qwen3-Omni's thinker (Alibaba); and
-Mellum 2 (JetBrains), whose layers are those of Qwen3-MoE."""
+Mellum 2 (JetBrains), whose layers are those of Qwen3-MoE, and the text of InternVL 3.5 (OpenGVLab),
+which is Qwen3-MoE in the larger ones."""
 
 from dataclasses import replace
 
@@ -17,7 +18,15 @@ from moebatch.spec.families.parts import grouped_attention, mlps, softmax_router
 from moebatch.spec.model.blocks import Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import IN_MODEL, STACKED_EXPERTS, USUAL_EXPERTS, usual_names
+from moebatch.spec.model.tensor_names import (
+    AROUND_MODEL,
+    IN_MODEL,
+    STACKED_EXPERTS,
+    USUAL_EXPERTS,
+    usual_names,
+)
+
+_QWEN3 = "qwen3_moe"
 
 
 def _qwen2(keys: ConfigKeys, num_layers: int) -> Layers:
@@ -39,6 +48,13 @@ def _qwen3(keys: ConfigKeys, num_layers: int) -> Layers:
     slides = keys.flag("use_sliding_window")
     windows = everywhere(keys, num_layers) if slides else (None,) * num_layers
     return replace(_qwen3_omni(keys, num_layers), sliding_windows=windows)
+
+
+def _intern(keys: ConfigKeys, num_layers: int) -> Layers:
+    if keys.value("text_type") != _QWEN3:
+        expected = f"{_QWEN3}, the only text with experts that is read of this architecture"
+        keys.fault("text_type", expected, keys.value("text_type"))
+    return _qwen3(keys, num_layers)
 
 
 def _qwen3_vl(keys: ConfigKeys, num_layers: int) -> Layers:
@@ -97,10 +113,22 @@ QWEN2_MOE = FamilySpec(
 )
 QWEN3_MOE = FamilySpec(
     architecture="Qwen3MoeForCausalLM",
-    model_type="qwen3_moe",
+    model_type=_QWEN3,
     layers=_qwen3,
     names=_NAMES,
 )
+INTERN_VL = QWEN3_MOE.beside_others(
+    "InternVLForConditionalGeneration",
+    "internvl",
+    defaults={"text_type": "qwen2", "tie_word_embeddings": True},
+    spelling={"text_type": "model_type"},
+    layers=_intern,
+    names=_NAMES.also_under(AROUND_MODEL).also_under(IN_MODEL),
+)
+INTERN_VL_CHAT = replace(
+    INTERN_VL, architecture="InternVLChatModel", model_type="internvl_chat", within="llm_config."
+)
+"""The latter is the class of code of its own, which is not run. Images are not read."""
 MELLUM = FamilySpec(
     architecture="MellumForCausalLM",
     model_type="mellum",
