@@ -41,15 +41,27 @@ ARCHITECTURES = {
     "jamba": gguf.MODEL_ARCH.JAMBA,
     "nemotron_h": gguf.MODEL_ARCH.NEMOTRON_H_MOE,
     "kimi_linear": gguf.MODEL_ARCH.KIMI_LINEAR,
+    "glm_moe_dsa": gguf.MODEL_ARCH.GLM_DSA,
+    "solar_open": gguf.MODEL_ARCH.GLM4_MOE,
+    "glm4v_moe": gguf.MODEL_ARCH.GLM4_MOE,
+    "bailing_moe": gguf.MODEL_ARCH.BAILINGMOE,
+    "bailing_moe_v2": gguf.MODEL_ARCH.BAILINGMOE2,
+    "exaone_moe": gguf.MODEL_ARCH.EXAONE_MOE,
+    "afmoe": gguf.MODEL_ARCH.AFMOE,
+    "mimo_v2_flash": gguf.MODEL_ARCH.MIMO2,
+    "dbrx": gguf.MODEL_ARCH.DBRX,
 }
-LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "glm_moe_dsa")
 RECURRENT = ("qwen3_next", "qwen3_5_moe_text")
 HYBRID = ("granitemoehybrid", "lfm2_moe", "nemotron_h", "jamba")
 """Those whose files say by heads of keys which layers recur."""
-_SHARED = ("glm4_moe", "dots1", "deepseek", *LATENT)
+_LING = ("bailing_moe", "bailing_moe_v2")
+_GLM = ("glm4_moe", "glm4v_moe", "solar_open")
+_SHARED = (*_GLM, "dots1", "deepseek", "exaone_moe", *_LING, *LATENT)
 _WITH_SIGMOIDS = (
-    *("glm4_moe", "minimax_m2", "dots1", "deepseek_v3", "glm4_moe_lite", "lfm2_moe"),
-    "kimi_linear",
+    *(*_GLM, "minimax_m2", "dots1", "deepseek_v3", "glm4_moe_lite", "lfm2_moe"),
+    *("kimi_linear", "bailing_moe_v2", "exaone_moe", "afmoe", "mimo_v2_flash"),
+    "glm_moe_dsa",
 )
 _GRANITE = ("granitemoe", "granitemoeshared", "granitemoehybrid")
 _INTERLEAVED = ("mixtral", "deepseek", "nemotron_h", *_GRANITE)
@@ -66,11 +78,17 @@ _HALVES = {
 """Where blocks that gguf cannot make have float16: of codes, and of what is taken off. IQ1_M has
 its in four parts, above other bits."""
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-_NUM_CHOSEN = ("moe_topk", "top_k_experts", "moe_k", "num_experts_per_tok")
-_OF_KIMI = {
-    "max_position_embeddings": "model_max_length",
-    "num_experts_per_tok": "num_experts_per_token",
-    "n_shared_experts": "num_shared_experts",
+_NUM_CHOSEN = ("moe_topk", "moe_top_k", "top_k_experts", "moe_k", "num_experts_per_tok")
+_OTHER_NAMES = {
+    "n_layers": "num_hidden_layers",
+    "d_model": "hidden_size",
+    "n_heads": "num_attention_heads",
+    "kv_n_heads": "num_key_value_heads",
+    "ffn_hidden_size": "intermediate_size",
+    "max_seq_len": "max_position_embeddings",
+    "model_max_length": "max_position_embeddings",
+    "num_experts_per_token": "num_experts_per_tok",
+    "num_shared_experts": "n_shared_experts",
 }
 Types = Callable[[str], str]
 """Of a tensor by its name in GGUF."""
@@ -104,11 +122,13 @@ def write_gguf(
     as none does once llama.cpp has quantised a file.
     """
     config = json.loads((source / "config.json").read_text())
-    config = {**config.get("text_config", {}), **config}
+    for beside in ("text_config", "attn_config", "ffn_config"):
+        config = {**config.get(beside, {}), **config}
     config.setdefault("num_hidden_layers", len(config.get("layers_block_type", ())))
-    config |= {key: config[own] for key, own in _OF_KIMI.items() if own in config}
+    config |= {key: config[own] for own, key in _OTHER_NAMES.items() if own in config}
     architecture = ARCHITECTURES[config["model_type"]]
-    names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
+    count = config["num_hidden_layers"] + (config.get("num_nextn_predict_layers") or 0)
+    names = gguf.get_tensor_name_map(architecture, count)
     tensors = read_tensors(source)
     places = _by_gguf_name(_of_text(_counted(tensors)), config, names, older=older)
     places = _with_gates_above(places) if joined else places
@@ -241,6 +261,7 @@ def _gguf_name(name: str, names: Any) -> str:
     merged = merged.removeprefix("model.") if is_short else merged
     merged = merged.replace("e_score_correction_bias", "e_score_correction.bias")
     merged = merged.replace("expert_bias", "expert_bias.bias")
+    merged = merged.replace("attention_sink_bias", "attention_sink_bias.weight")
     if ".mixer.experts." in merged:
         merged = merged.replace("backbone", "model").replace("mixer", "mlp")
     merged = merged.replace("mixer.dt_bias", "mixer.dt.bias")
@@ -281,6 +302,11 @@ def _parts(name: str, weight: Tensor, config: Mapping[str, Any]) -> list[tuple[s
         ]
     if family == "gemma4_text" and ("router." in name or "experts" in name or "scalar" in name):
         return [(_of_gemma(name), weight)]
+    if family == "bailing_moe" and "query_key_value" in name:
+        return _of_ling(name, weight, config)
+    if family == "dbrx" and "experts" in name:
+        by_expert = weight.view(config["moe_num_experts"], -1, weight.shape[-1])
+        return [(f"{name}.weight", by_expert.transpose(1, 2) if "w2" in name else by_expert)]
     if family == "kimi_linear" and "_conv1d.weight" in name:
         return [(name, weight.unsqueeze(0))]
     if family == "kimi_linear" and "_proj" in name and "expert" not in name:
@@ -296,6 +322,19 @@ def _parts(name: str, weight: Tensor, config: Mapping[str, Any]) -> list[tuple[s
     if family in HYBRID:
         return [(name, _as_matrix(name, weight, config))]
     return _of_recurrence(name, weight, config) if "linear_attn" in name else [(name, weight)]
+
+
+def _of_ling(name: str, weight: Tensor, config: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
+    """Apart, queries and keys interleaved."""
+    heads, key_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    size = len(weight) // (heads + 2 * key_heads)
+    q, k, v = torch.split(weight, [heads * size, key_heads * size, key_heads * size])
+    layer = f"blk.{name.split('.')[2]}.attn"
+    return [
+        (f"{layer}_q.weight", _interleaved(q, heads)),
+        (f"{layer}_k.weight", _interleaved(k, key_heads)),
+        (f"{layer}_v.weight", v),
+    ]
 
 
 def _as_matrix(name: str, weight: Tensor, config: Mapping[str, Any]) -> Tensor:
@@ -373,6 +412,7 @@ def _counts_from_one(name: str, config: Mapping[str, Any]) -> bool:
 
 def _metadata(config: Mapping[str, Any], *, older: bool) -> dict[str, Any]:
     """Behind the name of the architecture."""
+    rotary = config.get("rope_parameters") or config
     found = {
         "block_count": config["num_hidden_layers"],
         "context_length": config["max_position_embeddings"],
@@ -383,15 +423,15 @@ def _metadata(config: Mapping[str, Any], *, older: bool) -> dict[str, Any]:
         "attention.key_length": config.get("head_dim"),
         "attention.value_length": config.get("head_dim"),
         "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps"),
-        "rope.freq_base": config.get("rope_parameters", {}).get("rope_theta"),
+        "rope.freq_base": rotary.get("rope_theta"),
         "expert_count": next(config[key] for key in _NUM_EXPERTS if key in config),
         "expert_used_count": next(config[key] for key in _NUM_CHOSEN if key in config),
         "expert_feed_forward_length": config.get("moe_intermediate_size"),
         "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size"),
     }
     family = config["model_type"]
-    if family in ("glm4_moe", "minimax_m2", *RECURRENT):
-        share = config["rope_parameters"].get("partial_rotary_factor", 1.0)
+    if family in (*_GLM, "minimax_m2", "bailing_moe_v2", *RECURRENT):
+        share = rotary.get("partial_rotary_factor", 1.0)
         found["rope.dimension_count"] = config.get("rotary_dim") or int(config["head_dim"] * share)
     if family in _WITH_SIGMOIDS:
         found["expert_gating_func"] = int(gguf.ExpertGatingFuncType.SIGMOID)
@@ -400,7 +440,7 @@ def _metadata(config: Mapping[str, Any], *, older: bool) -> dict[str, Any]:
         found |= {
             "block_count": config["num_hidden_layers"] + behind,
             "nextn_predict_layers": behind,
-            "leading_dense_block_count": config["first_k_dense_replace"],
+            "leading_dense_block_count": config.get("first_k_dense_replace"),
             "expert_shared_count": config["n_shared_experts"],
             "expert_weights_scale": config.get("routed_scaling_factor", 1.0),
             "expert_weights_norm": config["norm_topk_prob"],
@@ -511,6 +551,34 @@ def _metadata(config: Mapping[str, Any], *, older: bool) -> dict[str, Any]:
             "leading_dense_block_count": config["mlp_layer_types"].count("dense"),
             "expert_weights_scale": config["routed_scaling_factor"],
         }
+    if family == "glm_moe_dsa":
+        found |= {
+            "attention.indexer.head_count": config["index_n_heads"],
+            "attention.indexer.key_length": config["index_head_dim"],
+            "attention.indexer.top_k": config["index_topk"],
+        }
+    if family == "afmoe":
+        found |= {
+            "expert_shared_count": config["num_shared_experts"],
+            "leading_dense_block_count": config["num_dense_layers"],
+            "expert_weights_scale": config["route_scale"],
+        }
+    if family == "dbrx":
+        found |= {"attention.clamp_kqv": config["clip_qkv"], "attention.layer_norm_epsilon": 1e-5}
+    if family in ("exaone_moe", "mimo_v2_flash"):
+        slides = [kind == "sliding_attention" for kind in config["layer_types"]]
+        found["attention.sliding_window_pattern"] = slides
+    if family == "mimo_v2_flash":
+        kinds, heads = config["rope_parameters"], config["num_key_value_heads"]
+        full = kinds["full_attention"]
+        found |= {
+            "attention.head_count_kv": [heads * (1 + each) for each in slides],
+            "attention.value_length": config["v_head_dim"],
+            "attention.value_scale": config["attention_value_scale"],
+            "rope.dimension_count": int(config["head_dim"] * full["partial_rotary_factor"]),
+            "rope.freq_base": full["rope_theta"],
+            "rope.freq_base_swa": kinds["sliding_attention"]["rope_theta"],
+        }
     if family == "lfm2_moe":
         found |= {
             "attention.head_count_kv": by_layer,
@@ -544,7 +612,9 @@ def _metadata(config: Mapping[str, Any], *, older: bool) -> dict[str, Any]:
             "rope.freq_base_swa": rotary["sliding_attention"]["rope_theta"],
         }
     found["attention.sliding_window"] = config.get("sliding_window")
-    found |= _scaling(config.get("rope_parameters", {}))
+    if family == "mimo_v2_flash":  # which leaves out the token itself
+        found["attention.sliding_window"] -= 1
+    found |= _scaling(config.get("rope_parameters") or {})
     return found
 
 

@@ -70,6 +70,28 @@ WIDTHS: dict[str, dict[str, Any]] = {
         "linear_num_heads": 4,
         "num_hidden_layers": 3,
     },
+    "glm_moe_dsa": {"qk_nope_head_dim": 32, "moe_intermediate_size": 256, "index_head_dim": 32},
+    "solar_open": {"moe_intermediate_size": 256},
+    "glm4v_moe": {"moe_intermediate_size": 256},
+    "exaone_moe": {"moe_intermediate_size": 256},
+    "afmoe": {
+        "moe_intermediate_size": 256,
+        "num_hidden_layers": 4,
+        "global_attn_every_n_layers": 4,
+    },
+    "mimo_v2_flash": {
+        "moe_intermediate_size": 256,
+        "layer_types": ["full_attention", "sliding_attention"],
+        "mlp_layer_types": ["dense", "sparse"],
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": base, "partial_rotary_factor": 4 / 7}
+            for kind, base in (("full_attention", 300.0), ("sliding_attention", 20.0))
+        },
+    },
+    "dbrx": {
+        "d_model": 256,
+        "ffn_config": {"ffn_hidden_size": 256, "moe_num_experts": 6, "moe_top_k": 2},
+    },
     "qwen3_next": {"moe_intermediate_size": 256, "linear_value_head_dim": 64},
     "qwen3_5_moe_text": {"moe_intermediate_size": 256, "linear_value_head_dim": 64},
 }
@@ -376,3 +398,17 @@ def test_what_is_missing_is_not_counted_among_formats(written: Callable[..., Pat
 def test_gguf_is_not_packed(written: Callable[..., Path], tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="have names and an order of their own"):
         packed(written("F16"), tmp_path / "small")
+
+
+def test_heads_of_mimo_must_be_those_of_both_kinds(written: Callable[..., Path]) -> None:
+    folder = written("F32", "mimo_v2_flash", metadata={"attention.head_count_kv": [1, 1]})
+    why = r"mimo2\.attention\.head_count_kv is \[1, 1\], expected twice as many in layers that"
+    with pytest.raises(CheckpointError, match=why):
+        open_model(folder, "auto")
+
+
+@pytest.mark.parametrize("family", ["exaone_moe", "mimo_v2_flash", "gemma4_text"])
+def test_files_say_which_layers_slide(family: str, written: Callable[..., Path]) -> None:
+    folder = written("F32", family, left_out=("attention.sliding_window_pattern",))
+    with pytest.raises(CheckpointError, match=r"attention\.sliding_window_pattern is missing"):
+        open_model(folder, "auto")

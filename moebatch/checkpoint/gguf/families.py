@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from moebatch.checkpoint.gguf.family import Arranged, GgufFamily, GgufMetadata
+from moebatch.checkpoint.gguf.family import Arranged, GgufFamily, GgufMetadata, rotated_share
 from moebatch.formats.ggml_rearranged import (
     AsRows,
     ByKeyHead,
@@ -14,6 +14,7 @@ from moebatch.formats.ggml_rearranged import (
     LatentHalves,
 )
 from moebatch.quoting import shown
+from moebatch.spec.families.kinds import FULL, LINEAR, SLIDING
 
 _KEY_HEADS = "attention.head_count_kv"
 
@@ -72,6 +73,7 @@ def _latent(said: GgufMetadata) -> dict[str, Any]:
         raise said.fault("queries have a temperature, which is not read of this architecture")
     return {
         "num_key_value_heads": heads,
+        "head_dim": None,  # which files have of latents
         "qk_rope_head_dim": rotated,
         "qk_nope_head_dim": key - rotated,
         "v_head_dim": value,
@@ -117,10 +119,9 @@ def _recurrent(said: GgufMetadata) -> dict[str, Any]:
     keys: dict[str, Any] = {
         "linear_value_head_dim": said.count("ssm.inner_size") // said.count("ssm.time_step_rank")
     }
-    recurs, count = said.get("attention.recurrent_layers"), said.num_layers
-    if isinstance(recurs, list) and type(count) is int:
-        kinds = ("full_attention", "linear_attention")
-        keys["layer_types"] = [kinds[bool(each)] for each in recurs[:count]]
+    recurs = said.get("attention.recurrent_layers")
+    if isinstance(recurs, list):
+        keys["layer_types"] = [LINEAR if each else FULL for each in said.of_layers(recurs)]
     return keys
 
 
@@ -164,10 +165,15 @@ def _qwen3_5(said: GgufMetadata) -> Arranged:
     return {**_from_zero(said), **_recurrence(said, by_turns=True)}
 
 
+def _dense_first(said: GgufMetadata) -> dict[str, Any]:
+    """No layer is dense where a file does not say so, as that of Solar Open."""
+    return {"first_k_dense_replace": said.get("leading_dense_block_count") or 0}
+
+
 def _lfm2(said: GgufMetadata) -> dict[str, Any]:
     return {
         "num_dense_layers": said.get("leading_dense_block_count") or 0,
-        **_kinds_by_heads(said, recurs="conv", attends="full_attention"),
+        **_kinds_by_heads(said, recurs="conv", attends=FULL),
     }
 
 
@@ -224,13 +230,12 @@ def _nemotron(said: GgufMetadata) -> dict[str, Any]:
     heads = _by_layer(said, _KEY_HEADS, "does not attend")
     widths = _by_layer(said, "feed_forward_length", "has no experts")
     kinds = [
-        "full_attention" if count else "moe" if width else "linear_attention"
+        FULL if count else "moe" if width else LINEAR
         for count, width in zip(heads, widths, strict=False)
     ]
-    count = said.num_layers
     return {
         "num_key_value_heads": _key_heads(said),
-        "layer_types": kinds[:count] if type(count) is int else kinds,
+        "layer_types": said.of_layers(kinds),
         "intermediate_size": said.get("expert_feed_forward_length"),
         "mamba_d_head": said.count("ssm.inner_size") // said.count("ssm.time_step_rank"),
     }
@@ -255,28 +260,42 @@ def _scan(said: GgufMetadata) -> Arranged:
     }
 
 
+def _windows(said: GgufMetadata) -> list[str]:
+    """What kind each layer is of, by whether it slides."""
+    key = "attention.sliding_window_pattern"
+    slides = said.get(key)
+    if not isinstance(slides, list):
+        raise said.fault(f"{said.architecture}.{key} is missing")
+    return [SLIDING if each else FULL for each in said.of_layers(slides)]
+
+
+def _by_window(said: GgufMetadata) -> dict[str, Any]:
+    return {"layer_types": _windows(said)}
+
+
+def _heads_by_window(said: GgufMetadata) -> dict[str, Any]:
+    """Heads of keys by the kind of a layer."""
+    kinds, heads = _windows(said), said.get(_KEY_HEADS)
+    by_layer = heads if isinstance(heads, list) else [heads] * len(kinds)
+    return dict(zip(kinds, by_layer, strict=False))
+
+
 def _gemma(said: GgufMetadata) -> dict[str, Any]:
     """Layers that slide and layers that do not have heads of their own. The share of a head that
     rotates in the latter is not in files; it is that of all released models."""
-    slides = said.get("attention.sliding_window_pattern")
-    heads = said.get("attention.head_count_kv")
-    if not isinstance(slides, list):
-        raise said.fault(f"{said.architecture}.attention.sliding_window_pattern is missing")
-    by_layer = heads if isinstance(heads, list) else [heads] * len(slides)
-    of_kind = {bool(kind): count for kind, count in zip(slides, by_layer, strict=False)}
-    full, sliding = ("full_attention", "sliding_attention")
+    kinds, of_kind = _windows(said), _heads_by_window(said)
     return {
-        "layer_types": [sliding if each else full for each in slides],
-        "num_key_value_heads": of_kind.get(True),
-        "num_global_key_value_heads": of_kind.get(False),
+        "layer_types": kinds,
+        "num_key_value_heads": of_kind.get(SLIDING),
+        "num_global_key_value_heads": of_kind.get(FULL),
         "attention_k_eq_v": said.num_with("attn_v.weight") < said.num_with("attn_k.weight"),
         "global_head_dim": said.get("attention.key_length"),
         "head_dim": said.get("attention.key_length_swa"),
         "hidden_size_per_layer_input": said.get("embedding_length_per_layer_input") or 0,
         "num_kv_shared_layers": said.get("attention.shared_kv_layers") or 0,
         "rope_parameters": {
-            sliding: {"rope_type": "default", "rope_theta": said.get("rope.freq_base_swa") or 1e4},
-            full: {
+            SLIDING: {"rope_type": "default", "rope_theta": said.get("rope.freq_base_swa") or 1e4},
+            FULL: {
                 "rope_type": "proportional",
                 "rope_theta": said.get("rope.freq_base") or 1e6,
                 "partial_rotary_factor": 0.25,
@@ -285,11 +304,35 @@ def _gemma(said: GgufMetadata) -> dict[str, Any]:
     }
 
 
+def _mimo(said: GgufMetadata) -> dict[str, Any]:
+    """The window of files leaves out the token itself, as that of released ones does. Both kinds of
+    layers rotate the same share of a head."""
+    of_kind, sparse = _heads_by_window(said), said.layers_with("ffn_gate_inp.weight")
+    if of_kind.keys() == {FULL, SLIDING} and of_kind[SLIDING] != 2 * of_kind[FULL]:
+        raise said.fault(
+            f"{said.architecture}.{_KEY_HEADS} is {shown(said.get(_KEY_HEADS))}, expected twice as "
+            "many in layers that slide as in the others"
+        )
+    bases = {FULL: said.get("rope.freq_base"), SLIDING: said.get("rope.freq_base_swa")}
+    return {
+        "layer_types": _windows(said),
+        "mlp_layer_types": [
+            "sparse" if layer in sparse else "dense" for layer in range(len(_windows(said)))
+        ],
+        "num_key_value_heads": of_kind.get(FULL),
+        "sliding_window_size": said.get("attention.sliding_window"),
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": base, **rotated_share(said)}
+            for kind, base in bases.items()
+        },
+    }
+
+
 def _kimi(said: GgufMetadata) -> dict[str, Any]:
     """All layers have as many heads. Groups are not in files of models without them."""
     return {
         **_latent(said),
-        **_kinds_by_heads(said, recurs="linear_attention", attends="full_attention"),
+        **_kinds_by_heads(said, recurs=LINEAR, attends=FULL),
         "num_key_value_heads": said.count("attention.head_count"),
         "linear_num_heads": said.count("attention.head_count"),
         "n_group": said.count("expert_group_count", 1),
@@ -307,16 +350,12 @@ def _channel_delta(said: GgufMetadata) -> Arranged:
     }
 
 
-_SHARED_SIZES = {
-    "n_shared_experts": "expert_shared_count",
-    "first_k_dense_replace": "leading_dense_block_count",
-    "routed_scaling_factor": "expert_weights_scale",
+_INDEXER_SIZES = {
+    "index_n_heads": "attention.indexer.head_count",
+    "index_head_dim": "attention.indexer.key_length",
+    "index_topk": "attention.indexer.top_k",
 }
-_GROUP_SIZES = {
-    "norm_topk_prob": "expert_weights_norm",
-    "n_group": "expert_group_count",
-    "topk_group": "expert_group_used_count",
-}
+_WINDOW = {"sliding_window": "attention.sliding_window"}
 _GRANITE_SCALES = {
     "embedding_multiplier": "embedding_scale",
     "residual_multiplier": "residual_scale",
@@ -331,44 +370,66 @@ _MAMBA_SIZES = {
 }
 _QWEN3 = GgufFamily(architecture="Qwen3MoeForCausalLM", entries={"norm_topk_prob": True})
 FAMILIES = {
-    "llama": GgufFamily(
-        architecture="MixtralForCausalLM",
-        width="intermediate_size",
-        arranged=_interleaved,
-    ),
+    "llama": GgufFamily(architecture="MixtralForCausalLM", arranged=_interleaved),
     "qwen2moe": GgufFamily(architecture="Qwen2MoeForCausalLM"),
     "qwen3moe": _QWEN3,
     "qwen3vlmoe": _QWEN3,  # of text alone, whose positions are those of one axis
-    "olmoe": GgufFamily(architecture="OlmoeForCausalLM", width="intermediate_size"),
+    "olmoe": GgufFamily(architecture="OlmoeForCausalLM"),
     "glm4moe": GgufFamily(
         architecture="Glm4MoeForCausalLM",
-        sizes=_SHARED_SIZES | _GROUP_SIZES,
+        keys=_dense_first,
         flags={"attention_bias": "attn_q.bias", "use_qk_norm": "attn_q_norm.weight"},
     ),
-    "minimax-m2": GgufFamily(architecture="MiniMaxM2ForCausalLM", width="intermediate_size"),
+    "minimax-m2": GgufFamily(architecture="MiniMaxM2ForCausalLM"),
     "gpt-oss": GgufFamily(
         architecture="GptOssForCausalLM",
-        width="intermediate_size",
-        sizes={"sliding_window": "attention.sliding_window"},
+        sizes=_WINDOW,
         positions={"truncate": False},
         flags={"attention_bias": "attn_q.bias"},
     ),
-    "deepseek": GgufFamily(
-        architecture="DeepseekForCausalLM",
-        sizes=_SHARED_SIZES,
-        arranged=_interleaved,
-    ),
+    "deepseek": GgufFamily(architecture="DeepseekForCausalLM", arranged=_interleaved),
     "deepseek2": GgufFamily(
-        architecture="DeepseekV2ForCausalLM",
-        sizes=_SHARED_SIZES,
+        architecture="DeepseekV2ForCausalLM", keys=_latent, arranged=_latent_halves
+    ),
+    "bailingmoe": GgufFamily(architecture="BailingMoeForCausalLM", arranged=_interleaved),
+    "bailingmoe2": GgufFamily(
+        architecture="BailingMoeV2ForCausalLM",
+        flags={"use_qk_norm": "attn_q_norm.weight"},
+    ),
+    "exaone-moe": GgufFamily(
+        architecture="ExaoneMoeForCausalLM",
+        sizes=_WINDOW,
+        keys=_by_window,
+    ),
+    "afmoe": GgufFamily(
+        architecture="AfmoeForCausalLM",
+        sizes=_WINDOW
+        | {
+            "num_shared_experts": "expert_shared_count",
+            "num_dense_layers": "leading_dense_block_count",
+            "route_scale": "expert_weights_scale",
+        },
+        entries={"mup_enabled": True},
+    ),
+    "mimo2": GgufFamily(
+        architecture="MiMoV2FlashForCausalLM",
+        sizes={
+            "v_head_dim": "attention.value_length",
+            "attention_value_scale": "attention.value_scale",
+        },
+        keys=_mimo,
+    ),
+    "dbrx": GgufFamily(
+        architecture="DbrxForCausalLM",
+        sizes={"rms_norm_eps": "attention.layer_norm_epsilon"},
+    ),
+    "glm-dsa": GgufFamily(
+        architecture="GlmMoeDsaForCausalLM",
+        sizes=_INDEXER_SIZES,
         keys=_latent,
         arranged=_latent_halves,
     ),
-    "dots1": GgufFamily(
-        architecture="Dots1ForCausalLM",
-        sizes=_SHARED_SIZES | _GROUP_SIZES,
-        entries={"sliding_window": None},
-    ),
+    "dots1": GgufFamily(architecture="Dots1ForCausalLM", entries={"sliding_window": None}),
     "ernie4_5-moe": GgufFamily(
         architecture="Ernie4_5_MoeForCausalLM",
         sizes={
@@ -379,20 +440,17 @@ FAMILIES = {
     ),
     "granitemoe": GgufFamily(
         architecture="GraniteMoeSharedForCausalLM",
-        width="intermediate_size",
         sizes=_GRANITE_SCALES | {"shared_intermediate_size": "expert_shared_feed_forward_length"},
         arranged=_interleaved,
     ),
     "granitehybrid": GgufFamily(
         architecture="GraniteMoeHybridForCausalLM",
-        width="intermediate_size",
         sizes=_GRANITE_SCALES | _MAMBA_SIZES,
         keys=_granite_hybrid,
         arranged=_state_space,
     ),
     "jamba": GgufFamily(
         architecture="JambaForCausalLM",
-        width="intermediate_size",
         sizes={
             "mamba_d_conv": "ssm.conv_kernel",
             "mamba_d_state": "ssm.state_size",
@@ -404,12 +462,10 @@ FAMILIES = {
     "nemotron_h_moe": GgufFamily(
         architecture="NemotronHForCausalLM",
         sizes=_MAMBA_SIZES
-        | _GROUP_SIZES
         | {
             "rms_norm_eps": "attention.layer_norm_epsilon",
             "moe_latent_size": "moe_latent_size",
             "moe_shared_expert_intermediate_size": "expert_shared_feed_forward_length",
-            "routed_scaling_factor": "expert_weights_scale",
         },
         keys=_nemotron,
         arranged=_state_space,
@@ -422,18 +478,14 @@ FAMILIES = {
     ),
     "kimi-linear": GgufFamily(
         architecture="KimiLinearForCausalLM",
-        sizes=_SHARED_SIZES
-        | {"linear_head_dim": "kda.head_dim", "linear_conv_kernel_dim": "ssm.conv_kernel"},
+        sizes={"linear_head_dim": "kda.head_dim", "linear_conv_kernel_dim": "ssm.conv_kernel"},
         keys=_kimi,
         arranged=_channel_delta,
     ),
-    "hunyuan-moe": GgufFamily(architecture="HunYuanMoEV1ForCausalLM", width="intermediate_size"),
+    "hunyuan-moe": GgufFamily(architecture="HunYuanMoEV1ForCausalLM"),
     "gemma4": GgufFamily(
         architecture="Gemma4ForCausalLM",
-        sizes={
-            "sliding_window": "attention.sliding_window",
-            "final_logit_softcapping": "final_logit_softcapping",
-        },
+        sizes=_WINDOW | {"final_logit_softcapping": "final_logit_softcapping"},
         entries={"enable_moe_block": True},
         keys=_gemma,
         knows_factors=True,

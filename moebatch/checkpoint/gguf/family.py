@@ -30,6 +30,16 @@ _USUAL_SIZES = {
 }
 """Keys as most families spell them (`FamilySpec.spelled` knows of others), and those of GGUF,
 behind the architecture's name."""
+_SIZES_OF_SOME = {
+    "n_shared_experts": "expert_shared_count",
+    "first_k_dense_replace": "leading_dense_block_count",
+    "routed_scaling_factor": "expert_weights_scale",
+    "norm_topk_prob": "expert_weights_norm",
+    "n_group": "expert_group_count",
+    "topk_group": "expert_group_used_count",
+}
+"""The same of those that have such experts and layers; what a file leaves out is as usual in the
+family."""
 _YARN = {
     "factor": "factor",
     "original_max_position_embeddings": "original_context_length",
@@ -109,6 +119,11 @@ class GgufMetadata:
         layers = range(count if type(count) is int else 0)
         return [layer for layer in layers if f"blk.{layer}.{tensor}" in self._tensors]
 
+    def of_layers(self, by_layer: list[Any]) -> list[Any]:
+        """A list by layer without those behind the last one."""
+        count = self.num_layers
+        return by_layer[:count] if type(count) is int else by_layer
+
     def fault(self, why: str) -> CheckpointError:
         return CheckpointError(f"{self.where}: {why}")
 
@@ -118,10 +133,8 @@ class GgufFamily:
     """How a family that llama.cpp knows is configured in transformers."""
 
     architecture: str
-    width: str = "moe_intermediate_size"
-    """Key of the width of an expert."""
     sizes: Mapping[str, str] = field(default_factory=dict)
-    """The same as `_USUAL_SIZES`, beside it; what a file leaves out is as usual in the family."""
+    """The same as `_SIZES_OF_SOME`, of this one."""
     flags: Mapping[str, str] = field(default_factory=dict)
     """Keys of transformers that are true where a layer has a tensor."""
     entries: Mapping[str, Any] = field(default_factory=dict)
@@ -140,7 +153,8 @@ class GgufFamily:
         if not said.get("expert_count"):
             raise said.fault("no layer has experts; Mixture-of-Experts models are run")
         width = said.get("expert_feed_forward_length") or said.get("feed_forward_length")
-        own = ((key, said.get(name)) for key, name in self.sizes.items())
+        sizes = {**_SIZES_OF_SOME, **self.sizes}
+        own = ((key, said.get(name)) for key, name in sizes.items())
         described = FAMILIES[self.architecture]
         config = {
             **{key: said.get(name) for key, name in _USUAL_SIZES.items()},
@@ -154,22 +168,18 @@ class GgufFamily:
             "vocab_size": vocab_size,
             "tie_word_embeddings": is_tied,
             "intermediate_size": said.get("feed_forward_length") or width,
-            self.width: width,
+            "moe_intermediate_size": width,
             "shared_expert_intermediate_size": said.get("expert_shared_feed_forward_length")
             or width,
             "rope_parameters": {
                 "rope_theta": said.get("rope.freq_base") or 10000.0,
                 **self._scaled_positions(said),
-                **_rotated_share(said),
+                **rotated_share(said),
             },
             **self.entries,
             **self.keys(said),
         }
-        spelled = {key: described.spelled(key) for key in config}
-        # What a family keeps in an object of its own, it knows beside it as well.
-        return {
-            key if "." in spelled[key] else spelled[key]: value for key, value in config.items()
-        }
+        return _in_objects({described.spelled(key): value for key, value in config.items()})
 
     def _scaled_positions(self, said: GgufMetadata) -> dict[str, Any]:
         """YaRN (Peng et al. 2023), or all positions closer together."""
@@ -187,7 +197,19 @@ class GgufFamily:
         return {"rope_type": kind, **given, **self.positions, **_strength(said)}
 
 
-def _rotated_share(said: GgufMetadata) -> dict[str, float]:
+def _in_objects(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by names such as ``ffn_config.moe_top_k``, in objects."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        *objects, last = name.split(".")
+        place = found
+        for each in objects:
+            place = place.setdefault(each, {})
+        place[last] = value
+    return found
+
+
+def rotated_share(said: GgufMetadata) -> dict[str, float]:
     """How much of a head rotates, be it all; latents have a head of their own for it."""
     if said.get("attention.kv_lora_rank"):
         return {}

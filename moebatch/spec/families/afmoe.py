@@ -43,5 +43,10 @@ AFMOE = FamilySpec(
             "router_correction": "mlp.expert_bias",
         },
         shared=("mlp.shared_experts",),
+        in_gguf={
+            "attention_out_norm": "post_attention_norm.weight",
+            "mlp_out_norm": "post_ffw_norm.weight",
+            "output_gate": "attn_gate.weight",
+        },
     ),
 )

@@ -85,5 +85,6 @@ DBRX = FamilySpec(
         },
         experts=(_FLAT, _APART),
         joined={"qkv": ("q", "k", "v")},
+        in_gguf={"mlp_norm": "attn_output_norm.weight"},
     ),
 )

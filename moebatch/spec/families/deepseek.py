@@ -191,6 +191,14 @@ def latent_layers(
 _NAMES = usual_names(shared=("mlp.shared_experts",))
 """Layers behind the last one, which guess further tokens ahead, are not read."""
 
+_INDEXER_IN_GGUF = {
+    "index_q": "indexer.attn_q_b.weight",
+    "index_k": "indexer.attn_k.weight",
+    "index_k_norm": "indexer.k_norm.weight",
+    "index_k_norm_bias": "indexer.k_norm.bias",
+    "index_weights": "indexer.proj.weight",
+}
+
 DEEPSEEK_MOE = FamilySpec(
     architecture="DeepseekForCausalLM",
     model_type="deepseek",
@@ -255,6 +263,6 @@ GLM_MOE_DSA = FamilySpec(
     defaults={"rope_interleave": True, "index_topk_freq": 1, "index_skip_topk_offset": 2},
     synonyms={"qk_rope_head_dim": ("head_dim",)},
     layers=_glm_dsa,
-    names=_NAMES,
+    names=replace(_NAMES, in_gguf=_INDEXER_IN_GGUF),
     rotary_type="deepseek_v3",
 )

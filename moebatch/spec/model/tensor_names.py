@@ -118,8 +118,8 @@ class TensorNames:
     def _named(self, sizes: Sizes, names: Container[str], place: Mapping[str, object]) -> Named:
         sizes = dict(sizes)
         is_own = not _is_gguf(names)
-        for whole, parts in self.joined.items() if is_own else ():
-            if parts[0] in sizes and not self._lies_there(parts[0], names, place):
+        for whole, parts in self.joined.items():
+            if parts[0] in sizes and self._is_whole(whole, parts[0], names, place):
                 of_parts = [sizes.pop(part) for part in parts]
                 height = sum(size[0] for size in of_parts)
                 sizes[whole] = (height, *of_parts[0][1:])
@@ -131,6 +131,14 @@ class TensorNames:
         for role in sizes.keys() & {*self.turned} if is_own else ():
             sizes[role] = sizes[role][::-1]
         return {role: (self._name(role, names, place), size) for role, size in sizes.items()}
+
+    def _is_whole(
+        self, whole: str, part: str, names: Container[str], place: Mapping[str, object]
+    ) -> bool:
+        """Whether weights lie joined, of which that is the first."""
+        if _is_gguf(names):
+            return whole in _GGUF_ROLES and self._lies_there(whole, names, place)
+        return not self._lies_there(part, names, place)
 
     def _lies_there(self, role: str, names: Container[str], place: Mapping[str, object]) -> bool:
         """Whether a weight lies under a name of its own."""
@@ -320,6 +328,7 @@ _IN_GGUF_LAYERS = {
     "input_norm": ("attn_norm.weight",),
     "mlp_norm": ("ffn_norm.weight", "post_attention_norm.weight"),
     **{role: (f"attn_{role}.weight",) for role in "qkv"},
+    "qkv": ("attn_qkv.weight",),
     "gated_q": ("attn_q.weight",),
     "o": ("attn_output.weight",),
     **{f"{role}_bias": (f"attn_{role}.bias",) for role in "qkv"},
