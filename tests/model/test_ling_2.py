@@ -3,6 +3,7 @@ cases, in safetensors and in GGUF."""
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from moebatch.checkpoint.model_files import open_model
+from moebatch.schedule.registry import SCHEDULES
 from tests import tiny
-from tests.engine.test_engine import policy, requests, run, tokens_of
+from tests.engine.test_engine import NEW_TOKENS, policy, requests, run, tokens_of
+from tests.engine.test_schedules import EMULATED
+from tests.engine.test_schedules import run as run_emulated
 from tests.gguf_models import write_gguf
 from tests.model import oracle
 from tests.model.driver import Driver
@@ -134,7 +138,10 @@ def _joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-@pytest.mark.parametrize(("make", "own"), [(glm, _SECOND), (qwen, _FIRST)])
+BOTH = pytest.mark.parametrize(("make", "own"), [(glm, _SECOND), (qwen, _FIRST)])
+
+
+@BOTH
 def test_greedy_tokens_are_those_of_transformers(
     make: Any, own: Mapping[str, Any], tmp_path: Path
 ) -> None:
@@ -154,3 +161,19 @@ def test_greedy_tokens_are_those_of_transformers(
     names = open_model(in_gguf, "auto").checkpoint.tensors
     assert ("blk.0.attn_qkv.weight" in names) == joined == ("blk.0.attn_q.weight" not in names)
     assert tokens_of(run(in_gguf, policy(), rows, dtype="float32")) == expected
+
+
+@pytest.mark.few(name=("klotski", "cgopipe"))
+@BOTH
+@pytest.mark.parametrize("title", ["GPU attention, cache in main memory", "CPU attention"])
+@pytest.mark.parametrize("streamed", [0, 2])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule_says_what_transformers_says(
+    name: str, streamed: int, title: str, make: Any, own: Mapping[str, Any], tmp_path: Path
+) -> None:
+    like = make(tmp_path / "like")
+    folder = as_released(like, tmp_path / "ling", own)
+    rows = requests((1, 17, 40, 3))
+    chosen = replace(EMULATED[title], schedule=name, streamed_layers=streamed)
+    outcomes, _ = run_emulated(folder, chosen, rows, scratch=tmp_path)
+    assert tokens_of(outcomes) == oracle.greedy_answers(oracle.load(like), rows, NEW_TOKENS)
