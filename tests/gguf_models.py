@@ -556,6 +556,7 @@ def _metadata(config: Mapping[str, Any], *, older: bool) -> dict[str, Any]:
             "attention.indexer.head_count": config["index_n_heads"],
             "attention.indexer.key_length": config["index_head_dim"],
             "attention.indexer.top_k": config["index_topk"],
+            "attention.indexer.types": [each == "full" for each in config["indexer_types"]],
         }
     if family == "afmoe":
         found |= {

@@ -412,3 +412,14 @@ def test_files_say_which_layers_slide(family: str, written: Callable[..., Path])
     folder = written("F32", family, left_out=("attention.sliding_window_pattern",))
     with pytest.raises(CheckpointError, match=r"attention\.sliding_window_pattern is missing"):
         open_model(folder, "auto")
+
+
+@pytest.mark.parametrize("left_out", [(), ("attention.indexer.types",)])
+def test_layers_of_glm_5_may_share_what_they_choose(
+    left_out: tuple[str, ...], written: Callable[..., Path]
+) -> None:
+    types = ["full", "shared", "full"]
+    config = {"indexer_types": types, "num_hidden_layers": 3}
+    folder = written("F32", "glm_moe_dsa", config, left_out=left_out)
+    assert open_model(folder, "auto").config["indexer_types"] == types
+    require_tokens_of_transformers(folder, folder, 0.0)

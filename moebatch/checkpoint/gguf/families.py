@@ -98,6 +98,16 @@ def _groups(said: GgufMetadata) -> dict[str, Any]:
     }
 
 
+def _choosing(said: GgufMetadata) -> dict[str, Any]:
+    """Layers that take the choice of another one have no indexer; newer files say which do."""
+    types = said.get("attention.indexer.types")
+    if not isinstance(types, list):
+        indexed = said.layers_with("indexer.attn_k.weight")
+        types = [layer in indexed for layer in range(said.count("block_count"))]
+    kinds = ["full" if each else "shared" for each in said.of_layers(types)]
+    return {**_latent(said), "indexer_types": kinds}
+
+
 def _latent_halves(said: GgufMetadata) -> Arranged:
     sizes = _latent(said)
     return {
@@ -426,7 +436,7 @@ FAMILIES = {
     "glm-dsa": GgufFamily(
         architecture="GlmMoeDsaForCausalLM",
         sizes=_INDEXER_SIZES,
-        keys=_latent,
+        keys=_choosing,
         arranged=_latent_halves,
     ),
     "dots1": GgufFamily(architecture="Dots1ForCausalLM", entries={"sliding_window": None}),
