@@ -26,7 +26,7 @@ from tests.spec.test_shape import ARCHITECTURES, minimal
 
 PASSED_OVER = (
     *("vision", "visual", "audio_", "multi_modal", "vit_", "vit.", "patch_merge"),
-    *("pre_mm_projector", "self_attn.slope_rate", "_decay", "resampler_model", "gate.weight_1"),
+    *("mm_projector", "self_attn.slope_rate", "_decay", "resampler_model", "gate.weight_1"),
 )
 """What nothing is computed with; how fast heads of lightning attention fade is worked out."""
 
