@@ -22,8 +22,12 @@ class RowRefused(Exception):
 
 
 def wrong(param: str, message: str) -> RowRefused:
-    """A parameter has a value that is not allowed; the message continues its name."""
-    return RowRefused(f"{param} {message}", code="invalid_value", param=param)
+    """A parameter has a value that is not allowed; the message continues its name, or the place of
+    a part, such as ``[0].name``."""
+    of_part = message.startswith("[")
+    return RowRefused(
+        f"{param}{message}" if of_part else f"{param} {message}", code="invalid_value", param=param
+    )
 
 
 def checked(check: Callable[[object], T], param: str, value: object) -> T:

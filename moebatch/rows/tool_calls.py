@@ -295,15 +295,14 @@ def _argument(match: re.Match[str], schema: Mapping[str, Any]) -> Any:
     """By its tag, where that says whether it is text, else by its schema."""
     is_text = match.groupdict().get("is_text")
     if is_text is None:
-        return _typed(match["text"], match["name"].strip(), schema)
+        return _typed(match["text"], _part_of(schema, schema, match["name"].strip()), schema)
     return match["text"] if is_text == "true" else _json(match["text"])
 
 
-def _typed(text: str, name: str, schema: Mapping[str, Any]) -> Any:
-    """An argument by its schema; text where that is allowed, or nothing else makes sense of it."""
-    properties = schema.get("properties")
-    own = properties.get(name) if isinstance(properties, Mapping) else None
-    kinds = frozenset(_kinds(own, schema, set()))
+def _typed(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
+    """What a text stands for by its schema, a part of another one; text where that is allowed, or
+    nothing else makes sense of it."""
+    kinds = frozenset(_kinds(schema, root))
     is_null = text == "null" and "null" in kinds
     if not is_null and (not kinds or "string" in kinds):
         return text
@@ -315,20 +314,34 @@ def _typed(text: str, name: str, schema: Mapping[str, Any]) -> Any:
     return value
 
 
-def _kinds(schema: Any, root: Mapping[str, Any], seen: set[str]) -> Iterator[str]:
-    """Types of values that a schema allows, as far as it says so. References are followed once."""
+def _kinds(schema: Any, root: Mapping[str, Any]) -> Iterator[str]:
+    """Types of values that a schema allows, as far as it says so."""
+    for each in _ways(schema, root, set()):
+        yield from (kind for kind in _listed(each.get("type")) if isinstance(kind, str))
+        for value in (*_listed(each.get("enum")), *_listed(each.get("const"))):
+            yield _KINDS.get(type(value), "object")
+
+
+def _part_of(schema: Any, root: Mapping[str, Any], name: str | None) -> Mapping[str, Any]:
+    """The schema of a property; of the items of a list where there is no name."""
+    if name is None:
+        return {"anyOf": [each.get("items") for each in _ways(schema, root, set())]}
+    named = (each.get("properties") for each in _ways(schema, root, set()))
+    return {"anyOf": [each.get(name) for each in named if isinstance(each, Mapping)]}
+
+
+def _ways(schema: Any, root: Mapping[str, Any], seen: set[str]) -> Iterator[Mapping[str, Any]]:
+    """A schema and those that it is made of. References are followed once."""
     if not isinstance(schema, Mapping):
         return
-    yield from (each for each in _listed(schema.get("type")) if isinstance(each, str))
-    for value in (*_listed(schema.get("enum")), *_listed(schema.get("const"))):
-        yield _KINDS.get(type(value), "object")
+    yield schema
     for key in ("anyOf", "oneOf", "allOf"):
         for each in _listed(schema.get(key)):
-            yield from _kinds(each, root, seen)
+            yield from _ways(each, root, seen)
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference.startswith("#/") and reference not in seen:
         seen.add(reference)
-        yield from _kinds(_found(root, reference[2:].split("/")), root, seen)
+        yield from _ways(_found(root, reference[2:].split("/")), root, seen)
 
 
 def _listed(value: Any) -> list[Any]:
@@ -341,6 +354,63 @@ def _found(root: Any, keys: Sequence[str]) -> Any:
     for key in keys:
         root = root.get(key) if isinstance(root, Mapping) else None
     return root
+
+
+# --- calls whose arguments are elements within elements -----------------------------------------
+
+
+class _Element(NamedTuple):
+    """A tag, what stands behind it, and what is in it before it is closed."""
+
+    name: str
+    text: str
+    parts: "list[_Element]"
+
+
+def _nested(match: re.Match[str], tools: Tools) -> Calls:
+    """A name, and an element for each argument; parts of objects are elements, too, and entries of
+    lists are all called ``item``."""
+    name = match["name"].strip()
+    if not match["end"]:
+        raise ValueError("it is cut off")
+    schema = tools.parameters.get(name, {"type": "object"})
+    yield Call(name, _dumped(_value(_tree(match["body"]), schema, schema)))
+
+
+def _tree(body: str) -> _Element:
+    """Elements of a text with a mark before each tag, as parts of one without a name."""
+    text, *tags = body.split(_MARK)
+    opened = [_Element("", text, [])]
+    for tag in map(_TAG.fullmatch, tags):
+        if tag is None:
+            raise ValueError("a mark stands before no tag")
+        if not tag["closes"]:
+            opened[-1].parts.append(_Element(tag["name"], tag["text"], []))
+            opened.append(opened[-1].parts[-1])
+        elif opened.pop().name != tag["name"] or tag["text"].strip():
+            raise ValueError("a tag closes another element, or text stands behind it")
+    if len(opened) > 1:
+        raise ValueError("an element is not closed")
+    return opened[0]
+
+
+def _value(element: _Element, schema: Any, root: Mapping[str, Any]) -> Any:
+    """What an element stands for by its schema, a part of another one."""
+    kinds, names = frozenset(_kinds(schema, root)), [each.name for each in element.parts]
+    if not names:
+        nothing = not element.text.strip() and "string" not in kinds
+        empty = next((each for kind, each in _EMPTY.items() if nothing and kind in kinds), None)
+        return _typed(element.text, schema, root) if empty is None else empty
+    if element.text.strip():
+        raise ValueError("text stands between elements")
+    if {*names} == {"item"} and ("array" in kinds or "object" not in kinds):
+        of_items = _part_of(schema, root, None)
+        return [_value(each, of_items, root) for each in element.parts]
+    if len({*names}) < len(names):
+        raise ValueError("an object has several parts of one name")
+    return {
+        each.name: _value(each, _part_of(schema, root, each.name), root) for each in element.parts
+    }
 
 
 # --- calls that were asked for -------------------------------------------------------------------
@@ -368,6 +438,9 @@ def _pattern(text: str) -> re.Pattern[str]:
     return re.compile(text, re.DOTALL)
 
 
+_MARK = "]<]minimax[>["
+_TAG = _pattern(r"<(?P<closes>/?)(?P<name>[^<>]+)>(?P<text>.*)")
+_EMPTY: Mapping[str, list[Any] | dict[str, Any]] = {"array": [], "object": {}}
 _GEMMA = _pattern(
     r'<\|"\|>(?P<text>.*?)<\|"\|>|"(?:\\.|[^"\\])*"|(?<=[{,])\s*(?P<key>[^\s"{}\[\],:<]+)\s*(?=:)'
 )
@@ -420,6 +493,15 @@ FORMS = (
         call=_pattern(r"<\|tool_call_begin\|>(.*?)(?:<\|tool_call_end\|>|\Z)"),
         calls=_kimi,
         around=_pattern(r"<\|tool_calls_section_(?:begin|end)\|>"),
+    ),
+    Form(  # MiniMax-M3
+        signs=(_MARK, "<invoke name="),
+        call=_pattern(
+            rf'{re.escape(_MARK)}<invoke name="(?P<name>[^">]*)">(?P<body>.*?)'
+            rf"(?:(?P<end>{re.escape(_MARK)}</invoke>)|\Z)"
+        ),
+        calls=_nested,
+        around=_pattern(rf"{re.escape(_MARK)}(?:</?tool_call>|[<\w]*\Z)"),
     ),
     Form(  # MiniMax-M2
         signs=("<minimax:tool_call>", "<invoke name="),

@@ -71,8 +71,8 @@ def entries(value: object, example: str, *, part: str = "") -> dict[str, object]
     """What is said, in a part of the parameter if it has a name; tables fill with null what a row
     does not have."""
     if not isinstance(value, Mapping):
-        of_part = f"has a {part} that " if part else ""
-        raise ValueError(f"{of_part}must be a mapping such as {example}, got {shown(value)}")
+        must = f"{part} must".lstrip()
+        raise ValueError(f"{must} be a mapping such as {example}, got {shown(value)}")
     return {str(key): entry for key, entry in value.items() if entry is not None}
 
 

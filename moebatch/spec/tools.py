@@ -1,7 +1,7 @@
 """Tools that a model may call, and whether it may, must or must not.
 
 Each check takes a parameter as JSON or YAML gave it. It raises ValueError with what is allowed and
-what was found, ready to stand behind the parameter's name.
+what was found, ready to stand behind the parameter's name; of a part it begins with a bracket.
 """
 
 import json
@@ -129,17 +129,17 @@ def _tool(entry: object, where: str) -> dict[str, Any]:
     """What tables fill with null is not said."""
     said = entries(entry, _EXAMPLE, part=where)
     if said.get("type") != "function":
-        raise ValueError(f"has a {where}.type that must be function, got {shown(said.get('type'))}")
+        raise ValueError(f"{where}.type must be function, got {shown(said.get('type'))}")
     of_function = '{"name": …, "parameters": {…}}'
     function = entries(said.get("function"), of_function, part=f"{where}.function")
     if not _is_name(function.get("name")):
         found = shown(function.get("name"))
-        raise ValueError(f"has a {where}.function.name that must be a text, got {found}")
+        raise ValueError(f"{where}.function.name must be a text, got {found}")
     if "parameters" in function:
         schema = function["parameters"] = _from_text(function["parameters"])
         if not isinstance(schema, Mapping):
-            needed = f"a {where}.function.parameters that must be a JSON schema, which is a mapping"
-            raise ValueError(f"has {needed}, got {shown(schema)}")
+            must = f"{where}.function.parameters must be a JSON schema, which is a mapping"
+            raise ValueError(f"{must}, got {shown(schema)}")
     return {**said, "function": function}
 
 

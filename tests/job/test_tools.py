@@ -100,14 +100,14 @@ def test_check_says_what_is_wrong_with_tools(tmp_path: Path, model: Path) -> Non
     found = check_job(write(tmp_path / "job", model, rows, max_tokens=5))
     messages_of_faults = [fault.message for fault in found.faults]
     assert len(messages_of_faults) == 2
-    assert messages_of_faults[0].startswith("tools has a [0].function.name that must be a text")
+    assert messages_of_faults[0].startswith("tools[0].function.name must be a text")
     assert messages_of_faults[1].startswith("tools are for messages")
 
 
 @pytest.mark.parametrize(
     ("sampling", "message"),
     [
-        ({"tools": [{"type": "f"}]}, "sampling.tools: has a [0].type that must be function"),
+        ({"tools": [{"type": "f"}]}, "sampling.tools: [0].type must be function"),
         ({"tool_choice": "any"}, "sampling.tool_choice: must be one of none, auto, required"),
         (
             {"tools": [NOW], "tool_choice": BY_NAME},

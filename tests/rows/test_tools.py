@@ -42,7 +42,12 @@ WEATHER = function(
             "unit": {"anyOf": [{"type": "null"}, {"enum": ["C", "F"]}]},
         },
         "required": ["city"],
-        "$defs": {"place": {"type": "object"}},
+        "$defs": {
+            "place": {
+                "type": "object",
+                "properties": {"x": {"type": "array", "items": {"type": "integer"}}},
+            }
+        },
     },
 )
 NOW = function("now")
@@ -108,6 +113,17 @@ FORM_OF: dict[str, tuple[tuple[str, ...], str]] = {
         '<invoke name="{{ f.name }}">\n'
         + PAIRS.replace("%s", f'<parameter name="{{{{ k }}}}">{VALUE}</parameter>\n')
         + "</invoke>\n{% if loop.last %}</minimax:tool_call>{% endif %}",
+    ),
+    "minimax-m3": (
+        ("]<]minimax[>[",),
+        "{% set ns = ']<]minimax[>[' %}"
+        "{% macro show(v) %}{% if v is string %}{{ v }}{% elif v is mapping %}"
+        "{% for k, w in v.items() %}{{ ns }}<{{ k }}>{{ show(w) }}{{ ns }}</{{ k }}>{% endfor %}"
+        "{% elif v is iterable %}{% for w in v %}{{ ns }}<item>{{ show(w) }}{{ ns }}</item>"
+        "{% endfor %}{% else %}{{ v | tojson }}{% endif %}{% endmacro %}"
+        "{% if loop.first %}{{ ns }}<tool_call>\n{% endif %}"
+        '{{ ns }}<invoke name="{{ f.name }}">{{ show(f.arguments) }}{{ ns }}</invoke>\n'
+        "{% if loop.last %}{{ ns }}</tool_call>{% endif %}",
     ),
     "qwen3-coder": (
         (),
@@ -281,7 +297,7 @@ def written(reader: RowReader, said: list[tuple[str, Any]], content: str = "") -
     return b"".join(map(reader.tokenizer.token_bytes, prompt)).decode()
 
 
-COLD = {"city": "Oslo", "days": 2, "exact": True, "at": {"x": [1, "ü"]}}
+COLD = {"city": "Oslo", "days": 2, "exact": True, "at": {"x": [1, 2], "note": "ü"}}
 
 
 class TestForms:
@@ -349,7 +365,7 @@ class TestForms:
         assert choice["message"]["content"] == text
         assert calls_of(choice) == []
 
-    @pytest.mark.parametrize("form", ["qwen3-coder", "glm-4.5", "minimax-m2"])
+    @pytest.mark.parametrize("form", ["qwen3-coder", "glm-4.5", "minimax-m2", "minimax-m3"])
     def test_a_text_that_closes_its_own_tag_is_not_cut(self, reader: Open, form: str) -> None:
         found = of_form(reader, form)
         for tag in ("</parameter>", "</arg_value>"):
@@ -396,6 +412,7 @@ class TestForms:
             *("<|channel|>x to=functions.y<|message|>", '<invoke name="a">', "<arg_key>", "{}"),
             *("<|tool_call_start|>[f(a=1)]", "<|tool_call_start|>f(a={1: {2}})", "<tool_calls>[]"),
             *('<｜DSML｜invoke name="a"></｜DSML｜invoke>', '<|START_ACTION|>[{"tool_name": "a"}]'),
+            '<invoke name="a"><b>1</b></invoke>'.replace("<", "]<]minimax[>[<"),
         ]
         for mark in marks:
             said = text[:place] + mark + text[place:]
@@ -501,7 +518,7 @@ class TestValues:
             ("unknown", "5", "5"),
         ],
     )
-    @pytest.mark.parametrize("form", ["qwen3-coder", "glm-4.5", "minimax-m2"])
+    @pytest.mark.parametrize("form", ["qwen3-coder", "glm-4.5", "minimax-m2", "minimax-m3"])
     def test_text_between_tags_stands_for_what_the_schema_says(
         self, reader: Open, form: str, name: str, text: str, value: object
     ) -> None:
@@ -509,6 +526,49 @@ class TestValues:
         whole = written(found, [("weather", {"city": "Oslo"})])
         choice = answered(found, whole.replace("city", name).replace("Oslo", text))
         assert calls_of(choice) == [("weather", {name: value})]
+
+    @pytest.mark.parametrize(
+        ("element", "value"),
+        [
+            ("<tags><item>a</item><item>7</item></tags>", {"tags": ["a", "7"]}),
+            ("<tags>\n<item>a</item>\n</tags>", {"tags": ["a"]}),
+            ("<tags></tags><at></at><city></city>", {"tags": [], "at": {}, "city": ""}),
+            ("<at><item>5</item></at>", {"at": {"item": "5"}}),
+            ("<other><item>5</item></other>", {"other": ["5"]}),
+            ("<legs><item><km>2.5</km></item></legs>", {"legs": [{"km": 2.5}]}),
+            ("<$top>5</$top><año>1</año>", {"$top": 5, "año": "1"}),
+            ('<legs>[{"km": 1}]</legs>', {"legs": [{"km": 1}]}),
+        ],
+    )
+    def test_elements_within_elements_are_parts(
+        self, reader: Open, element: str, value: object
+    ) -> None:
+        text = {"type": "string"}
+        legs = {"type": "array", "items": {"properties": {"km": {"type": "number"}}}}
+        tags = {"anyOf": [{"type": "array", "items": text}, {"type": "null"}]}
+        known = {"city": text, "at": {"type": "object"}, "tags": tags, "legs": legs}
+        schema = {"properties": {**known, "$top": {"type": "integer"}}}
+        said = f'<invoke name="go">{element}</invoke>'.replace("<", "]<]minimax[>[<")
+        choice = answered(of_form(reader, "minimax-m3"), said, tools=[function("go", schema)])
+        assert calls_of(choice) == [("go", value)]
+
+    @pytest.mark.parametrize(
+        "element",
+        [
+            "<a>1</b>",
+            "<a>1",
+            "</a>",
+            "<a><b>1</b>x</a>",
+            "<a><b>1</b><b>2</b></a>",
+            "x<a>1</a>",
+            "<",
+        ],
+    )
+    def test_elements_that_do_not_close_are_no_call(self, reader: Open, element: str) -> None:
+        said = f'<invoke name="now">{element}</invoke>'.replace("<", "]<]minimax[>[<")
+        choice = answered(of_form(reader, "minimax-m3"), said)
+        assert calls_of(choice) == []
+        assert choice["message"]["content"] == said
 
     def test_schemas_that_refer_to_themselves_have_an_end(self, reader: Open) -> None:
         again = {"anyOf": [{"$ref": "#/$defs/a"}] * 20}
@@ -518,7 +578,7 @@ class TestValues:
         choice = answered(found, whole, tools=[function("weather", endless)])
         assert calls_of(choice) == [("weather", {"city": "Oslo"})]
 
-    @pytest.mark.parametrize("form", ["qwen3-coder", "glm-4.5", "minimax-m2"])
+    @pytest.mark.parametrize("form", ["qwen3-coder", "glm-4.5", "minimax-m2", "minimax-m3"])
     def test_line_feeds_of_a_text_are_kept(self, reader: Open, form: str) -> None:
         found = of_form(reader, form)
         for city in ("\n  a\n\n  b\n", "a\n", "\na", "\n", ""):
@@ -824,12 +884,12 @@ class TestRepeats:
         (5, "must be a list of tools such as"),
         ("hammer", "must be a list of tools such as"),
         ({"type": "function"}, "must be a list of tools such as"),
-        ([1], "has a [0] that must be a mapping such as"),
-        ([{"type": "web_search"}], "has a [0].type that must be function, got 'web_search'"),
-        ([{"type": "function"}], "has a [0].function that must be a mapping such as"),
-        ([NOW, function("")], "has a [1].function.name that must be a text, got ''"),
-        ([function("a", 5)], "has a [0].function.parameters that must be a JSON schema, which"),
-        ([function("a", "no")], "has a [0].function.parameters that must be a JSON schema, which"),
+        ([1], "[0] must be a mapping such as"),
+        ([{"type": "web_search"}], "[0].type must be function, got 'web_search'"),
+        ([{"type": "function"}], "[0].function must be a mapping such as"),
+        ([NOW, function("")], "[1].function.name must be a text, got ''"),
+        ([function("a", 5)], "[0].function.parameters must be a JSON schema, which"),
+        ([function("a", "no")], "[0].function.parameters must be a JSON schema, which"),
         ([NOW, NOW], "holds 2 functions named 'now'; a name must be unique"),
         ([function("a", {"enum": {1}})], "must hold JSON, but "),
     ],
