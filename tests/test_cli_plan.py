@@ -240,10 +240,20 @@ def test_a_level_that_is_filled_on_purpose_is_none_that_is_too_small() -> None:
 
 
 def test_an_output_that_cannot_be_written_is_a_message(tmp_path: Path) -> None:
-    done = moebatch("plan", *PLANNED, "-o", str(tmp_path / "no" / "such" / "folder.yaml"))
-    assert done.returncode == ExitCode.STORAGE
-    assert "cannot be written" in done.stderr
+    (tmp_path / "file").touch()
+    for option, name in (("-o", "a.yaml"), ("--roofline", "a.svg")):
+        done = moebatch("plan", *PLANNED, option, str(tmp_path / "file" / name))
+        assert done.returncode == ExitCode.STORAGE
+        told = f"{name}: cannot be written: {tmp_path / 'file'} is no folder; give another place"
+        assert told in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
+
+
+def test_folders_of_an_output_are_made(tmp_path: Path) -> None:
+    policy, roofline = tmp_path / "new" / "policy.yaml", tmp_path / "more" / "new" / "roof.svg"
+    done = moebatch("plan", *PLANNED, "-o", str(policy), "--roofline", str(roofline))
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert policy.is_file() and roofline.is_file()
 
 
 @pytest.mark.parametrize(
@@ -329,6 +339,7 @@ def test_a_policy_that_was_made_for_others_says_so() -> None:
             ("simulate", *T4, "--durations", "s.json", "--trace", "s.json"),
             "--trace: is the same as --durations",
         ),
+        (("run", "s.json", "--trace", "s.json"), "--trace: is the same as JOB"),
     ],
 )
 def test_nothing_is_written_over_what_the_command_reads_or_writes(

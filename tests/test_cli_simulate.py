@@ -86,7 +86,7 @@ def test_other_slots_are_taken_and_told_if_they_do_not_fit(few: Few) -> None:
 
 
 def test_pictures_and_traces_are_written(few: Few, tmp_path: Path) -> None:
-    trace, gantt = tmp_path / "out.json", tmp_path / "out.svg"
+    trace, gantt = tmp_path / "new" / "out.json", tmp_path / "other" / "new" / "out.svg"
     done = moebatch("simulate", *few, "--passes", "1", "--trace", str(trace), "--gantt", str(gantt))
     assert done.returncode == ExitCode.OK, done.stderr
     assert json.loads(trace.read_text())["traceEvents"]
@@ -140,6 +140,19 @@ def test_mistakes_get_one_clear_message(arguments: tuple[str, ...], message: str
     assert done.returncode not in (ExitCode.OK, 1), done.stdout
     assert re.search(message, " ".join(done.stderr.split())), done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("content", [None, b"", b"prompt: 5\n" * 9])
+def test_what_is_no_trace_is_a_mistake_in_the_command(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    path = tmp_path / "trace.safetensors"
+    if content is not None:
+        path.write_bytes(content)
+    done = moebatch("simulate", *T4, "--routing", str(path))
+    assert done.returncode == ExitCode.CONFIG
+    assert done.stderr.startswith(f"error: --routing: {path}: ")
+    assert "record one by `moebatch calibrate --trace`" in " ".join(done.stderr.split())
 
 
 def test_a_trace_of_another_model_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import typer
 import moebatch
 from moebatch.calibration.order import CalibrationOrder
 from moebatch.cli.as_json import AsJson, answering, print_json
-from moebatch.cli.parameters import JobFile, Quiet, require_apart, with_options
+from moebatch.cli.parameters import JobFile, Quiet, require_places, with_options
 from moebatch.cli.plan import plan
 from moebatch.cli.process import (
     carried_out,
@@ -92,16 +92,14 @@ def status(job: JobFile, as_json: AsJson = False) -> None:
 def sbatch(job: JobFile, asked: Submission, output: Script = None) -> None:
     """Write a Slurm script that runs a job in shards and merges them."""
     from moebatch.job.sbatch import submission_script
-    from moebatch.measure.saved import require_writable_file
     from moebatch.spec.files.text_file import write_text
     from moebatch.spec.job import load_job
 
-    require_apart("moebatch sbatch", {"--output": output}, {"JOB": job})
+    require_places("moebatch sbatch", {"--output": output}, {"JOB": job})
     script = submission_script(job, load_job(job), asked)
     if output is None:
         typer.echo(script, nl=False)
         return
-    require_writable_file(output)
     write_text(output, script)
 
 

@@ -104,11 +104,26 @@ def named(*endings: str) -> Callable[[Path | None], Path | None]:
     return check
 
 
-def require_apart(
+def require_places(
     command: str, written: Mapping[str, Path | None], read: Mapping[str, str | Path | None]
 ) -> None:
-    """Raises ConfigError where a command would write over a file that it reads, or that it writes
-    itself. Files by the options that name them; what is read may also be a name of no file."""
+    """Makes the folders of what a command writes. Files by the options that name them; what is read
+    may also be a name of no file.
+
+    Raises ConfigError where it would write over a file that it reads, or that it writes itself, and
+    StorageError where it cannot write.
+    """
+    from moebatch.measure.saved import require_writable_file
+
+    _require_apart(command, written, read)
+    for path in written.values():
+        if path is not None:
+            require_writable_file(path)
+
+
+def _require_apart(
+    command: str, written: Mapping[str, Path | None], read: Mapping[str, str | Path | None]
+) -> None:
     taken = {option: Path(path) for option, path in read.items() if path and Path(path).is_file()}
     for option, path in written.items():
         if path is None or is_no_regular_file(path):
@@ -146,5 +161,7 @@ class Drawings:
     ] = None
 
     @property
-    def paths(self) -> list[Path]:
-        return [path for path in (self.trace, self.gantt) if path is not None]
+    def paths(self) -> dict[str, Path]:
+        """By the options that name them."""
+        named = {"--trace": self.trace, "--gantt": self.gantt}
+        return {option: path for option, path in named.items() if path is not None}

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moebatch.cli.as_json import AsJson, answering, print_json
-from moebatch.cli.parameters import PICTURES, PlannedJob, either, named, require_apart, with_options
+from moebatch.cli.parameters import (
+    PICTURES,
+    PlannedJob,
+    either,
+    named,
+    require_places,
+    with_options,
+)
 from moebatch.cli.process import let_threads_sleep
 from moebatch.garbage import importing
 from moebatch.plan.options import PlanOptions
@@ -42,7 +49,7 @@ def plan(
         options = replace(options, has_job=job is not None)
         options.require_consistent()
         written = {"--output": output, "--roofline": roofline}
-        require_apart(options.command, written, files_read(job, options))
+        require_places(options.command, written, files_read(job, options))
         with importing():
             from moebatch.plan.as_json import answer_json
             from moebatch.plan.methods import answer_policy_file, answer_question
@@ -65,7 +72,7 @@ def plan(
 
 
 def files_read(job: Path | None, options: PlanOptions) -> dict[str, str | Path | None]:
-    """What may be files that are planned by, as `require_apart` takes it. A policy may be written
+    """What may be files that are planned by, as `require_places` takes it. A policy may be written
     back with its prediction."""
     return {"JOB": job, "--hw": options.hw, "--model": options.model}
 

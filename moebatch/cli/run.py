@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moebatch.cli.as_json import AsJson, answering, error_json, print_json
-from moebatch.cli.parameters import Drawings, JobFile, Quiet, with_options
+from moebatch.cli.parameters import Drawings, JobFile, Quiet, require_places, with_options
 from moebatch.cli.process import let_threads_sleep, stopping_on_signals
 from moebatch.errors import ExitCode, LockHeld, MoebatchError, Stopped
 from moebatch.job.options import RunOptions
@@ -95,7 +95,6 @@ def run(
         from moebatch.folder.shard import parse_shard
         from moebatch.job.slurm import allowed_s
         from moebatch.job.stop import Stop
-        from moebatch.measure.saved import require_writable_file
         from moebatch.schedule.registry import schedule_faults
         from moebatch.spec.policy.file import load_policy
 
@@ -106,8 +105,7 @@ def run(
             is_drawn=bool(drawings.paths),
         )
         options.require_consistent()
-        for path in drawings.paths:
-            require_writable_file(path)
+        require_places("moebatch run", drawings.paths, {"JOB": job, "--policy": policy})
         stop = Stop(max_runtime_s=allowed_s(ending.max_runtime))
         try:
             summary = _execute(job, options, stop, ending, drawings)

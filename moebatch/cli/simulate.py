@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moebatch.cli.as_json import AsJson, answering, print_json
-from moebatch.cli.parameters import Drawings, PlannedJob, require_apart, with_options
+from moebatch.cli.parameters import Drawings, PlannedJob, require_places, with_options
 from moebatch.cli.plan import asked_question, files_read
 from moebatch.plan.options import PlanOptions, SimOptions
 from moebatch.report.console import error_console, output_console, show
@@ -39,9 +39,8 @@ def simulate(
         options = replace(options, has_job=job is not None, command="moebatch simulate")
         options.require_consistent()
         simulated.require_consistent()
-        written = {"--trace": drawings.trace, "--gantt": drawings.gantt}
         read = {**files_read(job, options), "--routing": routing, "--durations": durations}
-        require_apart(options.command, written, read)
+        require_places(options.command, drawings.paths, read)
         from moebatch.plan.simulation.simulation import simulation_json
         from moebatch.report.pictures.drawings import write_timelines
         from moebatch.report.timeline_view import simulated_view

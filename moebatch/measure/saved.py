@@ -51,6 +51,8 @@ def require_writable_file(path: Path) -> None:
             needed.mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or error
+        if isinstance(error, FileExistsError):
+            reason = f"{needed} is no folder"
         message = f"{path}: cannot be written: {reason}; give another place"
         raise StorageError(message) from error
     if path.is_dir():

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from moebatch.arrays import Floats
-from moebatch.errors import ConfigError
+from moebatch.errors import CheckpointError, ConfigError
 from moebatch.predict.array_file import (
     Arrays,
     Description,
@@ -98,11 +98,14 @@ def _sizes(found: Description, arrays: Arrays) -> Sizes | None:
 
 
 def load_routing(path: Path, shape: ModelShape) -> "TraceRouting":
-    """The trace of a file, for a model of that shape.
+    """The trace of a file that a user names, for a model of that shape.
 
-    Raises CheckpointError for a damaged file and ConfigError for one of another model.
+    Raises ConfigError where it is missing, damaged or of another model.
     """
-    trace = RoutingTrace.load(path)
+    try:
+        trace = RoutingTrace.load(path)
+    except CheckpointError as error:
+        raise ConfigError.at("--routing", str(error)) from None
     found = trace.moe_layers, trace.num_experts, trace.experts_per_token
     if found != (tuple(shape.moe_layers), shape.num_experts, shape.experts_per_token):
         message = (
