@@ -14,6 +14,8 @@ _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _OF_BYTES = {prefix: _DECIMAL[prefix] for prefix in ("", *"kKMGT")} | _BINARY
 _SIZE_UNITS = {"": 1} | {f"{prefix}b".lower(): n for prefix, n in _OF_BYTES.items()}
 _MAX_BYTES = 2**60
+_LEAST_BARE_BYTES = 10**6
+"""A smaller number was meant to have a unit."""
 _MOST_MORE_FIGURES = 4
 """Beyond them a size is written in bytes."""
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
@@ -33,10 +35,15 @@ _MAX_SECONDS = 1e9
 _MEASURE = re.compile(r"\s*([0-9]{1,24}(?:\.[0-9]{1,24})?)\s*([a-zA-Z/]{1,8})\s*")
 
 
+class UnitMissing(ValueError):
+    """A number of bytes that was hardly meant as one; the message has the likeliest unit."""
+
+
 def parse_bytes(text: str | int) -> int:
     """Bytes of ``"12GiB"``, ``"1.5 GB"`` or a plain number of bytes.
 
-    Raises ValueError, with what is allowed, on anything else, on zero and on negative sizes.
+    Raises ValueError, with what is allowed, on anything else, on zero and on negative sizes, and
+    UnitMissing on plain numbers below a million.
     """
     if isinstance(text, bool) or not isinstance(text, str | int):
         raise ValueError(f"expected a size such as 12GiB, got {shown(text)}")
@@ -52,6 +59,10 @@ def parse_bytes(text: str | int) -> int:
         raise ValueError(
             f"a size must be from 1 byte to {_MAX_BYTES // 2**40} TiB, got {shown(text)}"
         )
+    if not match[2] and number < _LEAST_BARE_BYTES:
+        guess = "GiB" if number < 2**10 else "MiB"
+        is_read = f"{match[1]} has no unit, which makes it {match[1]} bytes"
+        raise UnitMissing(f"{is_read}; did you mean {match[1]}{guess}? As bytes: {match[1]}B")
     return round(number)
 
 

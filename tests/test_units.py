@@ -26,8 +26,9 @@ from moebatch.units import (
         ("12GiB", 12 * 2**30),
         ("1.5 GB", 1_500_000_000),
         ("800MiB", 800 * 2**20),
-        ("4096", 4096),
-        (4096, 4096),
+        ("4096B", 4096),
+        ("4194304", 2**22),
+        (2**22, 2**22),
         ("2.5gib", 5 * 2**29),
         ("1TB", 10**12),
     ],
@@ -42,6 +43,14 @@ def test_sizes_are_read(text: str | int, expected: int) -> None:
 def test_nonsense_is_refused(text: object) -> None:
     with pytest.raises(ValueError, match="size"):
         parse_bytes(text)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "guess"), [(8, "8GiB"), ("8", "8GiB"), ("1.5", "1.5GiB"), (16384, "16384MiB")]
+)
+def test_a_number_of_few_bytes_has_lost_its_unit(text: str | int, guess: str) -> None:
+    with pytest.raises(ValueError, match=f"{text} has no unit, .* did you mean {guess}\\?"):
+        parse_bytes(text)
 
 
 @given(st.integers(1, 2**50))

@@ -57,7 +57,7 @@ input: {path: i.parquet, on_bad_row: fail}
 output: {path: o.jsonl.gz, format: plain, errors: e.jsonl, column: answer}
 sampling: {max_tokens: 9, temperature: 1e-1, top_k: -1, stop: x, logit_bias: {12: 3}, seed: -5,
            stop_token_ids: [3, 4], chat_template_kwargs: {enable_thinking: false}}
-resources: {hardware: auto, vram: 800MiB, dram: 12GiB, disk: 1000, threads: 3}
+resources: {hardware: auto, vram: 800MiB, dram: 12GiB, disk: 5000000, threads: 3}
 """,
         )
         assert job.model.path == Path("/m")
@@ -303,6 +303,11 @@ WRONG = [
     ("resources", "vram: -1GiB", SIZE + "'-1GiB'"),
     ("resources", "disk: " + "9" * 400, SIZE + "9" * 60 + "…"),
     ("resources", "dram: 1.5", SIZE + "1.5"),
+    (
+        "resources",
+        "dram: 8",
+        "8 has no unit, which makes it 8 bytes; did you mean 8GiB? As bytes: 8B",
+    ),
     ("resources", "dram: true", SIZE + "true"),
     ("resources", "threads: 0", "must be auto or a whole number from 1 to 4096, got 0"),
     (

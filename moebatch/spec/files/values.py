@@ -14,7 +14,7 @@ from moebatch.quoting import not_one_of, shown
 from moebatch.spec.files.limits import number, whole
 from moebatch.spec.files.place import Findings, dotted
 from moebatch.spec.prompt_template import PromptTemplate
-from moebatch.units import parse_bytes
+from moebatch.units import UnitMissing, parse_bytes
 
 _LONGEST_PATH, _LONGEST_NAME = 4096, 255
 """In bytes, as Linux has it."""
@@ -75,6 +75,8 @@ def _or_auto(read: Callable[[Any], object], noun: str) -> Check:
             return None
         try:
             return read(value)
+        except UnitMissing:
+            raise
         except (ValueError, OverflowError):
             raise ValueError(f"must be auto or {noun}, got {shown(value)}") from None
 
