@@ -304,6 +304,26 @@ def test_plain_prompts_of_a_chat_model_are_told_once(tmp_path: Path, model: Path
     assert "gets unchanged" not in moebatch("check", job).stdout
 
 
+def test_columns_that_were_surely_meant_as_parameters_are_told(tmp_path: Path, model: Path) -> None:
+    rows: list[object] = [
+        {"prompt": "The river", "max_token": 2, "tokens": 9, "Temperature": None, "top": 1},
+        {"prompt": "Seven", "max_token": 2, "max-new-tokens": 3, "reply": 1},
+    ]
+    job = write_job(tmp_path, model, rows)
+    for command in ("check", "run"):
+        done = moebatch(command, job)
+        assert done.returncode == ExitCode.OK, done.stderr
+        told = done.stdout + done.stderr
+        for place, name in (("line 1", "max_token"), ("line 2", "max-new-tokens")):
+            note = f"{place} has a column '{name}', which is no parameter; did you mean max_tokens?"
+            assert told.count(note) == 1
+        assert told.count("which is no parameter") == 2
+    assert answers(tmp_path)[0]["max_token"] == 2
+    read = {"path": "in.jsonl", "prompt": "{prompt} {max_token}"}
+    done = moebatch("check", write_job(tmp_path, model, rows[:1], input=read))
+    assert "which is no parameter" not in done.stdout, "it is a part of the prompt"
+
+
 def test_an_output_that_is_the_input_is_not_advised_to_be_removed(
     tmp_path: Path, model: Path
 ) -> None:

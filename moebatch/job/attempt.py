@@ -27,7 +27,7 @@ from moebatch.job.machine import JobMachine
 from moebatch.job.notices import (
     describe_input,
     describe_sampling,
-    prompts_without_template,
+    seldom_meant,
 )
 from moebatch.job.planning import JobPlan, in_fastest_dtype, measured_machine
 from moebatch.job.run_plan import RunPlan, plan_run
@@ -180,7 +180,7 @@ class Attempt:
         if counted.first_chat is not None:
             reader.tokenizer.require_chat_template(counted.first_chat.place)
         log(describe_input(counted, context.job.output))
-        for note in prompts_without_template(counted, context.reader):
+        for note in seldom_meant(counted, context.reader):
             log(f"note: {note}")
         log(f"defaults of rows: {describe_sampling(reader.defaults.sampling)}")
         if context.approximation != EXACT:

@@ -15,7 +15,7 @@ from moebatch.folder.output_path import require_no_fewer, require_writable
 from moebatch.job.hints import Hints
 from moebatch.job.limits import require_within_machine
 from moebatch.job.machine import job_machine, known_device, rough_profile
-from moebatch.job.notices import prompts_without_template
+from moebatch.job.notices import seldom_meant
 from moebatch.job.opened import OpenedJob, require_exact
 from moebatch.job.options import CheckOptions
 from moebatch.job.planning import job_problem, plan_job
@@ -178,7 +178,7 @@ def check_job(
         *(reader.warnings if reader else ()),
         *(hints.warnings if hints else ()),
         *of_weights,
-        *(prompts_without_template(counted, reader) if counted and reader else ()),
+        *(seldom_meant(counted, reader) if counted and reader else ()),
     )
     return found.findings(counted, warnings, opened.files if has_files else None)
 

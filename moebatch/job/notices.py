@@ -7,6 +7,8 @@ from moebatch.engine.approximation import Approximation
 from moebatch.job.scan import InputSummary
 from moebatch.plan.expert_choice import ExpertChoice
 from moebatch.plan.prediction import Prediction
+from moebatch.quoting import shown
+from moebatch.rows.parse import parameter_like
 from moebatch.rows.prompts import RowReader
 from moebatch.schedule.registry import traits_of
 from moebatch.spec.job import Job, OutputSection
@@ -66,13 +68,16 @@ def describe_input(counted: InputSummary, output: OutputSection) -> str:
     )
 
 
-def prompts_without_template(counted: InputSummary, reader: RowReader) -> Iterator[str]:
-    """Prompts that a model for chats gets as they stand, which is seldom what is meant."""
+def seldom_meant(counted: InputSummary, reader: RowReader) -> Iterator[str]:
+    """Prompts that a model for chats gets as they stand, and columns that are nearly parameters."""
     if counted.first_bare is not None and reader.tokenizer.has_chat_template:
         yield (
             f"{counted.first_bare.place} has a plain prompt, which the model gets unchanged, "
             "although it has a chat template; input.chat: true sends prompts through the template"
         )
+    for name, row in counted.misspelt.items():
+        guess = f"did you mean {parameter_like(name)}?"
+        yield f"{row.place} has a column {shown(name)}, which is no parameter; {guess}"
 
 
 def _alike(counted: InputSummary, work: Workload) -> str:

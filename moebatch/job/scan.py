@@ -36,6 +36,7 @@ from moebatch.rows.tokenizer import NO_CHAT_TEMPLATE
 from moebatch.spec.request import Request
 from moebatch.spec.workload import Length, LengthSample, Workload
 
+_MOST_MISSPELT = 5
 _OF_ALL_ROWS = frozenset({NO_PROMPT, MODEL_MISMATCH, NOT_JSON, WRONG_CELLS})
 """Codes of what is a mistake in the job file, or another kind of file, if no row can be answered
 and that is why."""
@@ -83,6 +84,9 @@ class InputSummary:
     first_bare: Row | None = None
     """The first row whose prompt goes to the model without a chat template, though no API was asked
     for that; None if there is none."""
+    misspelt: dict[str, Row] = field(default_factory=dict)
+    """Columns with nearly the names of parameters, as far as they are kept, and the first row that
+    has each."""
     num_repeated: int = 0
     """Good rows that get the answer of an earlier one."""
     _faults: list[Fault] = field(default_factory=list)
@@ -195,6 +199,9 @@ class InputSummary:
             self.first_chat = self.first_chat or row
         if row.is_bare:
             self.first_bare = self.first_bare or row
+        for name in row.misspelt:
+            if len(self.misspelt) < _MOST_MISSPELT:
+                self.misspelt.setdefault(name, row)
         if isinstance(result, ReadyRow):
             self._add_good(result.request)
 

@@ -1,8 +1,10 @@
 """Raw rows become parsed rows: batch lines of OpenAI, or plain rows with a prompt."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import lru_cache
 
 from moebatch.quoting import not_one_of, shown
 from moebatch.rows.messages import chat_of, prompt_of, text_of
@@ -40,6 +42,21 @@ PLAIN_PARAMETERS = (
 """Columns of a plain row that are parameters, those that are refused included; beside the body of a
 batch line they are in the wrong place. The words left out are such as tables have as columns of
 their own; any other column may have any meaning."""
+_BY_LETTERS = {
+    name.replace("_", ""): name
+    for name in (
+        *CHECKS,
+        *TEMPLATE_KEYS,
+        "max_completion_tokens",
+        "top_logprobs",
+        "sampling_params",
+    )
+}
+"""Parameters that change answers, by the letters of their names."""
+_NO_LETTERS = str.maketrans("", "", "_- ")
+_LEAST_LETTERS, _MOST_LETTERS = 4, 40
+_LEAST_LIKENESS = 0.84
+"""``max_new_tokens`` is as near to ``max_tokens``, ``num_tokens`` is not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,7 +151,8 @@ class _Draft:
             raise RowRefused(message, code=COLUMN_TAKEN, param=rules.answer_column)
         parameters = _plain_parameters(content, rules.prompt)
         prompt = _plain_prompt(content, parameters, rules)
-        self.row = replace(self.row, is_bare=isinstance(prompt, str))
+        misspelt = tuple(_misspelt(content, rules.prompt))
+        self.row = replace(self.row, is_bare=isinstance(prompt, str), misspelt=misspelt)
         return ParsedRow(row=self.row, prompt=prompt, parameters=_sampling(parameters, prompt))
 
     def _custom_id(self, custom_id: object) -> None:
@@ -274,3 +292,22 @@ def _plain_parameters(
             raise wrong(key, "is given twice, in sampling_params and beside it, and differs")
         parameters[key] = value
     return parameters
+
+
+def _misspelt(content: Mapping[str, object], template: PromptTemplate | None) -> Iterator[str]:
+    """Columns that may have been meant as parameters."""
+    read = () if template is None else template.columns
+    for name, value in content.items():
+        is_other = name not in PLAIN_PARAMETERS and name not in read
+        if is_other and value is not None and parameter_like(name):
+            yield name
+
+
+@lru_cache(2**12)  # rows have the same columns, mostly
+def parameter_like(name: str) -> str:
+    """The parameter whose name is nearly the same; empty if there is none."""
+    letters = name.lower().translate(_NO_LETTERS)
+    if not _LEAST_LETTERS <= len(letters) <= _MOST_LETTERS:
+        return ""
+    near = get_close_matches(letters, _BY_LETTERS, n=1, cutoff=_LEAST_LIKENESS)
+    return _BY_LETTERS[near[0]] if near else ""

@@ -84,6 +84,8 @@ class Row(_Numbered):
     is_bare: bool = False
     """Whether its prompt is text that the model gets as it stands, without a chat template, though
     no API was asked for that."""
+    misspelt: tuple[str, ...] = ()
+    """Columns that are none of its parameters, though their names are nearly those of some."""
     columns: bytes = b""
     """A plain row as JSON, for the output; empty for batch lines, whose answers repeat nothing."""
 
