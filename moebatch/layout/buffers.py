@@ -23,6 +23,7 @@ from moebatch.layout.footprint import (
 )
 from moebatch.layout.ladder import Ladder
 from moebatch.layout.scratch import (
+    SAMPLING_LOGITS,
     Limits,
     attention_core_elements,
     bucket_rows,
@@ -68,9 +69,8 @@ _KNOWN_TOKEN_BYTES = 40
 """A token of a prompt or an answer, as an object of Python's."""
 _READ_WINDOW_BYTES = 17 * 2**20
 """Window through which the weights outside experts are read, before the first pass."""
-_SAMPLING_LOGITS = 2**20
 _SAMPLING_LOGIT_BYTES = 88
-"""What choosing tokens from a block of logits takes, so many of them at a time in wider types: 30
+"""What choosing tokens from a logit takes, `SAMPLING_LOGITS` of them at a time in wider types: 30
 MB to draw, 82 MB with penalties, log-probabilities and top-p (measured at 32,000 and 152,000
 tokens)."""
 _LIKELIEST_BYTES = 8 * 2**20
@@ -275,7 +275,7 @@ class MemoryUse:
         num_logits = bucket_rows(num_rows) * self.shape.vocab_size
         for level in {self.ladder.top, "dram"}:  # a block and the one before
             yield Buffer("logits", level, ACTIVATIONS_TERM, num_logits, num_bytes, 2)
-        at_once = min(num_rows * self.shape.vocab_size, _SAMPLING_LOGITS)
+        at_once = min(num_rows * self.shape.vocab_size, SAMPLING_LOGITS)
         likeliest = self.workload.takes_likeliest
         sampling = _LIKELIEST_BYTES if likeliest else at_once * _SAMPLING_LOGIT_BYTES
         yield Buffer("sampling", "dram", ACTIVATIONS_TERM, sampling)

@@ -23,6 +23,8 @@ GATHER_ROWS = 4096
 """KV rows that decoding sequences gather at a time, unless one sequence has more."""
 _LOGITS_BLOCK_BYTES = 32 * 2**20
 _MAX_LOGITS_ROWS = 256
+SAMPLING_LOGITS = 2**20
+"""Logits from which a CPU chooses tokens at a time, in float32: they should stay in its cache."""
 _ALIGNMENT = 64
 _WEIGHT_BYTES = 4
 _INDEX_BYTES = 8

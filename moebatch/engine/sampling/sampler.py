@@ -16,13 +16,12 @@ from torch import Tensor
 from moebatch.engine.sampling import mass, penalties
 from moebatch.engine.sampling.mass import noise
 from moebatch.engine.sequence import Sequence as TokenSequence
+from moebatch.layout.scratch import SAMPLING_LOGITS
 from moebatch.spec.request import TokenLogprob
 
 _BLOCK_COLUMNS = 640
-_GROUP_LOGITS_CPU = 2**20
-"""Logits that are in float32 at the same time: they should stay in the processor's cache."""
 _GROUP_LOGITS_GPU = 2**24
-"""The same where a group costs kernel launches and waits for their results."""
+"""Logits in float32 at a time where a group costs kernel launches and waits for their results."""
 
 
 class Sampled(NamedTuple):
@@ -163,7 +162,7 @@ def _is_plain(row: TokenSequence) -> bool:
 
 
 def _groups(places: Sequence[int], logits_RV: Tensor) -> Iterator[list[int]]:
-    budget = _GROUP_LOGITS_CPU if logits_RV.device.type == "cpu" else _GROUP_LOGITS_GPU
+    budget = SAMPLING_LOGITS if logits_RV.device.type == "cpu" else _GROUP_LOGITS_GPU
     num_rows = max(1, budget // logits_RV.shape[1])
     for start in range(0, len(places), num_rows):
         yield list(places[start : start + num_rows])
