@@ -67,6 +67,8 @@ _PRODUCT_BYTES = 600 * 2**10
 measured in bfloat16 by AVX512-BF16, from 1 to 1,536 rows and 8 to 32,000 columns."""
 _KNOWN_TOKEN_BYTES = 40
 """A token of a prompt or an answer, as an object of Python's."""
+_KNOWN_ROW_BYTES = 1500
+"""The row itself, its request, sampling and sequence (rows of 12 tokens: 1,420 B beside them)."""
 _READ_WINDOW_BYTES = 17 * 2**20
 """Window through which the weights outside experts are read, before the first pass."""
 _SAMPLING_LOGIT_BYTES = 88
@@ -196,14 +198,14 @@ class MemoryUse:
         return _OWN_KERNELS_BYTES + products * _PRODUCT_BYTES
 
     def _row_bytes(self, policy: Policy) -> float:
-        """Tokens of sequences in work and of those that are looked ahead."""
+        """Sequences in work and those that are looked ahead, with their tokens."""
         work, total = self.workload, self.workload.num_sequences
         in_work = policy.batch_size if total is None else min(policy.batch_size, total)
         waiting = AHEAD_TOKENS / work.mean_prompt_tokens
         if total is not None:
             waiting = min(waiting, total - in_work)
         num_tokens = in_work * work.mean_total_tokens + waiting * work.mean_prompt_tokens
-        return num_tokens * _KNOWN_TOKEN_BYTES
+        return num_tokens * _KNOWN_TOKEN_BYTES + (in_work + waiting) * _KNOWN_ROW_BYTES
 
     def _dense(self, policy: Policy, activation_bytes: float) -> Iterator[Buffer]:
         top, below = self.ladder.top, self.ladder.below(self.ladder.top)
