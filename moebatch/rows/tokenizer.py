@@ -10,7 +10,7 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
-from moebatch.errors import CheckpointError
+from moebatch.errors import CheckpointError, ConfigError
 from moebatch.quoting import reason, shown
 from moebatch.rows.grammars import Grammars
 from moebatch.rows.guards import TimeLimit, TooLong, blamed
@@ -59,10 +59,12 @@ class Tokenizer:
         *,
         folder: Path,
         template: str | None,
+        template_file: Path | None = None,
         end_tokens: frozenset[int] = frozenset(),
     ) -> None:
-        """`end_tokens` are those beside the one of the tokenizer. Raises CheckpointError if the
-        chat template has a syntax error."""
+        """`template_file` is where a template comes from that is not the model's own, `end_tokens`
+        are those beside the one of the tokenizer. Raises CheckpointError if the chat template has a
+        syntax error, or ConfigError where it is not the model's own."""
         self._tokenizer = tokenizer
         self._end_tokens = end_tokens
         self._folder = folder
@@ -73,7 +75,7 @@ class Tokenizer:
         with self._blamed("cannot be used"):
             self._bytes = TokenBytes(tokenizer)
         if template is not None:
-            self._refuse_broken_template()
+            self._refuse_broken_template(template_file)
 
     @property
     def has_chat_template(self) -> bool:
@@ -290,19 +292,22 @@ class Tokenizer:
                     return refused
         return None
 
-    def _refuse_broken_template(self) -> None:
+    def _refuse_broken_template(self, file: Path | None) -> None:
         from jinja2 import TemplateSyntaxError
 
         try:
             self._render(_HELLO, {})
         except TemplateSyntaxError as error:
-            message = f"the chat template is broken in line {error.lineno}: {reason(error)}"
-            raise CheckpointError(f"{self._folder}: {message}") from None
+            message = f"is broken in line {error.lineno}: {reason(error)}"
         except (TooLong, MemoryError, RecursionError) as error:
-            message = f"the chat template is broken: {self._reason(error)}"
-            raise CheckpointError(f"{self._folder}: {message}") from None
+            message = f"is broken: {self._reason(error)}"
         except Exception:
             return  # It may well refuse this conversation; a row that it refuses gets the reason.
+        else:
+            return
+        if file is not None:
+            raise ConfigError.at(file, message, where="model.chat_template")
+        raise CheckpointError(f"{self._folder}: the chat template {message}")
 
 
 def token_of(tokenizer: Any, text: str) -> int | None:

@@ -57,7 +57,7 @@ def load_tokenizer(
 
     Chat templates that ask for the date get `today` for the whole run. Raises CheckpointError if
     the tokenizer is missing or damaged, or has tokens beyond the `vocab_size` rows of the model's
-    embedding, and ConfigError if `chat_template` cannot be read.
+    embedding, and ConfigError if `chat_template` cannot be read or is broken.
     """
     override = None if chat_template is None else _template_file(chat_template)
     _require_readable(folder)
@@ -73,7 +73,13 @@ def load_tokenizer(
     template = override if override is not None else _own_template(tokenizer)
     if template is not None:
         template = _with_date(template, today or datetime.date.today())
-    return Tokenizer(tokenizer, folder=folder, template=template, end_tokens=ends)
+    return Tokenizer(
+        tokenizer,
+        folder=folder,
+        template=template,
+        template_file=chat_template,
+        end_tokens=ends,
+    )
 
 
 def own_tokenizer(folder: Path, gguf: Path | None) -> Path | None:

@@ -170,7 +170,8 @@ class TestTemplates:
 
     def test_syntax_error(self, ready: Prepare, tmp_path: Path) -> None:
         model = self.write(tmp_path, "\n{% for %}")
-        with pytest.raises(CheckpointError, match="the chat template is broken in line 2"):
+        told = r"chat\.jinja: model\.chat_template: is broken in line 2: "
+        with pytest.raises(ConfigError, match=told):
             ready(model=model)
 
     def test_a_byte_order_mark_is_no_part_of_a_template(
