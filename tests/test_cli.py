@@ -324,6 +324,27 @@ def test_columns_that_were_surely_meant_as_parameters_are_told(tmp_path: Path, m
     assert "which is no parameter" not in done.stdout, "it is a part of the prompt"
 
 
+@pytest.mark.parametrize("words", [("run", "../job.yaml"), ("check", "../job.yaml")])
+def test_a_current_folder_that_is_gone_is_told(
+    tmp_path: Path, model: Path, words: tuple[str, ...]
+) -> None:
+    write_job(tmp_path, model, PROMPTS)
+    command = [sys.executable, "-m", "moebatch", *words]
+    gone = ["sh", "-c", 'mkdir gone && cd gone && rmdir ../gone && exec "$@"', "sh", *command]
+    path = os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), os.getenv("PYTHONPATH"))))
+    done = subprocess.run(
+        gone,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        check=False,
+    )
+    assert done.returncode == ExitCode.STORAGE
+    assert "error: the current folder is gone; change to one that is there" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_an_output_that_is_the_input_is_not_advised_to_be_removed(
     tmp_path: Path, model: Path
 ) -> None:

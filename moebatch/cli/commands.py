@@ -19,6 +19,7 @@ from moebatch.cli.process import (
     explaining_refusals,
     hear_interrupts,
     let_threads_sleep,
+    require_current_folder,
 )
 from moebatch.cli.run import run
 from moebatch.cli.simulate import simulate
@@ -198,6 +199,7 @@ def _options(
     if version:
         typer.echo(f"moebatch {moebatch.__version__}")
         raise typer.Exit
+    require_current_folder()
 
 
 def main() -> None:

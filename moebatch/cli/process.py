@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -167,6 +168,16 @@ def _explained(error: Exception) -> MoebatchError | None:
             message = "is longer than a path can be"
             return ConfigError.at(shown(str(error.filename)), message)
     return None
+
+
+def require_current_folder() -> None:
+    """Raises StorageError if the folder has been removed in which this process is: libraries end it
+    with words of their own then, or none."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        message = "the current folder is gone; change to one that is there (`cd`)"
+        raise StorageError(message) from None
 
 
 class Resumable(Protocol[Done]):
