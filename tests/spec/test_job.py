@@ -1,5 +1,6 @@
 """The job file: what it means, and every sentence it may be refused with."""
 
+import json
 import re
 import subprocess
 import sys
@@ -224,6 +225,12 @@ class TestFile:
     def test_halves_of_surrogate_pairs(self, tmp_path: Path, line: str, where: str) -> None:
         message = "holds half of a surrogate pair, which is no character"
         assert fault(tmp_path, MINIMAL + line) == (4, where, message)
+
+    def test_pairs_of_surrogates_are_characters_as_json_has_them(self, tmp_path: Path) -> None:
+        told = {"path": "😀.jsonl", "prompt": "{😀} 𝄞?"}
+        content = {"model": {"path": "m"}, "input": told, "output": {"path": "o.jsonl"}}
+        job = load(tmp_path, json.dumps(content))
+        assert (job.input.path, job.input.prompt) == (tmp_path / "😀.jsonl", "{😀} 𝄞?")
 
     def test_python_objects(self, tmp_path: Path) -> None:
         text = "model: !!python/object/apply:os.system [ls]\n"

@@ -20,6 +20,7 @@ _MAX_NODES = 20_000
 """Aliases count every time they are used, so that a few lines cannot grow into gigabytes."""
 _MAX_DEPTH = 32
 _NO_TEXT = "holds half of a surrogate pair, which is no character"
+_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 _TAG = "tag:yaml.org,2002:"
 _MERGE = f"{_TAG}merge"
 _EXPONENTIAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][+-]?[0-9]+$")
@@ -118,6 +119,11 @@ def _compose(path: Path, text: str) -> tuple[yaml.Node | None, yaml.SafeLoader]:
         raise ConfigError.at(path, f"nested deeper than {_MAX_DEPTH} levels") from None
 
 
+def _paired(text: str) -> str:
+    """A text in which two escapes may spell one character, as JSON has it and YAML does not."""
+    return _PAIR.sub(lambda pair: pair[0].encode("utf-16", "surrogatepass").decode("utf-16"), text)
+
+
 class _Walk:
     """Turns nodes into plain data and notes lines and faults on the way."""
 
@@ -150,7 +156,7 @@ class _Walk:
             if not isinstance(key_node, yaml.ScalarNode):
                 self._fault("a key must be plain text", line, place)
                 continue
-            key = key_node.value
+            key = _paired(key_node.value)
             if key_node.tag == _MERGE:
                 self._fault("merge keys are not read here; write out the keys", line, (*place, key))
                 continue
@@ -182,10 +188,11 @@ class _Walk:
             self.words[place] = node.value
         # Dates are text to us: no key takes one, and a text is what the user wrote.
         if kind in ("str", "timestamp", "value", "merge"):
-            if not is_text(node.value):
+            text = _paired(node.value)
+            if not is_text(text):
                 self._fault(_NO_TEXT, node.start_mark.line + 1, place)
-                return node.value.encode("utf-8", "replace").decode()
-            return node.value
+                return text.encode("utf-8", "replace").decode()
+            return text
         self._refuse_tag(node, place, "null", "bool", "int", "float")
         try:
             return self._loader.construct_object(node)
