@@ -117,7 +117,8 @@ class Admission:
     def _become(self, in_work_FS: Ints) -> None:
         """These are in work now. What is asked of them several times a pass is worked out here."""
         self._in_work_FS = in_work_FS
-        pending_S, cached_S, shared_S, _ = in_work_FS
+        pending_S, cached_S, shared_S, left_S = in_work_FS
+        self._left_S: Ints = left_S
         self.pending_S: Ints = pending_S
         """Tokens to compute before the next one is chosen; 0 for a decoding sequence."""
         self.cached_S: Ints = cached_S
@@ -125,7 +126,9 @@ class Admission:
         self.decodes_S: Bools = pending_S == 0
         """Which sequences compute the newest token of their answers."""
         self.num_decoding = int(np.count_nonzero(self.decodes_S))
-        self._own_tokens_S: Ints = cached_S + pending_S - shared_S + self.decodes_S
+        self._due_S: Ints = np.maximum(pending_S, 1)
+        """Tokens to compute until the next one is chosen, the newest one among them."""
+        self._own_tokens_S: Ints = cached_S - shared_S + self._due_S
         """Tokens that are known, without those that other sequences hold as well."""
 
     def __len__(self) -> int:
@@ -160,10 +163,10 @@ class Admission:
 
         `begins_now` says that their prompts have to be begun in this pass.
         """
-        room = self._caps.sequences - len(self)
-        if begins_now and not self._caps.is_static:
-            room = min(room, self._num_begun(waiting_FN[:, :room]))
-        count = most = int(min(room, waiting_FN.shape[1]))
+        most: int = min(self._caps.sequences - len(self), waiting_FN.shape[1])
+        if most and begins_now and not self._caps.is_static:
+            most = min(most, self._num_begun(waiting_FN[:, :most]))
+        count = most
         if most and not self._all_fit(waiting_FN[:, :most]):
             count = max(self._num_fitting(waiting_FN, most), int(not len(self)))
         if count:
@@ -173,8 +176,10 @@ class Admission:
 
     def slices(self) -> Ints:
         """Tokens of every sequence in this pass, [S]."""
+        if self._tokens_left >= 0:
+            return self._due_S
         pending_S, budget = self.pending_S, self._caps.tokens - self.num_decoding
-        before_S = np.cumsum(pending_S) - pending_S
+        before_S = pending_S.cumsum() - pending_S
         slices_S: Ints = np.minimum(np.maximum(budget - before_S, 0), pending_S)
         if self._caps.encodes:
             fits_S = slices_S == pending_S
@@ -186,16 +191,15 @@ class Admission:
     def advance(self, slices_S: Ints, num_passes: int = 1) -> None:
         """Passes of these slices are over, of which all decoding ones may be several: their tokens
         are cached, next ones are chosen, and sequences without any to come have ended."""
-        pending_S, cached_S, _, left_S = self._in_work_FS
-        left_S -= num_passes * ((slices_S > 0) & (slices_S >= pending_S))
-        cached_S += num_passes * slices_S
-        np.maximum(pending_S - slices_S, 0, out=pending_S)
-        self._become(self._in_work_FS.take(np.flatnonzero(left_S > 0), axis=1))
+        self._left_S -= num_passes * (slices_S >= self._due_S)
+        self.cached_S += num_passes * slices_S
+        np.maximum(self.pending_S - slices_S, 0, out=self.pending_S)
+        self._become(self._in_work_FS.take((self._left_S > 0).nonzero()[0], axis=1))
 
     def passes_alike(self, waiting_FN: Ints) -> int:
         """Passes, where all sequences decode, until one ends or is sent back or the next waiting
         one fits. The later it begins, the less room it takes before others have ended."""
-        most = int(self._in_work_FS[3].min())
+        most = int(self._left_S.min())
         if len(self) > 1 and self.pages_held(most - 1) > self._caps.pages:
             most = _first(1, most, lambda count: self.pages_held(count) > self._caps.pages)
         may_come = self.takes_more and len(self) < self._caps.sequences
@@ -205,7 +209,9 @@ class Admission:
 
     def pages_held(self, passes_later: int = 0) -> int:
         """Pages of all tokens that are known, if all sequences decode until then."""
-        last_S = np.minimum(self._own_tokens_S + passes_later, self._caps.most_cached) - 1
+        last_S = self._own_tokens_S + (passes_later - 1)
+        if self._caps.most_cached < UNLIMITED:
+            last_S = np.minimum(last_S, self._caps.most_cached - 1)
         return int((last_S // self._caps.page_tokens).sum()) + len(self)
 
     @property
@@ -213,7 +219,7 @@ class Admission:
         """Most pages that are held from now on if all sequences decode and none comes. They grow by
         a token a pass; should one fall behind, it can still begin a page."""
         if self._peaks_S is None:
-            self._peaks_S = self._occupancy.peaks(self._own_tokens_S, self._in_work_FS[3])
+            self._peaks_S = self._occupancy.peaks(self._own_tokens_S, self._left_S)
         return int(self._peaks_S[len(self) - 1]) + 1 + len(self) // self._caps.page_tokens
 
     @property
@@ -224,25 +230,26 @@ class Admission:
     @property
     def _tokens_left(self) -> int:
         """Tokens of the pass that sequences in work do not take."""
-        return self._caps.tokens - self.num_decoding - int(self.pending_S.sum())
+        pending = int(self.pending_S.sum()) if self.num_decoding < len(self) else 0
+        return self._caps.tokens - self.num_decoding - pending
 
     def _num_begun(self, waiting_FN: Ints) -> int:
         """How many of the next sequences would have tokens in this pass."""
         tokens_left = self._tokens_left
         if tokens_left <= 0:
             return 0
-        up_to_N = np.cumsum(waiting_FN[0])
+        up_to_N = waiting_FN[0].cumsum()
         if self._caps.encodes:
-            return max(int(np.searchsorted(up_to_N, tokens_left, side="right")), not len(self))
+            return max(int(up_to_N.searchsorted(tokens_left, side="right")), not len(self))
         # All but the last one are computed in this pass.
-        return 1 + int(np.searchsorted(up_to_N, tokens_left))
+        return 1 + int(up_to_N.searchsorted(tokens_left))
 
     def _num_fitting(self, waiting_FN: Ints, most: int) -> int:
         """How many of the next sequences the cache will hold until they end."""
         own_N, left_N = _own_and_left(waiting_FN[:, :most])
-        one_ends = np.bincount(np.concatenate([self._in_work_FS[3], left_N])) > 0
-        ends_E = np.flatnonzero(one_ends)[::-1]
-        held_E = self._occupancy.at_ends(one_ends, self._own_tokens_S, self._in_work_FS[3])
+        one_ends = np.bincount(np.concatenate([self._left_S, left_N])) > 0
+        ends_E = one_ends.nonzero()[0][::-1]
+        held_E = self._occupancy.at_ends(one_ends, self._own_tokens_S, self._left_S)
         for first in range(0, most, _TRIED_AT_ONCE):
             some = slice(first, min(first + _TRIED_AT_ONCE, most))
             own_N1, left_N1 = own_N[some, None], left_N[some, None]
@@ -258,7 +265,7 @@ class Admission:
     def _all_fit(self, waiting_FN: Ints) -> bool:
         """Whether all of what these and those in work need in the end fits at once."""
         own_N, left_N = _own_and_left(waiting_FN)
-        in_work = self._occupancy.pages_of(self._own_tokens_S + self._in_work_FS[3])
+        in_work = self._occupancy.pages_of(self._own_tokens_S + self._left_S)
         return (
             int(in_work.sum() + self._occupancy.pages_of(own_N + left_N).sum()) <= self._caps.pages
         )
@@ -267,7 +274,7 @@ class Admission:
         """Whether so many more would fit, if all sequences in work decode until then."""
         own_N, left_N = _own_and_left(waiting_FN)
         tokens = np.concatenate([self._own_tokens_S + passes_later, own_N])
-        left = np.concatenate([self._in_work_FS[3] - passes_later, left_N])
+        left = np.concatenate([self._left_S - passes_later, left_N])
         return self._occupancy.peak(tokens, left) <= self._caps.pages
 
 

@@ -46,16 +46,19 @@ class Occupancy(NamedTuple):
         ends of the sequences are among these: in between, what is held only grows. None is sorted:
         this is called thousands of times."""
         size = self.page_tokens
-        passes = np.flatnonzero(one_ends)[::-1]
-        group = np.cumsum(one_ends[::-1])[::-1][left] - 1
+        passes = one_ends.nonzero()[0][::-1]
+        group = one_ends[::-1].cumsum()[::-1][left] - 1
         full, over = np.divmod(tokens - 1, size)
-        grows = tokens + left <= self.most_cached
-        full = np.where(grows, full, (self.most_cached - 1) // size + 1)
-        by_over = np.bincount((group * size + over)[grows], minlength=len(passes) * size)
+        growing = group * size + over
+        if self.most_cached < UNLIMITED:
+            grows = tokens + left <= self.most_cached
+            full = np.where(grows, full, (self.most_cached - 1) // size + 1)
+            growing = growing[grows]
+        by_over = np.bincount(growing, minlength=len(passes) * size)
         alive_by_over = by_over.reshape(-1, size).cumsum(axis=0)
         at_least = alive_by_over[:, ::-1].cumsum(axis=1)
         whole, rest = np.divmod(passes, size)
         one_more = (rest > 0) * at_least[np.arange(len(passes)), rest - 1]
-        full_pages = np.cumsum(np.bincount(group, weights=full, minlength=len(passes)))
+        full_pages = np.bincount(group, weights=full, minlength=len(passes)).cumsum()
         held_E: Ints = full_pages.astype(np.int64) + at_least[:, -1] * (whole + 1) + one_more
         return held_E

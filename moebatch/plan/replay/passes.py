@@ -45,10 +45,11 @@ def admission_order(sample: tuple[Length, ...], count: int, *, is_static: bool) 
 
 
 def load_of(
-    contexts: Ints,
     tokens: Ints,
     cached: Ints,
     *,
+    num_decoding: int,
+    num_positions: int,
     num_ending: int,
     prompt_rows: int = PROMPT_ROWS,
     encodes: bool = False,
@@ -56,32 +57,38 @@ def load_of(
     """What a pass has to do.
 
     Args:
-        contexts: positions that each decoding sequence attends to, itself included.
         tokens: of each slice of a prompt.
         cached: positions before each of these slices.
+        num_decoding: sequences that decode.
+        num_positions: those that they attend to, themselves included, all together.
         num_ending: so many of them are the last ones of their prompts.
         prompt_rows: tokens of a slice that attend at once.
         encodes: they are whole prompts, whose tokens see each other.
     """
     if encodes:
         return PassLoad(
-            decode_sequences=float(len(contexts)),
-            decode_positions=float(contexts.sum()),
+            decode_sequences=float(num_decoding),
+            decode_positions=float(num_positions),
             prompt_tokens=float(tokens.sum()),
             prompt_pairs=float((tokens**2).sum()),
             prompt_slices=float(len(tokens)),
-            logits_rows=float(len(contexts)),
+            logits_rows=float(num_decoding),
         )
-    pieces = -(-tokens // prompt_rows)
+    prompt_tokens = float(tokens.sum())
+    if prompt_tokens <= prompt_rows:  # so no slice has more
+        context = float(cached.sum())
+    else:
+        pieces = -(-tokens // prompt_rows)
+        context = int(pieces @ (2 * cached + prompt_rows * (pieces - 1))) / 2
     return PassLoad(
-        decode_sequences=float(len(contexts)),
-        decode_positions=float(contexts.sum()),
-        prompt_tokens=float(tokens.sum()),
+        decode_sequences=float(num_decoding),
+        decode_positions=float(num_positions),
+        prompt_tokens=prompt_tokens,
         prompt_pairs=int(tokens @ (2 * cached + tokens + 1)) / 2,
-        prompt_context=int(pieces @ (2 * cached + prompt_rows * (pieces - 1))) / 2,
+        prompt_context=context,
         prompt_slices=float(len(tokens)),
         resumed_slices=float(np.count_nonzero(cached)),
-        logits_rows=float(len(contexts) + num_ending),
+        logits_rows=float(num_decoding + num_ending),
     )
 
 
@@ -90,16 +97,23 @@ def load_of_slices(
 ) -> PassLoad:
     """The same of slices, each as its tokens, those of its sequence that are cached afterwards, and
     whether it is of an answer."""
-    contexts, prompts = list[int](), list[tuple[int, int]]()
+    num_decoding, num_positions, prompts = 0, 0, list[tuple[int, int]]()
     for num_tokens, num_afterwards, is_answer in slices:
         before = num_afterwards - num_tokens
         if is_answer:
-            contexts.extend(range(before + 1, num_afterwards + 1))
+            num_decoding += num_tokens
+            num_positions += sum(range(before + 1, num_afterwards + 1))
         else:
             prompts.append((num_tokens, before))
     tokens, cached = np.array(prompts, np.int64).reshape(-1, 2).T
-    as_array = np.array(contexts, np.int64)
-    return load_of(as_array, tokens, cached, num_ending=num_ending, encodes=encodes)
+    return load_of(
+        tokens,
+        cached,
+        num_decoding=num_decoding,
+        num_positions=num_positions,
+        num_ending=num_ending,
+        encodes=encodes,
+    )
 
 
 class Replay:
@@ -155,12 +169,13 @@ class Replay:
 
 def _load(admission: Admission, slices_S: Ints, caps: Caps) -> PassLoad:
     decodes_S, pending_S, cached_S = admission.decodes_S, admission.pending_S, admission.cached_S
-    sliced = np.flatnonzero(slices_S > decodes_S)
+    sliced = (slices_S > decodes_S).nonzero()[0]
     tokens = slices_S[sliced]
     return load_of(
-        cached_S[decodes_S] + 1,
         tokens,
         cached_S[sliced],
+        num_decoding=admission.num_decoding,
+        num_positions=int(cached_S @ decodes_S) + admission.num_decoding,
         num_ending=int(np.count_nonzero(pending_S[sliced] == tokens)),
         prompt_rows=caps.prompt_rows,
         encodes=caps.encodes,
