@@ -16,10 +16,10 @@ from moebatch.layout.footprint import (
     Footprint,
     dense_bytes,
     layer_bytes,
+    most_window_pages,
     packed_bytes,
     page_bytes,
     slot_bytes,
-    window_pages,
 )
 from moebatch.layout.ladder import Ladder
 from moebatch.layout.scratch import (
@@ -49,7 +49,6 @@ PROGRAM_TERM = "program and libraries"
 DENSE_TERM = "weights outside experts"
 KV_TERM = "keys and values"
 KV_WINDOW_TERM = "keys and values in work"
-CACHE_TERMS = (KV_TERM, KV_WINDOW_TERM)
 RESIDENT_TERM = "resident experts"
 SLOTS_TERM = "expert slots"
 PROJECTIONS_TERM = "projections"
@@ -88,6 +87,19 @@ _PAGES_GAP_BYTES = 2**20
 """What the gaps between pages take in a staging buffer."""
 
 
+class CachePages(NamedTuple):
+    """Pages of the cache, or of a window of it, in some layers that are alike."""
+
+    name: str
+    level: LevelName
+    term: str
+    page_bytes: int
+    layers: float
+    """Or windows, each of which has all of the pages."""
+    most_pages: int
+    """With more pages in all it has no more than these."""
+
+
 @dataclass(frozen=True, kw_only=True)  # no slots: what follows from them is worked out once
 class MemoryUse:
     """What a run of a model holds on the levels of a machine, whatever the policy."""
@@ -108,16 +120,18 @@ class MemoryUse:
         """Bytes of all `buffers` by level and term."""
         if division is None:
             division = self._whole_division(policy)
-        terms = {level: {**of_level} for level, of_level in self._usual(policy).terms.items()}
-        _add(terms, self._experts(policy, division))
+        terms = self._beside_cache(policy, division)
         _add(terms, self._cache(policy, division))
         return _whole(terms)
 
-    def cache_footprints(self, policy: Policy, division: Division) -> dict[LevelName, Footprint]:
-        """Those of `CACHE_TERMS` alone, which the number of pages decides over."""
-        terms = _no_terms()
-        _add(terms, self._cache(policy, division))
-        return _whole(terms)
+    def beside_cache(self, policy: Policy, division: Division) -> dict[LevelName, Footprint]:
+        """The same without the cache, over which the number of pages decides."""
+        return _whole(self._beside_cache(policy, division))
+
+    def _beside_cache(self, policy: Policy, division: Division) -> "_Terms":
+        terms = {level: {**of_level} for level, of_level in self._usual(policy).terms.items()}
+        _add(terms, self._experts(policy, division))
+        return terms
 
     def buffers(self, policy: Policy, division: Division | None = None) -> list[Buffer]:
         """All that is held at the peak under `policy`, with names that are unique on a level.
@@ -321,32 +335,37 @@ class MemoryUse:
         return tuple(page_bytes(group, self.dtypes) for group in self.groups)
 
     def _cache(self, policy: Policy, division: Division) -> Iterator[Buffer]:
+        for one in self.cache_pages(policy, division):
+            count = one.layers * min(policy.num_kv_pages, one.most_pages)
+            yield Buffer(one.name, one.level, one.term, one.page_bytes, 1, count)
+
+    def cache_pages(self, policy: Policy, division: Division) -> Iterator[CachePages]:
+        """What the cache is made of, whatever the number of its pages."""
         for number, (group, of_page) in enumerate(zip(self.groups, self._pages, strict=True)):
-            pages = group.num_pages(policy)
             which = f" of group {number + 1}" if number else ""
+            most = group.most_pages(policy.batch_size)
             for level in LEVELS:
-                count = division.kv_layers[level][number] * pages
-                yield Buffer(KV_TERM + which, level, KV_TERM, of_page, 1, count)
+                if count := division.kv_layers[level][number]:
+                    yield CachePages(KV_TERM + which, level, KV_TERM, of_page, count, most)
             for level, spare in division.spare_layers.items():
                 name = f"spare layers{which}"
-                yield Buffer(name, level, SPARE_TERM, of_page, 1, spare[number] * pages)
+                yield CachePages(name, level, SPARE_TERM, of_page, spare[number], most)
         places = frozenset({self.ladder.top, self.ladder.attends_at(policy)})
         for window in windows(division.kv_homes, places, self.ladder.top):
             yield from self._windows(policy, window)
 
-    def _windows(self, policy: Policy, name: WindowName) -> Iterator[Buffer]:
+    def _windows(self, policy: Policy, name: WindowName) -> Iterator[CachePages]:
         """Groups whose rows are alike share one, as large as one of them needs."""
         most_tokens = self.workload.max_total_tokens
-        sizes: dict[CacheLayout, tuple[int, CacheGroup]] = {}
-        for group in self.groups:
-            pages = window_pages(policy, group, max_tokens=most_tokens)
-            if pages > sizes.get(group.layout, (0, group))[0]:
-                sizes[group.layout] = pages, group
-        for number, (pages, group) in enumerate(sizes.values()):
+        sizes: dict[CacheLayout, tuple[int, int]] = {}
+        for group, of_page in zip(self.groups, self._pages, strict=True):
+            most = most_window_pages(policy, group, max_tokens=most_tokens)
+            if most > sizes.get(group.layout, (0, of_page))[0]:
+                sizes[group.layout] = most, of_page
+        for number, (most, of_page) in enumerate(sizes.values()):
             which = f" of rows {number + 1}" if number else ""
             title = f"window on {name.level} at {name.place}{which}"
-            of_page = page_bytes(group, self.dtypes)
-            yield Buffer(title, name.level, KV_WINDOW_TERM, of_page, 1, NUM_WINDOWS * pages)
+            yield CachePages(title, name.level, KV_WINDOW_TERM, of_page, NUM_WINDOWS, most)
 
 
 _Terms = dict[LevelName, dict[str, float]]

@@ -1,7 +1,7 @@
 """How a policy divides experts and layers of keys and values among levels: as whole ones, as they
 are when it runs, or in parts, as a solver of shares sees them."""
 
-from collections import Counter
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -12,7 +12,7 @@ from moebatch.schedule.registry import traits_of
 from moebatch.spec.machine.hardware import LEVELS, LevelName
 from moebatch.spec.model.cache import CacheGroup
 from moebatch.spec.model.shape import ModelShape
-from moebatch.spec.policy.policy import Policy, whole
+from moebatch.spec.policy.policy import Policy, kv_counts, whole
 
 _PAGED_SPARE = 2
 """Whole experts of a paged schedule need up to two slots more than shares of them."""
@@ -46,16 +46,20 @@ class Division:
     ) -> "Division":
         """Whole experts and layers, as a run has them; layers are in `groups`."""
         experts = whole_experts(shape, policy, ladder)
-        homes = policy.kv_levels(shape.num_keeping_layers)
-        first = shape.num_encoding_layers
-        of_groups = [Counter(homes[n - first] for n in group.layers) for group in groups]
+        homes = kv_counts(policy.kv_cache, shape.num_keeping_layers)
+        # Layers follow each other on each level: of a group as many are below each end.
+        ends = [*accumulate(homes.values(), initial=shape.num_encoding_layers)]
+        below_ends = [[bisect_left(group.layers, end) for end in ends] for group in groups]
         paged = comes_in_pages(policy, ladder)
         most = most_streamed(shape, experts[ladder.experts_at(policy)])
         below = ladder.experts_at(policy) == "vram" and experts["disk"] > 0
         return cls(
             experts=experts,
-            kv_layers={level: tuple(here[level] for here in of_groups) for level in LEVELS},
-            kv_homes=frozenset(homes),
+            kv_layers={
+                level: tuple(num[place + 1] - num[place] for num in below_ends)
+                for place, level in enumerate(homes)
+            },
+            kv_homes=frozenset(level for level, count in homes.items() if count),
             num_slots=2 * most if paged else policy.num_slots,
             num_slots_below=policy.num_slots if below else 0,
             num_staged=most if paged else 0,

@@ -122,7 +122,13 @@ def packed_bytes(shape: ModelShape, dtypes: Dtypes) -> int:
 def window_pages(policy: Policy, group: CacheGroup, *, max_tokens: int) -> int:
     """Pages of the largest micro-batch in a group of layers, where no sequence is longer than
     `max_tokens`."""
-    return min(group.num_pages(policy), policy.micro_batch_size * group.pages_of(max_tokens))
+    return min(policy.num_kv_pages, most_window_pages(policy, group, max_tokens=max_tokens))
+
+
+def most_window_pages(policy: Policy, group: CacheGroup, *, max_tokens: int) -> int:
+    """The same with as many pages of the cache as there may be."""
+    of_micro_batch = policy.micro_batch_size * group.pages_of(max_tokens)
+    return min(group.most_pages(policy.batch_size), of_micro_batch)
 
 
 def page_bytes(group: CacheGroup, dtypes: Dtypes) -> int:

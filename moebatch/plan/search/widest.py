@@ -1,10 +1,10 @@
 """Policies whose cache of keys and values is as wide as there is room for."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import ceil
 
-from moebatch.layout.buffers import CACHE_TERMS
+from moebatch.layout.buffers import CachePages
 from moebatch.layout.division import Division
 from moebatch.plan.problem import Problem
 from moebatch.plan.replay.phases import sequences_held
@@ -32,39 +32,30 @@ def with_widest_cache(problem: Problem, policy: Policy) -> Policy | None:
 
 def _pages_with_room(problem: Problem, policy: Policy, most: int) -> int:
     """Pages, up to so many, for which every level has room beside all else; 0 where those of the
-    longest sequence have none. The more there are, the less another one takes, since windows are
-    as large as a micro-batch needs at some time: what one takes at either end bounds how many fit
-    (Newton's method, from below)."""
+    longest sequence have none."""
+    memory = problem.memory
+    division = Division.of(problem.shape, memory.groups, policy, problem.ladder)
+    beside = memory.beside_cache(policy, division)
+    kinds = [*memory.cache_pages(policy, division)]
+    for level in problem.hardware.levels:
+        room = problem.capacity_bytes(level) - beside[level].total_bytes
+        most = _pages_within(room, [each for each in kinds if each.level == level], most)
+    return most if most >= problem.fewest_pages else 0
 
-    division = Division.of(problem.shape, problem.memory.groups, policy, problem.ladder)
-    beside = {
-        level: problem.capacity_bytes(level)
-        - sum(taken for term, taken in footprint.terms.items() if term not in CACHE_TERMS)
-        for level, footprint in problem.footprints(policy, division).items()
-    }
 
-    def room_left(pages: int) -> list[int]:
-        paged = replace(policy, num_kv_pages=pages)
-        caches = problem.memory.cache_footprints(paged, division)
-        return [room - caches[level].total_bytes for level, room in beside.items()]
-
-    fewest, lacking = problem.fewest_pages, room_left(most)
-    if min(lacking) >= 0:
-        return most
-    if fewest >= most:
-        return 0
-    growth = zip(lacking, room_left(most - 1), strict=True)
-    fewer = (
-        ceil(-lack / (less - lack)) if less > lack else most for lack, less in growth if lack < 0
-    )
-    pages = max(fewest, most - max(fewer))
-    while min(left := room_left(pages)) >= 0:
-        growth = zip(left, room_left(pages + 1), strict=True)
-        further = min(room // (room - less) for room, less in growth if less < room)
-        if not further:
-            return pages
-        pages += further
-    return 0
+def _pages_within(room: int, kinds: Sequence[CachePages], most: int) -> int:
+    """The same on a level where so many bytes are left. The more pages there are, the less another
+    one takes, since pages of each kind are no more than some number."""
+    pages, taken = 0, 0.0
+    growth = sum(each.layers * each.page_bytes for each in kinds)
+    for each in sorted(kinds, key=lambda each: each.most_pages):
+        end = min(each.most_pages, most)
+        if room - taken < growth * (end - pages):
+            return pages + int((room - taken) // growth)
+        taken += growth * (end - pages)
+        growth -= each.layers * each.page_bytes
+        pages = end
+    return most if room >= taken else 0
 
 
 def _without_idle_places(problem: Problem, policy: Policy) -> Policy:

@@ -56,4 +56,8 @@ class CacheGroup:
     def num_pages(self, policy: Policy) -> int:
         """Pages of every layer. Those of the policy are given out by admission, and no sequence has
         more of them here; where it has no more than a ring, a ring for each in work is enough."""
-        return min(policy.num_kv_pages, policy.batch_size * self.pages_of(UNLIMITED))
+        return min(policy.num_kv_pages, self.most_pages(policy.batch_size))
+
+    def most_pages(self, batch_size: int) -> int:
+        """Pages that so many sequences may have in a layer."""
+        return batch_size * self.pages_of(UNLIMITED)

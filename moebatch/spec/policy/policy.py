@@ -74,7 +74,13 @@ class Placement:
 
 
 def kv_levels(placement: Placement, num_layers: int) -> tuple[LevelName, ...]:
-    """Home of the keys and values of each layer: the first ones in vram, then dram, then disk
+    """Home of the keys and values of each layer."""
+    counts = kv_counts(placement, num_layers)
+    return tuple(level for level, count in counts.items() for _ in range(count))
+
+
+def kv_counts(placement: Placement, num_layers: int) -> dict[LevelName, int]:
+    """Layers whose keys and values live on each level: the first ones in vram, then dram, then disk
     (Klotski). Shares are rounded down to whole layers; the lowest level that may hold any has the
     rest."""
     num_vram = whole(placement.vram, num_layers)
@@ -82,8 +88,7 @@ def kv_levels(placement: Placement, num_layers: int) -> tuple[LevelName, ...]:
     if placement.disk * num_layers > _ROUNDING:
         num_dram = min(num_dram, whole(placement.dram, num_layers))
     num_disk = num_layers - num_vram - num_dram
-    counts: dict[LevelName, int] = {"vram": num_vram, "dram": num_dram, "disk": num_disk}
-    return tuple(level for level, count in counts.items() for _ in range(count))
+    return {"vram": num_vram, "dram": num_dram, "disk": num_disk}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
