@@ -69,7 +69,7 @@ def _block_seconds(lanes: LaneSeconds, policy: Policy) -> float:
 
 
 def _longest(lanes: LaneSeconds, policy: Policy) -> float:
-    turns = (sum(lanes.get(lane, 0.0) for lane in group) for group in in_turns(policy))
+    turns = [_device_s(lanes, group) for group in in_turns(policy)]
     return max((*lanes.values(), *turns), default=0.0)
 
 
@@ -85,4 +85,4 @@ def busiest_s(lanes: LaneSeconds) -> float:
 
 
 def _device_s(lanes: LaneSeconds, of: tuple[str, ...]) -> float:
-    return sum(lanes.get(lane, 0.0) for lane in of)
+    return sum([lanes.get(lane, 0.0) for lane in of])  # plans ask thousands of times

@@ -7,17 +7,15 @@ keys and values on their way between levels; the copy into pinned buffers; and t
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from math import ceil
 
 from moebatch.layout.habits import Habits
-from moebatch.layout.ladder import lanes_of
 from moebatch.layout.lanes import LaneSeconds, pass_seconds, takes_turns
 from moebatch.layout.placed import PlacedModel
 from moebatch.layout.routing import chosen_experts
+from moebatch.once import cached_property
 from moebatch.plan.pricing.expected_loads import ExpectedLoads, LayerTimes, expected_loads
 from moebatch.plan.pricing.waits import PassWaits
-from moebatch.schedule.registry import traits_of
 
 CACHE_WAITS = "cache_waits"
 """Among the limits of a pass what is no lane: computing, and waiting for keys and values."""
@@ -41,10 +39,8 @@ class PassCost(PassWaits):
     @cached_property
     def _lanes_once(self) -> LaneSeconds:
         """The same if each expert came once in a layer: affine in the shares."""
-        computing = self.computing_s
-        there = lanes_of(self.prices.ladder, self.policy)
-        seconds = {**{lane.name: 0.0 for lane in there}, **computing}
-        for lane, time_s in self.moving(self.num_loads):
+        seconds = {**dict.fromkeys(self._price.lanes, 0.0), **self.computing_s}
+        for lane, time_s in (*self._bringing.items(), *self.moving()):
             if time_s:
                 seconds[lane] += time_s
         return {lane: time_s for lane, time_s in seconds.items() if time_s > 0}
@@ -85,7 +81,7 @@ class PassCost(PassWaits):
         habits, policy, tokens = self.habits, self.policy, self.load.tokens
         if habits is None or not habits.covers(tokens):
             return None
-        if traits_of(policy).foresees != "likely" or not policy.num_slots:
+        if self._price.traits.foresees != "likely" or not policy.num_slots:
             return None
         predictor, shape = habits.predictor_of(policy), self.prices.shape
         sizes = PlacedModel(shape, policy, self.prices.ladder).staying

@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from math import ceil
 from types import MappingProxyType
+from typing import NamedTuple
 
 from moebatch.layout.fused import attends_in_place, steps_at_once
 from moebatch.layout.load import PassLoad
 from moebatch.layout.scratch import GATHER_ROWS, PROMPT_ROWS
 from moebatch.plan.pricing.row_launches import RowLaunches
-from moebatch.spec.model.attention import Attention, GateOpening
+from moebatch.spec.model.attention import Attention, AttentionLaunches, GateOpening
 from moebatch.spec.model.blocks import Residual
 from moebatch.spec.model.compressed_attention import QUERY_BLOCK
 from moebatch.spec.model.recurrence import CHUNK_TOKENS, Recurrence
@@ -32,14 +33,26 @@ _ROUNDING = 10
 _TAP = 2
 
 
+class _Attending(NamedTuple):
+    """What a layer that attends launches whatever it has to do, beside its `own`."""
+
+    own: AttentionLaunches
+    before: int
+    """Up to what is cached."""
+    parts: int
+    """Of what is cached of a token."""
+    behind: int
+    """Gates, the projection, and what it is added to."""
+
+
 class MixerLaunches(RowLaunches):
     """What tells tokens of each other: each layer attends or recurs."""
 
     def of_mixer(self, load: PassLoad) -> float:
         """Of a mean layer."""
         shape, found = self.shape, 0.0
-        for attention, count in self._attentions:
-            found += count * self._of_attention(attention, load)
+        for count, attending in self._attending:
+            found += count * self._of_attention(attending, load)
         if shape.recurrence is not None:
             recurring = self._of_recurrence(shape.recurrence, load)
             recurring += self._added(shape.recurrent_residual)
@@ -48,14 +61,21 @@ class MixerLaunches(RowLaunches):
 
     def of_pre(self, load: PassLoad) -> float:
         """Queries, and what is cached, are laid out for another device."""
+        return self._laid_out + self.of_off(load)
 
+    @cached_property
+    def _laid_out(self) -> float:
         def of(attention: Attention) -> int:
             return self._projection(attention) + attention.launches.absorbed
 
-        return self._mean(of) + self.of_off(load)
+        return self._mean(of)
 
     def of_out(self, load: PassLoad) -> float:
         """What opens gates, or is kept of hidden states, is normed once more."""
+        return self._put_out
+
+    @cached_property
+    def _put_out(self) -> float:
         residual = self.shape.attention_residual
 
         def of(attention: Attention) -> int:
@@ -69,6 +89,10 @@ class MixerLaunches(RowLaunches):
 
     def of_off(self, load: PassLoad) -> float:
         """Queries, and each part of what is cached."""
+        return self._sent
+
+    @cached_property
+    def _sent(self) -> float:
         return 1 + self._mean(self._num_parts)
 
     @cached_property
@@ -77,6 +101,28 @@ class MixerLaunches(RowLaunches):
         shape = self.shape
         attending = [n for n in range(shape.num_layers) if not shape.is_recurrent(n)]
         return tuple(Counter(map(shape.attention_of, attending)).items())
+
+    @cached_property
+    def _attending(self) -> tuple[tuple[int, "_Attending"], ...]:
+        """How many layers attend alike, with what they launch."""
+        added = self._added(self.shape.attention_residual)
+        return tuple(
+            (
+                count,
+                _Attending(
+                    attention.launches,
+                    before=self._projection(attention),
+                    parts=self._num_parts(attention),
+                    behind=self._gates(attention) + added,
+                ),
+            )
+            for attention, count in self._attentions
+        )
+
+    @cached_property
+    def _in_place(self) -> bool:
+        """Whether sequences that decode attend to what is cached where it lies."""
+        return self.is_fused and attends_in_place(self.shape)
 
     def _mean(self, of: Callable[[Attention], int]) -> float:
         """Of layers that attend."""
@@ -101,18 +147,17 @@ class MixerLaunches(RowLaunches):
             return 0
         return _OUTPUT_GATE[attention.output_gate] + attention.has_gate_biases
 
-    def _of_attention(self, attention: Attention, load: PassLoad) -> float:
-        own, sequences = attention.launches, load.decode_sequences
+    def _of_attention(self, attending: "_Attending", load: PassLoad) -> float:
+        own, sequences = attending.own, load.decode_sequences
         slices = load.pieces(PROMPT_ROWS)
-        if self.is_fused and attends_in_place(self.shape):
+        if self._in_place:
             groups = int(load.decode_positions > 0)
         else:
             groups = own.group * ceil(load.decode_positions / GATHER_ROWS)
         blocks = sequences + load.pieces(QUERY_BLOCK)
         alone = own.sequence * (sequences + slices) + own.query_block * blocks
-        core = self._num_parts(attention) + groups + own.prompt_slice * slices + alone
-        added = self._gates(attention) + self._added(self.shape.attention_residual)
-        return self._projection(attention) + core + added
+        core = attending.parts + groups + own.prompt_slice * slices + alone
+        return attending.before + core + attending.behind
 
     def _of_recurrence(self, recurrence: Recurrence, load: PassLoad) -> float:
         """Rows of states are taken for neighbours, as they are until sequences end."""

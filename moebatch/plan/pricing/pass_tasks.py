@@ -1,22 +1,22 @@
 """A pass as the sum of its tasks: what a schedule launches, each at its price."""
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property, partial
+from functools import cache
 from math import ceil
 
 from moebatch.layout.lanes import LaneSeconds, takes_turns_by_micro_batch
 from moebatch.layout.load import PassLoad
 from moebatch.layout.routing import chosen_experts, distinct_experts, layers_of, routed
 from moebatch.layout.scratch import prompt_rows
+from moebatch.once import cached_property
 from moebatch.plan.pricing.prices import LaneTime, Prices
 from moebatch.plan.pricing.task_prices import KV_KINDS, TaskPrices
 from moebatch.schedule.drivers.emission import Launched, computes_together, launched
-from moebatch.schedule.lanes import PROCESSORS, lane_of
-from moebatch.schedule.registry import traits_of
+from moebatch.schedule.lanes import DEVICES, PROCESSORS
 from moebatch.schedule.steps.kv_route import Place
 from moebatch.schedule.task import Kind
-from moebatch.spec.machine.hardware import LEVELS, LevelName
+from moebatch.spec.machine.hardware import LevelName
 from moebatch.spec.policy.policy import Policy
 
 Arithmetic = dict[Hashable, LaneSeconds]
@@ -40,29 +40,41 @@ class PassTasks:
     @property
     def key(self) -> Hashable:
         """All that `computing` depends on beside the prices: many policies share it."""
-        policy = self.policy
+        policy, price = self.policy, self._price
         return (
             self.load,
             policy.micro_batch_size,
             policy.schedule,
             policy.attention_on_gpu,
-            self._fresh,
-            self._most_together,
+            price.fresh,
+            price.most_together,
         )
 
     # --- whatever lives where -------------------------------------------------------------------
 
-    def computing(self) -> Iterator[LaneTime]:
-        """Lane and seconds of each kind of task that does not depend on what lives where."""
-        yield from self._of_micro_batches(self.prices.top, 1.0, self._computing, of_cache=False)
-        yield self._lane(Kind.EXPERT), self.experts_s
-        stacks = self.prices.dense.stacks
-        num_combined = sum(one.num_moe for one in stacks if one.layers.start in self._layers)
-        combine_s = num_combined * self._price.combine_s()
-        yield self._lane(Kind.COMBINE), combine_s + self._price.head_s(self.load.logits_rows)
+    def computing(self) -> LaneSeconds:
+        """Seconds of lanes with tasks that do not depend on what lives where."""
+        seconds = dict[str, float]()
+        for number, batch in self._sizes:
+            for lane, time_s in self._steps(batch):
+                seconds[lane] = seconds.get(lane, 0.0) + number * time_s
+        for lane, time_s in (
+            (self._lane(Kind.EXPERT), self.experts_s),
+            (self._lane(Kind.COMBINE), self._combining_s),
+        ):
+            seconds[lane] = seconds.get(lane, 0.0) + time_s
+        return seconds
 
-    def _computing(self, batch: PassLoad, kinds: Launched) -> Iterator[LaneTime]:
-        layers = len(self._layers)
+    @property
+    def _combining_s(self) -> float:
+        """Outputs of experts added up in all layers, and the head."""
+        stacks = self.prices.dense.stacks
+        num_combined = sum([one.num_moe for one in stacks if one.layers.start in self._layers])
+        combine_s = num_combined * self._price.combine_s()
+        return combine_s + self._price.head_s(self.load.logits_rows)
+
+    def _computing(self, batch: PassLoad) -> Iterator[LaneTime]:
+        layers, kinds = len(self._layers), self._launched(batch, self.prices.top, of_cache=False)
         for kind, count in kinds.items():
             seconds = self._price.of_batch(kind, batch, self._share)
             if seconds is not None:
@@ -78,10 +90,7 @@ class PassTasks:
         key = self.key
         found = self.known.get(key)
         if found is None:
-            seconds: dict[str, float] = {}
-            for lane, time_s in self.computing():
-                seconds[lane] = seconds.get(lane, 0.0) + time_s
-            found = self.known[key] = seconds
+            found = self.known[key] = self.computing()
         return found
 
     @cached_property
@@ -98,7 +107,7 @@ class PassTasks:
     @cached_property
     def experts_s(self) -> float:
         """All experts: once over all tokens of the pass, or once for every micro-batch."""
-        if traits_of(self.policy).runs == "pass":
+        if self._price.traits.runs == "pass":
             return self._expert_layers_s(self.load)
         return sum(number * self._expert_layers_s(batch) for number, batch in self._whole)
 
@@ -116,19 +125,16 @@ class PassTasks:
 
     # --- what moves -----------------------------------------------------------------------------
 
-    def moving(self, num_loads: float | None = None) -> Iterator[LaneTime]:
-        """Lane and seconds of each kind of task that brings or stores what lives elsewhere.
-
-        Args:
-            num_loads: experts that come to where they are computed; None counts those that some
-                token chooses, if routing is even, and that do not live there.
-        """
-        yield from self._weights(num_loads)
+    def moving(self) -> Iterator[LaneTime]:
+        """Lane and seconds of each kind of task that brings or stores what lives elsewhere, but for
+        experts."""
         if self.policy.streamed_layers:
             yield self._lane(Kind.LAYER_UP), self._walks * self._layers_up_s
-        for home in LEVELS:
-            if share := self.policy.kv_cache.on(home):
-                yield from self._of_micro_batches(home, share, self._keys_and_values, of_cache=True)
+        layers = self.prices.shape.num_keeping_layers
+        for home, share in self._price.kv_homes:
+            for number, batch in self._sizes:
+                for kind, seconds in self._cache_kinds_s(home, batch).items():
+                    yield self._lane(kind), share * number * (layers * seconds)
 
     @cached_property
     def cache_waits_s(self) -> float | None:
@@ -136,15 +142,17 @@ class PassTasks:
         micro-batches have attended: two windows hold the caches of two micro-batches, so they move
         while others attend, that of the first one while experts are computed. Micro-batches of
         prompts wait for none while a CPU attends to others. None where nothing waits so."""
-        traits, kv_cache = traits_of(self.policy), self.policy.kv_cache
+        traits = self._price.traits
         if traits.is_paged or not traits.shares_weights:
             return None
-        waits_s, place = 0.0, "dram" if self._beside else self.prices.top
+        place = "dram" if self._beside else self.prices.top
+        elsewhere = [(home, share) for home, share in self._price.kv_homes if home != place]
+        if not elsewhere:
+            return 0.0
         # Wherever they come from: waits are affine in the shares.
-        experts_s = self._expert_layers_s(self.load, fresh=0.0) / len(self._layers)
-        for home in LEVELS:
-            share = kv_cache.on(home) if home != place else 0.0
-            for order, (number, batch) in enumerate(self._attending if share else ()):
+        waits_s, experts_s = 0.0, self._expert_layers_s(self.load, fresh=0.0) / len(self._layers)
+        for home, share in elsewhere:
+            for order, (number, batch) in enumerate(self._attending):
                 first = float(not order)
                 moving_s = max(self._cache_s(home, batch).values(), default=0.0)
                 waits_s += share * first * max(0.0, moving_s - experts_s)
@@ -163,23 +171,32 @@ class PassTasks:
     def _attends_s(self, batch: PassLoad) -> float:
         """Such a one in a layer, in seconds."""
         kind = Kind.ATTN if self._beside else Kind.ATTEND
-        return self._price.of_batch(kind, batch, self._share) or 0.0
+        return self.prices.once(
+            (kind, *self._alike, batch),
+            lambda: self._price.of_batch(kind, batch, self._share) or 0.0,
+        )
 
     def _cache_s(self, home: LevelName, batch: PassLoad) -> dict[str, float]:
         """Seconds of devices that move keys and values of a micro-batch in a layer."""
         seconds = dict[str, float]()
         for kind, each_s in self._cache_kinds_s(home, batch).items():
-            device = lane_of(kind, self.prices.top).device
+            device = DEVICES[self._lane(kind)]
             seconds[device] = seconds.get(device, 0.0) + each_s
         return seconds
 
-    def _cache_kinds_s(self, home: LevelName, batch: PassLoad) -> dict[Kind, float]:
+    def _cache_kinds_s(self, home: LevelName, batch: PassLoad) -> Mapping[Kind, float]:
         """The same by kinds of tasks, where its cache lives at `home`."""
         kinds = self._launched(batch, home, of_cache=True)
-        return {
-            kind: count * (self._price.of_batch(kind, batch) or 0.0)
-            for kind, count in kinds.items()
-        }
+        if not kinds:
+            return {}
+
+        def seconds() -> Mapping[Kind, float]:
+            price = self._price
+            return {
+                kind: count * (price.of_batch(kind, batch) or 0.0) for kind, count in kinds.items()
+            }
+
+        return self.prices.once((home, *self._alike, batch), seconds)
 
     @property
     def load_s(self) -> float:
@@ -189,13 +206,13 @@ class PassTasks:
     def _weights(self, num_loads: float | None) -> Iterator[LaneTime]:
         weights = self.policy.weights
         below = 1 - weights.on(self.prices.top)
-        loads = below * self._moved_experts() if num_loads is None else num_loads
+        loads = below * self._moved_experts if num_loads is None else num_loads
         if self.prices.top == "dram":
             yield self._lane(Kind.CHUNK), self._price.fetch_s(loads)
             return
         on_disk = loads * weights.disk / below if below else 0.0
         yield self._lane(Kind.FETCH), self._price.fetch_s(on_disk)
-        match traits_of(self.policy).moves:
+        match self._price.traits.moves:
             case "experts":
                 yield self._lane(Kind.CHUNK), self._price.chunk_s(loads)
             case "pages":
@@ -204,10 +221,11 @@ class PassTasks:
             case "block":
                 yield self._lane(Kind.BLOCK), self._price.chunk_s(loads)
 
+    @cached_property
     def _moved_experts(self) -> float:
         """Experts that a pass would move if none were where they are computed. Some schedules bring
         whole layers, chosen or not; some do so again for each micro-batch."""
-        traits = traits_of(self.policy)
+        traits = self._price.traits
         if traits.foresees != "layer":
             return chosen_experts(self.prices.shape, self.load)
         layers = len(self.prices.shape.moe_layers)
@@ -226,57 +244,33 @@ class PassTasks:
     @property
     def _walks(self) -> float:
         """Times that a pass goes through the layers."""
-        if traits_of(self.policy).shares_weights:
+        if self._price.traits.shares_weights:
             return 1.0
         return max(1.0, self._num_batches)
 
-    def _keys_and_values(self, batch: PassLoad, kinds: Launched) -> Iterator[LaneTime]:
-        for kind, count in kinds.items():
-            seconds = self._price.of_batch(kind, batch)
-            assert seconds is not None, f"{kind} is of a micro-batch"
-            yield self._lane(kind), self.prices.shape.num_keeping_layers * count * seconds
-
     # --- micro-batches --------------------------------------------------------------------------
 
-    def _of_micro_batches(
-        self,
-        home: LevelName,
-        share: float,
-        tasks_of: Callable[[PassLoad, Launched], Iterator[LaneTime]],
-        *,
-        of_cache: bool,
-    ) -> Iterator[LaneTime]:
-        """Lane and seconds of some tasks of all micro-batches, which are launched as in layers
-        whose keys and values live at `home`, in a share of the layers."""
-        for number, batch in self._sizes:
-            for lane, seconds in self._steps(home, batch, tasks_of, of_cache=of_cache):
-                yield lane, share * number * seconds
+    def _steps(self, batch: PassLoad) -> Sequence[LaneTime]:
+        """Lane and seconds of what is computed of a micro-batch but its experts, in all layers."""
+        key = "steps", *self._alike, batch
+        return self.prices.once(key, lambda: [*self._computing(batch)])
 
-    def _steps(
-        self,
-        home: LevelName,
-        batch: PassLoad,
-        tasks_of: Callable[[PassLoad, Launched], Iterator[LaneTime]],
-        *,
-        of_cache: bool,
-    ) -> Sequence[LaneTime]:
-        """Lane and seconds of these tasks of one micro-batch, in all layers."""
-        of_kind = self._launched(batch, home, of_cache=of_cache)
-        if not of_kind:
-            return ()
+    @cached_property
+    def _alike(self) -> tuple[Hashable, ...]:
+        """What decides over tasks of a micro-batch beside what it has to do."""
         policy = self.policy
-        same = policy.micro_batch_size, policy.schedule, policy.batching, self._beside, self._share
-        key = tasks_of.__name__, home, batch, same
-        return self.prices.once(key, partial(list, tasks_of(batch, of_kind)))
+        return policy.micro_batch_size, policy.schedule, policy.batching, self._beside, self._share
 
     @cached_property
     def _sizes(self) -> list[tuple[float, PassLoad]]:
         """Micro-batches of sequences that decode, then those of prompts."""
-        load, policy = self.load, self.policy
-        decoding = PassLoad(load.decode_sequences, load.decode_positions)
-        prompts = load.in_stack(encodes=True)
-        most = (decoding, policy.micro_batch_size), (prompts, prompt_rows(policy, self.prices.top))
-        numbers = [(max(1.0, part.tokens / size), part) for part, size in most if part.tokens]
+        load, policy, sizes = self.load, self.policy, list[tuple[PassLoad, int]]()
+        if load.decode_sequences:
+            decoding = PassLoad(load.decode_sequences, load.decode_positions)
+            sizes.append((decoding, policy.micro_batch_size))
+        if load.prompt_tokens:
+            sizes.append((load.in_stack(encodes=True), prompt_rows(policy, self.prices.top)))
+        numbers = [(max(1.0, part.tokens / size), part) for part, size in sizes]
         return [(number, part.divided(number)) for number, part in numbers]
 
     @property
@@ -305,8 +299,8 @@ class PassTasks:
 
     def _alone_s(self, batch: PassLoad) -> float:
         """A micro-batch through all layers, one step after the other."""
-        steps = self._steps(self.prices.top, batch, self._computing, of_cache=False)
-        return sum(seconds for _, seconds in steps) + self._expert_layers_s(batch)
+        steps_s = sum([seconds for _, seconds in self._steps(batch)])
+        return steps_s + self._expert_layers_s(batch)
 
     def _launched(self, batch: PassLoad, home: LevelName, *, of_cache: bool) -> Launched:
         """Tasks of a micro-batch in a layer whose keys and values live at `home`."""
@@ -321,15 +315,15 @@ class PassTasks:
 
     @property
     def _beside(self) -> bool:
-        """Whether sequences that decode attend on the CPU beside a GPU."""
-        return self.prices.top == "vram" and not self.policy.attention_on_gpu
+        return self._price.attends_beside
 
     def _expert_layers_s(self, load: PassLoad, *, fresh: float | None = None) -> float:
         """Experts of all layers once, over the tokens of a load; `fresh` is the share of them that
         come from below, if not that of the policy."""
-        fresh = self._fresh if fresh is None else fresh
+        fresh = self._price.fresh if fresh is None else fresh
+        most_together = self._price.most_together
         tokens = load.decode_sequences, load.prompt_tokens
-        key = "experts", tokens, fresh, self.policy.schedule, self._most_together
+        key = "experts", tokens, fresh, self.policy.schedule, most_together
         return self.prices.once(key, lambda: self._of_all_layers_s(load, fresh))
 
     def _of_all_layers_s(self, load: PassLoad, fresh: float) -> float:
@@ -349,9 +343,9 @@ class PassTasks:
         as far as they are there, groups are as large as they get: those that come one by one are
         launched while the GPU waits for the link anyway."""
         together = active
-        if not traits_of(self.policy).is_paged:
+        if not self._price.traits.is_paged:
             groups = computes_together(self.policy.schedule, self.prices.top)
-            together = min(active, self._most_together if groups else 1)
+            together = min(active, self._price.most_together if groups else 1)
         whole = max(1, round(together))
         return active / whole * self._price.launching_s([rows] * whole)
 
@@ -365,21 +359,13 @@ class PassTasks:
         """Of all layers."""
         return len(self._layers) / self.prices.shape.num_layers
 
-    @property
-    def _fresh(self) -> float:
-        """Share of the experts that come from below, where that makes a difference to computing."""
-        return (1 - self.policy.weights.on(self.prices.top)) * self.prices.is_cpu
-
     def _lane(self, kind: Kind) -> str:
-        return lane_of(kind, self.prices.top).name
+        return self.prices.lanes[kind]
 
     @cached_property
     def _price(self) -> TaskPrices:
-        return TaskPrices(prices=self.prices, policy=self.policy)
-
-    @property
-    def _most_together(self) -> int:
-        return self.prices.ladder.most_together(self.policy)
+        policy = self.policy
+        return self.prices.once(policy, lambda: TaskPrices(prices=self.prices, policy=policy))
 
 
 @cache

@@ -1,9 +1,8 @@
 """Seconds of the pieces of a pass: one matrix product, one layer's attention, one transfer."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from math import ceil
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,9 +17,12 @@ from moebatch.layout.scratch import (
     logits_rows,
     rows_decoded_at_once,
 )
+from moebatch.once import cached_property
 from moebatch.plan.pricing.dense import DenseParams
-from moebatch.plan.pricing.launches import Launches
+from moebatch.plan.pricing.launches import Launches, num_chunks, of_transfer
+from moebatch.schedule.lanes import lane_of
 from moebatch.schedule.steps.kv_route import Place
+from moebatch.schedule.task import Kind
 from moebatch.spec.machine.hardware import Hardware, LinkName, Processor
 from moebatch.spec.model.attention import Attention
 from moebatch.spec.model.cache import CacheGroup
@@ -45,14 +47,21 @@ class _Attending(NamedTuple):
     """What is read of a token that is attended to, in one of them."""
     key_bytes: float
     """What is read of one that may be chosen."""
+    entries: float
+    """What is seen of a token that is in no window."""
+    most_unscored: float
+    decode_flops: int
+    """For a query of an answer and a position that it sees."""
+    choosing_flops: float
+    """For a query and a position that it may choose."""
 
     def scored(self, positions: float, queries: float) -> float:
         """Those of so many positions among which queries alike choose, that many: all or none."""
-        return positions if positions > self.attention.most_unscored * queries else 0.0
+        return positions if positions > self.most_unscored * queries else 0.0
 
     def scored_pairs(self, load: PassLoad) -> float:
         """Pairs of a prompt token that chooses and a position that it may choose."""
-        most, longest = self.attention.most_unscored, _longest(load)
+        most, longest = self.most_unscored, _longest(load)
         return load.prompt_pairs * (1 - (most / longest) ** 2) if longest > most else 0.0
 
 
@@ -78,6 +87,11 @@ class Prices:
     def top(self) -> Place:
         """Where everything is computed that a policy puts nowhere else."""
         return self.ladder.top
+
+    @cached_property
+    def lanes(self) -> Mapping[Kind, str]:
+        """The lane of tasks of each kind."""
+        return {kind: lane_of(kind, self.top).name for kind in Kind}
 
     @cached_property
     def main(self) -> Processor:
@@ -129,14 +143,24 @@ class Prices:
         """Bytes of one expert in the mean, as it lies in its file."""
         return self.dtypes.expert_bytes(self.shape)
 
+    @cached_property
+    def num_chunks(self) -> int:
+        """Pieces in which an expert is moved."""
+        return num_chunks(self.expert_bytes)
+
+    @cached_property
+    def num_copies(self) -> int:
+        """Copies of one."""
+        return of_transfer(self.expert_bytes, self.dtypes.num_runs)
+
     def once(self, key: Hashable, work_out: Callable[[], Found]) -> Found:
         """The same answer for the same key, worked out once: most passes that a search compares
         have micro-batches, or experts over as many tokens, of another one."""
-        if key not in self._known:
+        found: Found | None = self._known.get(key)
+        if found is None:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
-            self._known[key] = work_out()
-        found: Found = self._known[key]
+            found = self._known[key] = work_out()
         return found
 
     @cached_property
@@ -165,8 +189,9 @@ class Prices:
     def cpu_expert_s(self, processor: Processor, rows: float, *, fresh: float) -> float:
         """Seconds of one expert on a CPU over so many rows, padding counted; with the chance
         `fresh` it has just arrived from the level below."""
-        arrived_s = self.expert_s(processor, rows, streamed=True)
-        stayed_s = self.expert_s(processor, rows)
+        arrived_s = stayed_s = self.expert_s(processor, rows)
+        if processor.gemm_streamed:
+            arrived_s = self.expert_s(processor, rows, streamed=True)
         # Where noise says that arriving helps, it does not.
         return fresh * max(arrived_s, stayed_s) + (1 - fresh) * stayed_s
 
@@ -226,6 +251,8 @@ class Prices:
 
     def decode_attention_s(self, load: PassLoad, processor: Processor) -> float:
         """Seconds of the attention of decoding sequences in a mean layer, projections left out."""
+        if not load.decode_sequences:
+            return 0.0
         flops, num_bytes = self.decode_attention(load)
         fixed_s = load.decode_sequences * processor.sequence_s
         read_s = num_bytes / processor.attention_rate(self.shape.attention.cache_dtype)
@@ -236,23 +263,25 @@ class Prices:
         num_bytes = flops = 0.0
         for kind in self._attending:
             positions = self._in_window(load.decode_positions, load.decode_sequences, kind.window)
-            positions += load.decode_positions * kind.attention.entries_per_token
+            positions += load.decode_positions * kind.entries
             scored = kind.scored(load.decode_positions, load.decode_sequences)
             num_bytes += kind.share * (positions * kind.token_bytes + scored * kind.key_bytes)
-            flops += kind.share * positions * kind.attention.decode_flops_per_pair
-            flops += kind.share * scored * kind.attention.choosing_flops_per_pair
+            flops += kind.share * positions * kind.decode_flops
+            flops += kind.share * scored * kind.choosing_flops
         return flops, num_bytes
 
     def prompt_attention_s(self, load: PassLoad, processor: Processor) -> float:
         """Seconds of the attention among tokens of prompts in a mean layer."""
+        if not load.prompt_tokens:
+            return 0.0
         num_bytes = flops = 0.0
         for kind in self._encoding:
             pieces = load.pieces(PROMPT_ROWS)
             context = self._in_window(load.prompt_context, pieces, kind.window)
-            context += load.prompt_context * kind.attention.entries_per_token
+            context += load.prompt_context * kind.entries
             scored = kind.scored(load.prompt_context, pieces)
             pairs = self._pairs_in_window(load, kind.window)
-            pairs += load.prompt_pairs * kind.attention.entries_per_token
+            pairs += load.prompt_pairs * kind.entries
             flops += kind.share * self._prompt_flops(load, kind, pairs, context)
             num_bytes += kind.share * (context * kind.token_bytes + scored * kind.key_bytes)
         rate = processor.attention_rate(self.shape.attention.cache_dtype)
@@ -268,8 +297,8 @@ class Prices:
             chosen = load.prompt_tokens * (1 - most / longest) * most
         return (
             attention.prompt_flops(pairs - chosen, context)
-            + chosen * attention.decode_flops_per_pair
-            + kind.scored_pairs(load) * attention.choosing_flops_per_pair
+            + chosen * kind.decode_flops
+            + kind.scored_pairs(load) * kind.choosing_flops
         )
 
     def recurrence_s(self, load: PassLoad, processor: Processor) -> float:
@@ -317,6 +346,10 @@ class Prices:
                 count / shape.num_layers,
                 token_bytes=each.caches[0].token_bytes(num_bytes),
                 key_bytes=each.choosing_bytes_per_pair(num_bytes),
+                entries=each.entries_per_token,
+                most_unscored=each.most_unscored,
+                decode_flops=each.decode_flops_per_pair,
+                choosing_flops=each.choosing_flops_per_pair,
             )
             for (each, window), count in counts.items()
         )
@@ -381,8 +414,12 @@ class Prices:
     def num_pieces(self, sequences: float) -> float:
         """Runs of pages of a mean layer that lie apart: one for each sequence, as long as the cache
         is young, in each group that the layer is in."""
-        num_in_groups = sum(len(group.layers) for group, _ in self._kept)
-        return sequences * num_in_groups / self.shape.num_keeping_layers
+        return sequences * self._num_in_groups / self.shape.num_keeping_layers
+
+    @cached_property
+    def _num_in_groups(self) -> int:
+        """Layers, each counted for every group that it is in."""
+        return sum(len(group.layers) for group, _ in self._kept)
 
     def _mean_bytes(self, states: float, rows_of: Callable[[CacheGroup], float]) -> float:
         """Of a layer, for so many rows in a group of them, or so many states."""
@@ -403,7 +440,7 @@ class Prices:
 
     def attended_bytes(self, tokens: float) -> float:
         """Results of attention of so many tokens in a mean layer."""
-        return tokens * self._mean_width(lambda attention: attention.result_width)
+        return tokens * self._attended_bytes
 
     def query_bytes(self, tokens: float) -> float:
         """Queries of so many tokens in a mean layer, as they meet what is cached."""
@@ -411,7 +448,15 @@ class Prices:
 
     def projected_bytes(self, tokens: float) -> float:
         """The same, and keys and values before they are cached."""
-        return tokens * self._mean_width(lambda attention: attention.sent_width)
+        return tokens * self._projected_bytes
+
+    @cached_property
+    def _attended_bytes(self) -> float:
+        return self._mean_width(lambda attention: attention.result_width)
+
+    @cached_property
+    def _projected_bytes(self) -> float:
+        return self._mean_width(lambda attention: attention.sent_width)
 
     def _mean_width(self, width_of: Callable[[Attention], int]) -> float:
         """Bytes of so many numbers of a token, in a mean layer."""

@@ -9,21 +9,23 @@ from dataclasses import dataclass
 from typing import cast
 
 from moebatch.layout.elementwise import choice_states, norm_states
+from moebatch.layout.ladder import lanes_of
 from moebatch.layout.load import PassLoad
 from moebatch.layout.routing import in_layer
 from moebatch.layout.scratch import mean_product_rows, product_rows
-from moebatch.plan.pricing import launches
-from moebatch.plan.pricing.dense import Mixed
+from moebatch.once import cached_property
+from moebatch.plan.pricing.dense import Mixed, Stack
 from moebatch.plan.pricing.prices import Prices
+from moebatch.schedule.definition import Traits
 from moebatch.schedule.lanes import lane_of
 from moebatch.schedule.registry import traits_of
 from moebatch.schedule.steps.kv_route import FROM_ATTENTION, TO_ATTENTION
 from moebatch.schedule.task import Kind
-from moebatch.spec.machine.hardware import LinkName
+from moebatch.spec.machine.hardware import LEVELS, LevelName, LinkName
 from moebatch.spec.policy.policy import Policy
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: what follows from them is worked out once
 class TaskPrices:
     """Prices pieces of one layer under a policy. Loads are those of one micro-batch."""
 
@@ -46,16 +48,50 @@ class TaskPrices:
             return 0.0
         if kind not in _TRANSFERS:
             seconds /= share
-        launching_s = self._task_s(self.prices.launches.of_batch(kind, load))
+        launching_s = self.prices.main.task_s + self._launching_s(kind, load)
         return max(seconds, launching_s) if kind in _TRANSFERS else seconds + launching_s
+
+    # --- what follows from the policy -----------------------------------------------------------
+
+    @cached_property
+    def traits(self) -> Traits:
+        """What its schedule is like."""
+        return traits_of(self.policy)
+
+    @cached_property
+    def lanes(self) -> tuple[str, ...]:
+        """Names of the lanes that there are."""
+        return tuple(lane.name for lane in lanes_of(self.prices.ladder, self.policy))
+
+    @cached_property
+    def attends_beside(self) -> bool:
+        """Whether sequences that decode attend on the CPU beside a GPU."""
+        return self.prices.top == "vram" and not self.policy.attention_on_gpu
+
+    @cached_property
+    def fresh(self) -> float:
+        """Share of the experts that come from below, where that makes a difference to computing."""
+        return (1 - self.policy.weights.on(self.prices.top)) * self.prices.is_cpu
+
+    @cached_property
+    def most_together(self) -> int:
+        """Experts that are computed in one task."""
+        return self.prices.ladder.most_together(self.policy)
+
+    @cached_property
+    def kv_homes(self) -> tuple[tuple[LevelName, float], ...]:
+        """Levels where keys and values live, and in which share of the layers."""
+        cache = self.policy.kv_cache
+        shares = zip(LEVELS, (cache.vram, cache.dram, cache.disk), strict=True)
+        return tuple([(home, share) for home, share in shares if share])
 
     # --- arithmetic -----------------------------------------------------------------------------
 
     def attend_s(self, load: PassLoad) -> float:
         """Attention, or recurrence, of a mean layer where everything else is computed."""
-        core_s = self.prices.decode_attention_s(load, self.prices.main)
-        core_s += self.prices.prompt_attention_s(load, self.prices.main)
-        core_s += self.prices.recurrence_s(load, self.prices.main)
+        prices, main = self.prices, self.prices.main
+        core_s = prices.decode_attention_s(load, main) + prices.prompt_attention_s(load, main)
+        core_s += prices.recurrence_s(load, main)
         return self.project_s(load) + core_s + self.out_s(load)
 
     def project_s(self, load: PassLoad) -> float:
@@ -64,7 +100,7 @@ class TaskPrices:
 
     def post_out_s(self, load: PassLoad) -> float:
         """Output projection and residual where they are a part of `post`."""
-        return self.out_s(load) + self._launches_s(self.prices.launches.of_batch(Kind.OUT, load))
+        return self.out_s(load) + self._launching_s(Kind.OUT, load)
 
     def out_s(self, load: PassLoad) -> float:
         """Output projection and residual."""
@@ -74,13 +110,17 @@ class TaskPrices:
         """Partial results of several GPUs, each of which has a part of every matrix, become sums in
         a ring through main memory, of all devices together 2 (n - 1) times the hidden states down
         and up again; nothing with one GPU."""
-        vram = self.prices.hardware.vram
-        num_others = vram.num_devices - 1 if vram else 0
-        if not num_others:
+        if not self._num_others:
             return 0.0
-        num_bytes = 2 * num_others * self.prices.hidden_bytes(load.tokens)
+        num_bytes = 2 * self._num_others * self.prices.hidden_bytes(load.tokens)
         links: tuple[LinkName, ...] = ("vram->dram", "dram->vram")
         return sum(self.prices.link_s(name, num_bytes) for name in links)
+
+    @cached_property
+    def _num_others(self) -> int:
+        """GPUs beside the first one."""
+        vram = self.prices.hardware.vram
+        return vram.num_devices - 1 if vram else 0
 
     def cpu_attention_s(self, load: PassLoad) -> float:
         """Attention of decoding sequences on the CPU beside a GPU."""
@@ -103,20 +143,27 @@ class TaskPrices:
 
     def gates_s(self, load: PassLoad, layers: range) -> float:
         """Gates and shared experts of those layers that a pass goes through."""
-        seconds, adding = 0.0, self._adding
-        for stack in self.prices.dense.stacks:
-            if stack.layers.start not in layers:
-                continue
-            part, number = in_layer(self.prices.shape, load, stack.layers.start), len(stack.layers)
-            of_gates = self.prices.launches.of_gates[stack.layers.start : stack.layers.stop]
-            tasks_s = number * self._task_s((sum(of_gates) + adding * stack.num_moe) / number)
-            beside_s = stack.num_mlps * self._beside_mlp_s(part)
-            seconds += self._gemm_s(part, stack.params) + beside_s + tasks_s
+        seconds = 0.0
+        for stack, tasks_s in self._gating:
+            if stack.layers.start in layers:
+                part = in_layer(self.prices.shape, load, stack.layers.start)
+                beside_s = stack.num_mlps * self._beside_mlp_s(part)
+                seconds += self._gemm_s(part, stack.params) + beside_s + tasks_s
         return seconds
+
+    @cached_property
+    def _gating(self) -> tuple[tuple[Stack, float], ...]:
+        """Stacks of layers, with the seconds that it takes to hand over gates of each."""
+        launches, found = self.prices.launches.of_gates, list[tuple[Stack, float]]()
+        for stack in self.prices.dense.stacks:
+            number, of_gates = len(stack.layers), launches[stack.layers.start : stack.layers.stop]
+            of_layer = (sum(of_gates) + self._adding * stack.num_moe) / number
+            found.append((stack, number * self._task_s(of_layer)))
+        return tuple(found)
 
     def _beside_mlp_s(self, load: PassLoad) -> float:
         """Norm and residual of experts or an MLP, and what several GPUs add up."""
-        moved = norm_states(self.prices.shape) / 2 * load.tokens
+        moved = self._norm_states / 2 * load.tokens
         return self._moving_s(moved) + self.shared_s(load)
 
     def combine_s(self) -> float:
@@ -124,8 +171,8 @@ class TaskPrices:
         micro-batch does so in `post`."""
         if self._is_paged:
             return 0.0
-        traits = traits_of(self.policy)
-        return self._task_s(self.prices.launches.of_combine(is_joined=traits.runs == "pass"))
+        is_joined = self.traits.runs == "pass"
+        return self._task_s(self.prices.launches.of_combine(is_joined=is_joined))
 
     def expert_s(self, rows: float, *, fresh: float, is_mean: bool = False) -> float:
         """Work of an expert over so many tokens, which with the chance `fresh` has just arrived;
@@ -152,6 +199,8 @@ class TaskPrices:
         chosen = [each for each in rows if each]
         handed_s = max(0, len(chosen) - 1) * self.prices.main.another_expert_s
         handed_s += 0.0 if self._is_paged else self.prices.main.task_s
+        if not self.prices.main.launch_s:
+            return handed_s
         return self._launches_s(self.prices.launches.of_experts(chosen)) + handed_s
 
     def head_s(self, rows: float) -> float:
@@ -170,10 +219,8 @@ class TaskPrices:
         pinned buffers runs beside the link, so the slower of the two counts."""
         if self.prices.top == "dram":
             return self.fetch_s(num_experts)
-        num_chunks = num_experts * launches.num_chunks(self.prices.expert_bytes)
-        handed_s = num_chunks * self.prices.main.task_s
-        copies = launches.of_transfer(self.prices.expert_bytes, self.prices.dtypes.num_runs)
-        launched_s = self._launches_s(num_experts * copies)
+        handed_s = num_experts * self.prices.num_chunks * self.prices.main.task_s
+        launched_s = self._launches_s(num_experts * self.prices.num_copies)
         return max(self.up_s(num_experts), self.stage_s(num_experts), handed_s + launched_s)
 
     def fetch_s(self, num_experts: float) -> float:
@@ -244,13 +291,17 @@ class TaskPrices:
         """Products before attention or behind it, with what norm or residual move, in a mean
         layer."""
         if self.prices.shape.encoder is None:
-            moving_s = self._moving_s(norm_states(self.prices.shape) / 4 * load.tokens)
+            moving_s = self._moving_s(self._norm_states / 4 * load.tokens)
             return self._gemm_s(load, params.decoding) + moving_s
         share = self.prices.shape.num_encoding_layers / self.prices.shape.num_layers
         prompts, others = load.in_stack(encodes=True), load.in_stack(encodes=False)
         moved = share * prompts.tokens + (1 - share) * others.tokens
         gemm_s = self._gemm_s(prompts, params.encoding) + self._gemm_s(others, params.decoding)
-        return gemm_s + self._moving_s(norm_states(self.prices.shape) / 4 * moved)
+        return gemm_s + self._moving_s(self._norm_states / 4 * moved)
+
+    @cached_property
+    def _norm_states(self) -> int:
+        return norm_states(self.prices.shape)
 
     def _moving_s(self, hidden_states: float) -> float:
         return self.prices.moving_s(self.prices.main, hidden_states)
@@ -262,11 +313,16 @@ class TaskPrices:
     def _launches_s(self, count: float) -> float:
         return count * self.prices.main.launch_s
 
-    @property
-    def _is_paged(self) -> bool:
-        return traits_of(self.policy).is_paged
+    def _launching_s(self, kind: Kind, load: PassLoad) -> float:
+        """Of a task; launches are not counted where they take no time."""
+        launch_s = self.prices.main.launch_s
+        return self.prices.launches.of_batch(kind, load) * launch_s if launch_s else 0.0
 
-    @property
+    @cached_property
+    def _is_paged(self) -> bool:
+        return self.traits.is_paged
+
+    @cached_property
     def _adding(self) -> float:
         """Launches of `post` that a layer else has a task of its own for."""
         return self._is_paged * self.prices.launches.of_combine(is_joined=False)

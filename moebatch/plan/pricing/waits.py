@@ -7,20 +7,18 @@ when its page has gone up, windows that take the cache of one micro-batch at a t
 """
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from typing import NamedTuple
 
 from moebatch.layout.lanes import LaneSeconds, pass_seconds
 from moebatch.layout.load import PassLoad
 from moebatch.layout.routing import distinct_experts
+from moebatch.once import cached_property
 from moebatch.plan.pricing.pass_tasks import PassTasks
 from moebatch.schedule.drivers.emission import asks_at_once, comes_in_one_piece
 from moebatch.schedule.lanes import CPU
-from moebatch.schedule.registry import traits_of
 from moebatch.schedule.steps.kv import NUM_WINDOWS
 from moebatch.schedule.steps.kv_route import FROM_ATTENTION, TO_ATTENTION
 from moebatch.schedule.task import Kind
-from moebatch.spec.machine.hardware import LEVELS
 
 
 class _Ways(NamedTuple):
@@ -51,7 +49,7 @@ class PassWaits(PassTasks):
         """The longest of them, where lanes are busy for so long."""
         if not self._sizes:
             return 0.0
-        if traits_of(self.policy).is_paged:
+        if self._price.traits.is_paged:
             in_pages_s = max(self._ends_s, self._prompts_s, self._pages_s, self._windows_s)
             return max(in_pages_s, self._blocks_s(lanes))
         return max(self._slots_s, self._asked_late_s, self._one_by_one_s)
@@ -64,7 +62,7 @@ class PassWaits(PassTasks):
         the link has nothing to do while these are held, and more are to come than it had slots
         for. Zero where nothing comes before it is asked for."""
         coming_s = self._coming_s
-        is_late = traits_of(self.policy).foresees == "nothing"
+        is_late = self._price.traits.foresees == "nothing"
         if not coming_s or is_late or self.num_loads is not None:
             return 0.0
         waits_s = max(0.0, self._held_s - self._share_ahead * coming_s)
@@ -77,14 +75,14 @@ class PassWaits(PassTasks):
     def _staying_s(self) -> float:
         """Seconds of experts that stay where they are computed, which come first, where each is
         computed once: no slot is given back meanwhile."""
-        runs = traits_of(self.policy).runs
+        runs = self._price.traits.runs
         return self.experts_s * self.policy.weights.vram if runs == "pass" else 0.0
 
     @property
     def _held_s(self) -> float:
         """Seconds in which all experts of a layer hold their slots: those that are computed for
         every micro-batch until the last one, and where whole layers come also while it attends."""
-        traits, experts_s = traits_of(self.policy), self.experts_s
+        traits, experts_s = self._price.traits, self.experts_s
         if traits.runs == "pass":
             return experts_s / self._num_groups if traits.foresees == "layer" else 0.0
         held_s = max(0.0, 1 - 2 / self._num_batches) * experts_s
@@ -104,7 +102,7 @@ class PassWaits(PassTasks):
     def _asked_late_s(self) -> float:
         """Where nothing is foreseen, experts come when the first micro-batch has chosen, or in
         their turn, of which one computes while the next one comes."""
-        traits = traits_of(self.policy)
+        traits = self._price.traits
         if traits.foresees != "nothing" or not self._coming_s:
             return 0.0
         others = 1 - 1 / self._num_batches
@@ -120,14 +118,14 @@ class PassWaits(PassTasks):
     def _one_by_one_s(self) -> float:
         """Of micro-batches that walk alone, the cache of the next one does not come while one is
         computed."""
-        if traits_of(self.policy).shares_weights:
+        if self._price.traits.shares_weights:
             return 0.0
         return sum(self.computing_s.values()) + self._alone_waits_s
 
     @cached_property
     def _alone_waits_s(self) -> float:
         """Seconds in which such micro-batches wait for it."""
-        if traits_of(self.policy).shares_weights:
+        if self._price.traits.shares_weights:
             return 0.0
         experts_s = self.experts_s / (self._num_batches * len(self._layers))
         moved_s = sum(
@@ -150,17 +148,17 @@ class PassWaits(PassTasks):
         """Seconds of the link that brings experts to where they are computed; of the disk before it
         as well where they come one after the other, each when it is its turn."""
         once = self._bringing
-        up = Kind.BLOCK if traits_of(self.policy).moves == "block" else Kind.CHUNK
+        up = Kind.BLOCK if self._price.traits.moves == "block" else Kind.CHUNK
         up_s = once.get(self._lane(up), 0.0)
         fetched_s = once.get(self._lane(Kind.FETCH), 0.0) if self.prices.top == "vram" else 0.0
-        if traits_of(self.policy).moves == "block":
+        if self._price.traits.moves == "block":
             return max(up_s, fetched_s)
         return self._rounds * (up_s + (fetched_s if self._in_turn else 0.0))
 
     @property
     def _in_turn(self) -> bool:
         """Whether an expert on disk comes all the way only when it is needed."""
-        traits = traits_of(self.policy)
+        traits = self._price.traits
         is_asked_late = traits.runs == "batch" and traits.foresees == "nothing"
         return is_asked_late or self._rounds > 1
 
@@ -174,7 +172,7 @@ class PassWaits(PassTasks):
     @cached_property
     def _rounds(self) -> float:
         """Times that experts come in a layer."""
-        traits, num_slots = traits_of(self.policy), self.policy.num_slots
+        traits, num_slots = self._price.traits, self.policy.num_slots
         if traits.moves != "experts" or traits.runs == "pass" or not traits.shares_weights:
             return 1.0
         if not num_slots or self._share_in_slots >= 1:
@@ -187,7 +185,7 @@ class PassWaits(PassTasks):
     @property
     def _num_streamed(self) -> float:
         """Experts of a pass that come from below, each once."""
-        return (1 - self.policy.weights.on(self.prices.top)) * self._moved_experts()
+        return (1 - self.policy.weights.on(self.prices.top)) * self._moved_experts
 
     @property
     def _coming_in_layer(self) -> float:
@@ -208,7 +206,7 @@ class PassWaits(PassTasks):
     @property
     def _num_groups(self) -> float:
         """In which experts of a layer are computed."""
-        return max(1.0, self.prices.shape.num_experts / self._most_together)
+        return max(1.0, self.prices.shape.num_experts / self._price.most_together)
 
     # --- weights in pages or in one piece -------------------------------------------------------
 
@@ -260,7 +258,7 @@ class PassWaits(PassTasks):
     def _blocks_s(self, lanes: LaneSeconds) -> float:
         """All waits for all after each micro-batch, and weights come up beside the first one, whose
         cache nothing hides."""
-        if traits_of(self.policy).moves != "block":
+        if self._price.traits.moves != "block":
             return 0.0
         block_s, first = self._coming_s, self._sizes[0][1]
         first_s, layers = self._alone_s(first), self.prices.shape.num_keeping_layers
@@ -298,9 +296,8 @@ class PassWaits(PassTasks):
     ) -> Iterator[tuple[float, float, PassLoad, _Ways]]:
         """Share of the layers, number of micro-batches of a size and what they have to do, and how
         long their cache moves in one such layer; where it does."""
-        for home in LEVELS:
-            share = self.policy.kv_cache.on(home)
-            for number, batch in sizes if share else ():
+        for home, share in self._price.kv_homes:
+            for number, batch in sizes:
                 seconds = self._cache_kinds_s(home, batch)
                 if seconds:
                     to_s, from_s = (

@@ -5,8 +5,10 @@ business of `spec/machine/profile.py`.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Literal
 
 from moebatch.formats.weight_format import WeightFormat
@@ -43,14 +45,15 @@ class RateCurve:
     def at(self, rows: float) -> float:
         """The rate at `rows`: between points by the logarithms, below the first one in proportion
         to the rows (reading the weights takes all the time), above the last one as there."""
-        (first, rate), *_ = self.points
-        if rows <= first:
-            return rate * rows / first
-        for (low, low_rate), (high, high_rate) in zip(self.points, self.points[1:], strict=False):
-            if rows <= high:
-                share = math.log(rows / low) / math.log(high / low)
-                return math.exp(math.log(low_rate) * (1 - share) + math.log(high_rate) * share)
-        return self.points[-1][1]
+        above = bisect_left(self.points, rows, key=itemgetter(0))
+        if above == len(self.points):
+            return self.points[-1][1]
+        high, high_rate = self.points[above]
+        if not above:
+            return high_rate * rows / high
+        low, low_rate = self.points[above - 1]
+        share = math.log(rows / low) / math.log(high / low)
+        return math.exp(math.log(low_rate) * (1 - share) + math.log(high_rate) * share)
 
     def scaled(self, factor: float) -> "RateCurve":
         """The same curve, higher or lower everywhere."""

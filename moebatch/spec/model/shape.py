@@ -231,7 +231,7 @@ class ModelShape(Layers):
             return self.recurrence.state if self.recurrence else None
         return self.attention_of(layer).state
 
-    @property
+    @cached_property
     def hidden_width(self) -> int:
         """Numbers of a token between layers."""
         return self.hidden_size * (self.streams.count if self.streams else 1)
@@ -250,7 +250,7 @@ class ModelShape(Layers):
         """Layers that are for prompts alone, the first ones."""
         return self.encoder.num_layers if self.encoder else 0
 
-    @property
+    @cached_property
     def num_keeping_layers(self) -> int:
         """Layers that keep something of a sequence: keys and values, or a state."""
         return self.num_layers - self.num_encoding_layers
@@ -306,7 +306,7 @@ class ModelShape(Layers):
         """What a gate chooses among: experts, and what gives back what it sees."""
         return self.num_experts + self.router.num_identities
 
-    @property
+    @cached_property
     def computed_per_token(self) -> float:
         """Experts that compute something for a token, in the mean where all choices are alike."""
         return self.experts_per_token * self.num_experts / self.num_choices
