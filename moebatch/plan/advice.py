@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from moebatch.formats.plain import PlainFormat
 from moebatch.layout.footprint import Dtypes
-from moebatch.plan.prediction import Prediction, predict
+from moebatch.plan.prediction import Prediction, predicted_rate
 from moebatch.plan.problem import Problem
 from moebatch.plan.search.bounds import lower_seconds
 from moebatch.plan.search.known import Known
@@ -62,11 +62,11 @@ def improvements(
     waves than a prediction, which may be 3 % of the speedup. `now` is what is predicted of the plan
     if that is known."""
     found = []
-    now = now or predict(problem, planned.policy)
+    rate = now.tokens_per_s if now else predicted_rate(problem, planned.policy)
     for promise in promising(problem, planned)[:_MOST_ADVICE]:
         changed = promise.change.problem
-        then = predict(changed, best_policy(changed, promise.known).policy)
-        found.append(promise._replace(speedup=then.tokens_per_s / now.tokens_per_s))
+        then = predicted_rate(changed, best_policy(changed, promise.known).policy)
+        found.append(promise._replace(speedup=then / rate))
     return _worth_saying(found)
 
 

@@ -1,11 +1,12 @@
 """What a policy will do: how fast, how long, how full, and what binds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from moebatch.layout.footprint import cache_bytes, slot_bytes
 from moebatch.layout.lanes import bottleneck, busiest_s
-from moebatch.layout.load import CountedLoad, PassLoad
+from moebatch.layout.load import PassLoad
+from moebatch.plan.pricing.cost import PassCost
 from moebatch.plan.problem import Problem
 from moebatch.plan.replay.loads import job_loads
 from moebatch.schedule.lanes import GPU
@@ -74,16 +75,14 @@ def predict(problem: Problem, policy: Policy) -> Prediction:
     """Goes through the job pass by pass and prices every pass."""
     total_s, waiting_s, num_passes, num_chosen, generated = 0.0, 0.0, 0.0, 0.0, 0.0
     lanes: dict[str, float] = {}
-    loads = job_loads(problem.workload, policy)
-    for count, load in loads:
-        then = at_end(problem, policy, load)
-        cost = problem.cost_of(load, then)
+    costs = [*_costs(problem, policy)]
+    for count, cost in costs:
         seconds = cost.seconds
         total_s += count * seconds
         waiting_s += count * (seconds - busiest_s(cost.lanes))
         num_passes += count
         num_chosen += count * cost.num_chosen
-        generated += count * load.logits_rows
+        generated += count * cost.load.logits_rows
         for lane, seconds in cost.lanes.items():
             lanes[lane] = lanes.get(lane, 0.0) + count * seconds
     layers = num_passes * problem.shape.num_layers
@@ -96,7 +95,7 @@ def predict(problem: Problem, policy: Policy) -> Prediction:
         layer_time_s=total_s / layers,
         lanes_s={lane: seconds / layers for lane, seconds in lanes.items()},
         bottleneck=bottleneck(lanes),
-        launching_s=_launching_s(problem, policy, loads, lanes) / layers,
+        launching_s=_launching_s(problem, costs, lanes) / layers,
         waiting_s=waiting_s / layers,
         peak_bytes={level: footprint.total_bytes for level, footprint in footprints.items()},
         capacity_bytes={level: problem.capacity_bytes(level) for level in footprints},
@@ -107,8 +106,23 @@ def predict(problem: Problem, policy: Policy) -> Prediction:
     )
 
 
+def predicted_rate(problem: Problem, policy: Policy) -> float:
+    """The `tokens_per_s` of a prediction, without the rest of it."""
+    total_s = generated = 0.0
+    for count, cost in _costs(problem, policy):
+        total_s += count * cost.seconds
+        generated += count * cost.load.logits_rows
+    return generated / total_s
+
+
+def _costs(problem: Problem, policy: Policy) -> Iterator[tuple[float, PassCost]]:
+    """Those of all passes of a job, alike ones counted together."""
+    for count, load in job_loads(problem.workload, policy):
+        yield count, problem.cost_of(load, at_end(problem, policy, load))
+
+
 def _launching_s(
-    problem: Problem, policy: Policy, loads: Sequence[CountedLoad], lanes: Mapping[str, float]
+    problem: Problem, costs: Sequence[tuple[float, PassCost]], lanes: Mapping[str, float]
 ) -> float:
     """Seconds of the GPU's lane in all passes that it would save if nobody had to ask for its work;
     none if another lane is the busiest."""
@@ -116,8 +130,8 @@ def _launching_s(
         return 0.0
     asked = replace(problem, hardware=problem.hardware.without_host)
     working_s = sum(
-        count * asked.cost_of(load, at_end(asked, policy, load)).lanes.get(GPU.name, 0.0)
-        for count, load in loads
+        count * asked.cost_of(cost.load, cost.policy).computing_s.get(GPU.name, 0.0)
+        for count, cost in costs
     )
     return lanes[GPU.name] - working_s
 

@@ -15,7 +15,7 @@ from moebatch.plan.answer import answer_milp, best_for
 from moebatch.plan.fitting import with_room
 from moebatch.plan.methods import answer_question
 from moebatch.plan.options import PlanOptions
-from moebatch.plan.prediction import Prediction, predict
+from moebatch.plan.prediction import predict
 from moebatch.plan.problem import Problem
 from moebatch.plan.question import changed_profile, stated_dtypes, stated_question, stored_as
 from moebatch.plan.search.candidates import widest_micro_batch
@@ -186,11 +186,11 @@ def test_advice_does_not_predict_the_plan_again(monkeypatch: pytest.MonkeyPatch)
     answer = answer_milp(asked("a small GPU, few rows"), "mixtral-8x7b")
     predicted: list[Policy] = []
 
-    def noted(of: Problem, policy: Policy) -> Prediction:
+    def noted(of: Problem, policy: Policy) -> float:
         predicted.append(policy)
-        return predict(of, policy)
+        return predict(of, policy).tokens_per_s
 
-    monkeypatch.setattr(advice, "predict", noted)
+    monkeypatch.setattr(advice, "predicted_rate", noted)
     assert answer.improvements
     assert predicted
     assert answer.policy not in predicted
