@@ -40,6 +40,8 @@ _ROUNDING_LOSS = 1.01
 """Rounding that costs no more than this is not worth another candidate."""
 _ROUNDING = 1 + 1e-9
 """That far two ways to add up the same may be apart."""
+_HARDLY_WORSE = 1.001
+"""More than what breaks ties among candidates is worth."""
 NEAR = 1.25
 """A candidate that cannot come nearer to the best one than this is not looked at again."""
 
@@ -59,7 +61,7 @@ class Planned:
     """Seconds per token under it, by a replay of a part of the job."""
     solution: Solution
     candidates: tuple[AffineCandidate, ...]
-    """Those that the solver saw."""
+    """Those that it was found among."""
     ranked: Ranked
     """All of them that could come near it."""
     known: Known
@@ -108,15 +110,15 @@ def _searched(problem: Problem, known: Known) -> Planned:
         ranked = sorted((*ranked, *few), key=lambda pair: pair[0])
     if not screened:
         raise refusal(problem)
-    items = tuple(item for item, _ in screened[:MOST_CANDIDATES])
-    solution = _solved(problem, items, screened[0][1])
+    near = screened[:MOST_CANDIDATES]
+    solution = _solved(problem, near)
     rounded = _rounded(problem, solution, screened)
     token_s, policy = refined(problem, known, rounded, *_rivals(problem, rounded, screened))
     return Planned(
         policy=policy,
         token_s=token_s,
         solution=solution,
-        candidates=items,
+        candidates=tuple(item for item, _ in near),
         ranked=ranked,
         known=known,
     )
@@ -198,8 +200,12 @@ def _slots_are_dear(problem: Problem) -> bool:
     return more > _DEAR_SHARE * level.capacity_bytes
 
 
-def _solved(problem: Problem, items: Sequence[AffineCandidate], by_hand: Bounds) -> Solution:
-    """The solver's answer if it has one that holds, else the best placement found by hand."""
+def _solved(problem: Problem, screened: Sequence[Screened]) -> Solution:
+    """The solver's answer if it has one that holds, else the best placement found by hand. Those
+    that cannot be better than that are not handed to the solver."""
+    first, by_hand = screened[0]
+    enough_s = by_hand.upper_s * _HARDLY_WORSE
+    items = [item for item, limits in screened if limits.lower_s <= enough_s]
     try:
         solution = solve(problem, items, unit_s=by_hand.upper_s)
     except NoSolution as error:
@@ -209,7 +215,7 @@ def _solved(problem: Problem, items: Sequence[AffineCandidate], by_hand: Bounds)
     if not reasons:
         return solution
     return Solution(
-        chosen=items[0],
+        chosen=first,
         shares=by_hand.shares,
         seconds_per_sequence=by_hand.upper_s,
         solver=f"by hand ({solver}: {'; '.join(reasons)})",
