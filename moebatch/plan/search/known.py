@@ -1,14 +1,15 @@
 """What a search has asked about policies, and need not work out again."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 from moebatch.layout.load import PassLoad
 from moebatch.plan.prediction import at_end
+from moebatch.plan.pricing.cost import PassCost
 from moebatch.plan.pricing.pass_tasks import Arithmetic
 from moebatch.plan.problem import Problem
 from moebatch.plan.replay.loads import FEW_LOADS, rough_loads, thinned
-from moebatch.plan.replay.phases import phases_of
+from moebatch.plan.replay.phases import Phase, phases_of
 from moebatch.plan.search.affine import (
     Affine,
     AffineCandidate,
@@ -35,6 +36,7 @@ class Known:
         self._limits: dict[tuple[PassLoad, Policy], Mapping[str, float]] = {}
         self._memory: dict[Candidate, Mapping[LevelName, Affine]] = {}
         self._items: dict[Candidate, AffineCandidate] = {}
+        self._phases: dict[tuple[int, int, int], tuple[Phase, ...]] = {}
         self._mean_s: dict[Policy, float] = {}
         self._replayed_s: dict[tuple[Policy, int], float] = {}
 
@@ -53,7 +55,7 @@ class Known:
         """Seconds of every lane during a pass, and what else limits it."""
         found = self._limits.get((load, policy))
         if found is None:
-            found = self._problem.cost_of(load, policy, self._arithmetic).limits
+            found = self._cost_of(load, policy).limits
             self._limits[load, policy] = found
         return found
 
@@ -82,9 +84,32 @@ class Known:
         """Seconds per sequence of the job by mean lengths."""
         found = self._mean_s.get(policy)
         if found is None:
-            phases = phases_of(self._problem.workload, policy)
-            found = sum(p.num_passes * self._pass_s(p.load, policy) for p in phases)
-            self._mean_s[policy] = found
+            found = self._mean_s[policy] = _seconds(self._passes(policy))
+        return found
+
+    def is_faster(self, policy: Policy, enough_s: float) -> bool:
+        """Whether a policy takes less than that by mean lengths. No more is worked out of one that
+        does not than what its processors do, if that shows it."""
+        found = self._mean_s.get(policy)
+        if found is None:
+            passes = self._passes(policy)
+            least_s = sum([number * max(cost.computing_s.values()) for number, cost in passes])
+            if least_s >= enough_s:
+                return False
+            found = self._mean_s[policy] = _seconds(passes)
+        return found < enough_s
+
+    def _passes(self, policy: Policy) -> list[tuple[float, PassCost]]:
+        """Numbers of passes per sequence, and what one of them costs."""
+        phases = self._phases_of(policy)
+        return [(one.num_passes, self._cost_of(one.load, policy)) for one in phases]
+
+    def _phases_of(self, policy: Policy) -> tuple[Phase, ...]:
+        """Those of all policies with as much room for sequences and tokens."""
+        key = policy.batch_size, policy.tokens_per_pass, policy.num_kv_pages
+        found = self._phases.get(key)
+        if found is None:
+            found = self._phases[key] = phases_of(self._problem.workload, policy)
         return found
 
     def replayed_s(self, policy: Policy, *, most: int = FEW_LOADS) -> float:
@@ -97,10 +122,15 @@ class Known:
             total_s = generated = 0.0
             encodes = self._problem.workload.is_encoded
             for count, load in thinned(loads, most, encodes=encodes):
-                total_s += count * self._pass_s(load, at_end(self._problem, policy, load))
+                then = at_end(self._problem, policy, load)
+                total_s += count * self._cost_of(load, then).seconds
                 generated += count * load.logits_rows
             found = self._replayed_s[policy, most] = total_s / generated
         return found
 
-    def _pass_s(self, load: PassLoad, policy: Policy) -> float:
-        return self._problem.cost_of(load, policy, self._arithmetic).seconds
+    def _cost_of(self, load: PassLoad, policy: Policy) -> PassCost:
+        return self._problem.cost_of(load, policy, self._arithmetic)
+
+
+def _seconds(passes: Iterable[tuple[float, PassCost]]) -> float:
+    return sum(number * cost.seconds for number, cost in passes)

@@ -224,7 +224,6 @@ def _below(
 ) -> list[Policy]:
     """Those that take less than that by mean lengths, with the widest cache, the best first."""
     # No cache is wider than one with all pages, and to find the widest takes longer than this.
-    roomy = (one for one in others if known.mean_s(with_all_pages(problem, one)) < enough_s)
-    found = [(known.mean_s(policy), policy) for policy in widened(problem, roomy)]
-    near = sorted((pair for pair in found if pair[0] < enough_s), key=lambda pair: pair[0])
-    return [policy for _, policy in near]
+    roomy = (one for one in others if known.is_faster(with_all_pages(problem, one), enough_s))
+    near = (one for one in widened(problem, roomy) if known.is_faster(one, enough_s))
+    return sorted(near, key=known.mean_s)
