@@ -1,6 +1,7 @@
 """What the planner leaves out: only what cannot matter, and it works nothing out twice."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -12,7 +13,15 @@ from moebatch.plan.problem import Problem
 from moebatch.plan.search.bounds import bounds, least_with_room, lower_seconds
 from moebatch.plan.search.candidates import Candidate, candidates
 from moebatch.plan.search.known import Known
-from moebatch.plan.search.planner import MOST_CANDIDATES, best_policy, best_seconds, screen
+from moebatch.plan.search.milp import solve
+from moebatch.plan.search.planner import (
+    MOST_CANDIDATES,
+    _solved,
+    best_policy,
+    best_seconds,
+    screen,
+)
+from moebatch.plan.search.widest import _pages_with_room
 from moebatch.spec.machine.hardware import LinkName
 from moebatch.spec.policy.policy import Policy
 from moebatch.spec.workload import Workload
@@ -86,6 +95,36 @@ def test_no_placement_takes_less_than_if_a_level_held_nothing_but_experts(asked:
     for candidate in some_candidates(asked):
         least_s = least_with_room(asked, known, candidate)
         assert least_s <= lower_seconds(asked, known.affine(candidate)) * (1 + 1e-9)
+
+
+@pytest.mark.few(2)
+@every_problem
+def test_a_policy_is_told_to_be_faster_as_its_seconds_say(asked: Problem) -> None:
+    policies = {candidate.policy for candidate in some_candidates(asked)}
+    known = Known(asked)
+    limits = sorted(map(known.mean_s, policies))[:: len(policies) // 4]
+    for policy, limit_s in product(policies, limits):
+        assert Known(asked).is_faster(policy, limit_s) == (known.mean_s(policy) < limit_s)
+
+
+@pytest.mark.few(2)
+@every_problem
+def test_the_solver_needs_no_candidate_that_is_left_out(asked: Problem) -> None:
+    near = screened_of(asked)[:MOST_CANDIDATES]
+    of_all = solve(asked, [item for item, _ in near], unit_s=near[0][1].upper_s)
+    solution = _solved(asked, near)
+    assert solution.chosen == of_all.chosen
+    assert solution.seconds_per_sequence == pytest.approx(of_all.seconds_per_sequence, rel=1e-6)
+
+
+@pytest.mark.few(2)
+@every_problem
+def test_a_widest_cache_leaves_no_room_for_another_page(asked: Problem) -> None:
+    for policy in {one.policy for one in some_candidates(asked)}:
+        pages = _pages_with_room(asked, policy, 3 * policy.num_kv_pages)
+        more = replace(policy, num_kv_pages=max(pages, asked.fewest_pages - 1) + 1)
+        assert not pages or asked.fits(replace(policy, num_kv_pages=pages))
+        assert pages == 3 * policy.num_kv_pages or not asked.fits(more)
 
 
 def test_no_arithmetic_of_a_pass_is_worked_out_twice(monkeypatch: pytest.MonkeyPatch) -> None:
