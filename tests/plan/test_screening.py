@@ -14,6 +14,7 @@ from moebatch.plan.search.bounds import bounds, least_with_room, lower_seconds
 from moebatch.plan.search.candidates import Candidate, candidates
 from moebatch.plan.search.known import Known
 from moebatch.plan.search.milp import solve
+from moebatch.plan.search.neighbours import neighbours
 from moebatch.plan.search.planner import (
     MOST_CANDIDATES,
     _solved,
@@ -120,11 +121,11 @@ def test_the_solver_needs_no_candidate_that_is_left_out(asked: Problem) -> None:
 @pytest.mark.few(2)
 @every_problem
 def test_a_widest_cache_leaves_no_room_for_another_page(asked: Problem) -> None:
-    for policy in {one.policy for one in some_candidates(asked)}:
-        pages = _pages_with_room(asked, policy, 3 * policy.num_kv_pages)
-        more = replace(policy, num_kv_pages=max(pages, asked.fewest_pages - 1) + 1)
+    for policy in neighbours(asked, best_policy(asked).policy):
+        pages = _pages_with_room(asked, policy, 10**9)
         assert not pages or asked.fits(replace(policy, num_kv_pages=pages))
-        assert pages == 3 * policy.num_kv_pages or not asked.fits(more)
+        too_many = max(pages + 1, asked.fewest_pages)
+        assert not asked.fits(replace(policy, num_kv_pages=too_many))
 
 
 def test_no_arithmetic_of_a_pass_is_worked_out_twice(monkeypatch: pytest.MonkeyPatch) -> None:
