@@ -7,7 +7,7 @@ replay.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, zip_longest
 from math import inf
 
 from moebatch.plan.problem import Problem
@@ -124,7 +124,7 @@ def _climbed_by_replays(
     while num_left > 0 and may_go_on:
         others = _promising(problem, known, best[1], looks(problem, best[1]))
         if len(others) > num_left:
-            others = sorted(others, key=known.mean_s)[:num_left]
+            others = _of_all_sizes(known, others)[:num_left]
         looks = neighbours
         num_left -= len(others)
         fastest = _fastest(known, others, best)
@@ -217,6 +217,16 @@ def _in_other_passes(
             firsts[passes] = other
         firsts.setdefault(passes, other)
     return [other for other in firsts.values() if other != best]
+
+
+def _of_all_sizes(known: Known, others: Iterable[Policy]) -> list[Policy]:
+    """The most promising of each size of passes, then the second ones, and so on: what mean lengths
+    say of passes of one size, and of another, is not equally near to a job."""
+    of_size: dict[tuple[int, int], list[Policy]] = {}
+    for other in sorted(others, key=known.mean_s):
+        of_size.setdefault((other.batch_size, other.tokens_per_pass), []).append(other)
+    turns = zip_longest(*of_size.values())
+    return [other for turn in turns for other in turn if other is not None]
 
 
 def _below(
