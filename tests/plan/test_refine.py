@@ -456,6 +456,21 @@ OTHERS = {
             schedule="cgopipe",
         ),
     ),
+    "a round less, with some of its cache below the GPU": (
+        ("h100-pcie", "minimax-m3", "dram=288GiB"),
+        Workload.uniform(prompt_tokens=52_984, new_tokens=4, num_sequences=316),
+        Policy(
+            batch_size=7,
+            micro_batch_size=1,
+            tokens_per_pass=80_411,
+            num_slots=6,
+            num_kv_pages=23_184,
+            weights=Placement(vram=46 / 7296, dram=2633 / 7296, disk=4617 / 7296),
+            kv_cache=Placement(vram=0.85, dram=0.15),
+            attention_on_gpu=True,
+            ffn_on_gpu=True,
+        ),
+    ),
 }
 """Machine, model and changes, workload, and a policy that was faster than the plan by 4 to 63 %."""
 
@@ -488,3 +503,15 @@ def test_the_cache_may_leave_a_gpu_that_still_attends() -> None:
     below, *_ = (one for one in neighbours(of, on_gpu) if one.kv_cache.dram == 1)
     assert below.attention_on_gpu
     assert below.weights.vram > on_gpu.weights.vram
+
+
+def test_a_cache_below_a_gpu_may_come_up() -> None:
+    """In the room of experts that leave; a climb that went down finds its way back."""
+    workload = Workload.uniform(prompt_tokens=100, new_tokens=50, num_sequences=1000)
+    of = stated("t4", "mixtral-8x7b", workload)
+    below = replace(START, attention_on_gpu=True, ffn_on_gpu=True, kv_cache=Placement(dram=1.0))
+    below = replace(below, weights=Placement(vram=0.1, dram=0.9))
+    for policy in (below, replace(below, attention_on_gpu=False)):
+        above, *_ = (one for one in neighbours(of, policy) if one.kv_cache.vram == 1)
+        assert above.attention_on_gpu
+        assert above.weights.vram < policy.weights.vram

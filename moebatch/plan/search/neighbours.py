@@ -120,10 +120,21 @@ def in_fewer_rounds(problem: Problem, policy: Policy) -> Iterator[Policy]:
     if num_rounds > 1:
         enough = ceil(num_sequences / (num_rounds - 1))
         larger = with_batch(policy, max(policy.batch_size, enough))
-        yield _filled(problem, larger)
+        filled = _filled(problem, larger)
+        yield filled
+        if policy.kv_cache.vram and not problem.fits(with_all_pages(problem, filled)):
+            grown = enough / _together(problem, policy)
+            yield _filled(problem, _with_less_on_gpu(problem, larger, grown))
         yield from (
             _with_tokens(problem, larger, round(larger.tokens_per_pass * by)) for by in _FEWER
         )
+
+
+def _with_less_on_gpu(problem: Problem, policy: Policy, grown: float) -> Policy:
+    """As much of a cache that has grown so many times as there was before; the rest is below."""
+    cache, num_layers = policy.kv_cache, problem.shape.num_keeping_layers
+    vram = int(cache.vram * num_layers / grown) / num_layers
+    return replace(policy, kv_cache=replace(cache, vram=vram, dram=1 - vram - cache.disk))
 
 
 def in_even_rounds(problem: Problem, policy: Policy) -> Iterator[Policy]:
@@ -232,16 +243,20 @@ def _in_one_place(policy: Policy, level: LevelName) -> Policy:
 
 
 def _with_cache_moved(problem: Problem, policy: Policy) -> Iterator[Policy]:
-    """The other processor attends, to a cache below the GPU; or the GPU still does. Without a GPU,
-    a cache that is all in one place is in the other."""
+    """The other processor attends, to a cache below the GPU; or the GPU still does, or to one that
+    comes up. Without a GPU, a cache that is all in one place is in the other."""
     cache = policy.kv_cache
     if problem.ladder.top == "vram":
         below = replace(policy, kv_cache=replace(cache, vram=0.0, dram=cache.vram + cache.dram))
-        if traits_of(policy).attention is None and problem.shape.attends_beside_gpu:
+        is_open = traits_of(policy).attention is None
+        if is_open and problem.shape.attends_beside_gpu:
             other = replace(below, attention_on_gpu=not policy.attention_on_gpu)
             yield _filled(problem, other) if cache.vram else other
         if cache.vram == 1:
             yield _filled(problem, below)
+        elif not cache.vram and (is_open or policy.attention_on_gpu):
+            above = replace(policy, attention_on_gpu=True)
+            yield _filled(problem, _in_one_place(above, "vram"))
     elif problem.keeps_kv_on_disk and not _homes(policy):
         yield _filled(problem, _in_one_place(policy, "disk" if cache.dram else "dram"))
 
