@@ -136,6 +136,30 @@ def test_few_passes_are_priced_one_by_one() -> None:
     assert known.replayed_s(one, most=8) == known.replayed_s(one)
 
 
+def test_a_few_hundred_long_rows_are_replayed_nearly_as_they_run() -> None:
+    """Were four of their tokens one, 324 sequences at once would be taken to be as fast as 465."""
+    of = stated(
+        "4xt4",
+        "mimo-v2-flash",
+        job([Length(1000 + 7919 * i % 8000, 60 + 31 * i % 450) for i in range(500)]).workload,
+    )
+    policy = Policy(
+        batch_size=324,
+        micro_batch_size=4,
+        tokens_per_pass=24_576,
+        num_slots=6,
+        num_kv_pages=137_013,
+        weights=Placement(vram=0.079, dram=0.703, disk=0.218),
+        kv_cache=Placement(disk=1.0),
+        attention_on_gpu=True,
+        ffn_on_gpu=True,
+    )
+    faster = replace(policy, batch_size=465)
+    known, gained = Known(of), seconds(of, policy) / seconds(of, faster)
+    assert gained > 1.08
+    assert known.replayed_s(policy) / known.replayed_s(faster) == pytest.approx(gained, rel=0.03)
+
+
 def num_passes(of: Problem, policy: Policy) -> float:
     return sum(count for count, _ in job_loads(of.workload, policy))
 

@@ -29,6 +29,9 @@ _FEWEST_PASSES = 64
 _FEW_UNLIKE = 64
 """So few sequences of unequal lengths are replayed token by token: their prompts may take fewer
 passes than a token stands for."""
+_SOME_UNLIKE = 512
+"""In a replay of so few, none stands for more than two: it is quick anyway, and its passes are few.
+"""
 _ROUGH_PLACES = 256
 """At least so many places are left of a batch that is larger."""
 _WORK_OF_PASS = 1024
@@ -141,9 +144,12 @@ def _tokens_for_one(workload: Workload, caps: Caps) -> int:
     shorter than the mean, and all policies are replayed alike, so that they compare."""
     shortest = min(workload.mean_own_tokens, workload.mean_new_tokens)
     if workload.lengths:
-        if _num_replayed(workload, caps) <= _FEW_UNLIKE:
+        count = _num_replayed(workload, caps)
+        if count <= _FEW_UNLIKE:
             return 1
-        return next((b for b in _ROUGH if shortest >= 2 * b * _FEWEST_TOKENS), 1)
+        most = 2 if count <= _SOME_UNLIKE else max(_ROUGH)
+        long_enough = (b for b in _ROUGH if b <= most and shortest >= 2 * b * _FEWEST_TOKENS)
+        return next(long_enough, 1)
     waves = max(1.0, _num_replayed(workload, caps) / caps.sequences)
     passes = waves * workload.mean_new_tokens
     return next(
