@@ -296,6 +296,20 @@ def test_where_few_may_be_replayed_the_most_promising_of_each_size_are(
     assert known.replayed >= {first, second, third}
 
 
+def test_a_climb_that_saw_less_in_the_end_than_a_new_one_would_may_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of, better = job(JOBS["short rows"]), (0.5, replace(START, batch_size=64))
+    num_around = len(_promising(of, Known(of), START, far_away(of, START)))
+    monkeypatch.setattr(refine, "_fastest", lambda known, others, best: better)
+    monkeypatch.setattr(refine, "_num_replays", lambda problem, policy: num_around + 1)
+    end, may_go_on = _climbed_by_replays(of, Known(of), (1.0, START))
+    assert end == better
+    assert may_go_on, "it looked at one policy around the better one"
+    monkeypatch.setattr(refine, "_num_replays", lambda problem, policy: 1)
+    assert _climbed_by_replays(of, Known(of), better) == (better, False)
+
+
 def test_sequences_that_all_begin_together_do_not_lead_a_plan_astray() -> None:
     """By mean lengths all keys and values should be in main memory, of half of each answer; but
     all are there at once with all that they ever have."""

@@ -118,20 +118,21 @@ def _climbed_by_replays(
     with more of them."""
     if best[1].batching == "static":
         return best, False
-    num_left = _num_replays(problem, best[1])
+    num_replays = num_left = _num_replays(problem, best[1])
     looks = neighbours if problem.ladder.top == "vram" else far_away
-    may_go_on = num_left > 0
-    while num_left > 0 and may_go_on:
+    gains, sees_less = num_left > 0, False
+    while num_left > 0 and gains:
         others = _promising(problem, known, best[1], looks(problem, best[1]))
+        sees_less = num_left < min(len(others), num_replays)  # than a climb that began here
         if len(others) > num_left:
             others = _of_all_sizes(known, others)[:num_left]
         looks = neighbours
         num_left -= len(others)
         fastest = _fastest(known, others, best)
-        may_go_on = fastest[0] * _LEAST_SHOWN <= best[0]
-        if may_go_on:
+        gains = fastest[0] * _LEAST_SHOWN <= best[0]
+        if gains:
             best = fastest
-    return _fastest(known, fewer_pages(problem, best[1]), best), may_go_on
+    return _fastest(known, fewer_pages(problem, best[1]), best), gains or sees_less
 
 
 def _num_replays(problem: Problem, policy: Policy) -> int:
