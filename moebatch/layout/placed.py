@@ -10,10 +10,12 @@ from moebatch.layout.cache_sizes import even_sizes
 from moebatch.layout.division import most_streamed
 from moebatch.layout.ladder import Ladder, lanes_of
 from moebatch.layout.routing import distinct_experts
+from moebatch.schedule.lanes import STAGING
 from moebatch.schedule.registry import traits_of
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.slots.cache import Cache, Rule, make_cache
 from moebatch.schedule.slots.expert_load import ExpertKey
+from moebatch.schedule.task import Kind
 from moebatch.spec.machine.hardware import LevelName
 from moebatch.spec.model.shape import ModelShape
 from moebatch.spec.policy.policy import Policy, whole
@@ -98,6 +100,7 @@ class PlacedModel:
             cache_sizes=self.cache_sizes,
             cache_rule=self._rule,
             num_chunks=max(1, min(MAX_CHUNKS, ceil(expert_bytes / CHUNK_BYTES))),
+            reading=self._reading,
         )
 
     # --- experts that stay ----------------------------------------------------------------------
@@ -223,6 +226,19 @@ class PlacedModel:
         if self.ladder.top == "dram" or traits_of(self.policy).is_paged:
             return frozenset()
         return frozenset(self.expert_homes()["disk"])
+
+    @property
+    def _reading(self) -> Kind | None:
+        """Tasks of which kind do so, on their way into pinned buffers or up."""
+        if self.ladder.top == "dram" or not self.policy.weights.disk:
+            return None
+        match traits_of(self.policy).moves:
+            case "experts":
+                return None
+            case "block":
+                return Kind.BLOCK
+            case "pages":
+                return Kind.STAGE if STAGING in lanes_of(self.ladder, self.policy) else Kind.PAGE
 
     def _depth(self, num_hot: int) -> int:
         """Steps ahead that slots can hold, of experts that a batch chooses when all of it

@@ -93,9 +93,22 @@ CASES = {
         ON_GPU,
         policy(schedule="cgopipe", attention_on_gpu=False, kv_cache=Placement(dram=1)),
     ),
+    "cgopipe, experts and cache on disk": (
+        ON_GPU,
+        policy(
+            schedule="cgopipe",
+            weights=Placement(vram=0.25, dram=0.5, disk=0.25),
+            kv_cache=Placement(dram=0.5, disk=0.5),
+            attention_on_gpu=False,
+        ),
+    ),
     "hot": (ON_GPU, policy(schedule="hot")),
     "multi": (ON_GPU, policy(schedule="multi")),
     "flexgen": (ON_GPU, policy(schedule="flexgen")),
+    "flexgen, experts on disk": (
+        ON_GPU,
+        policy(schedule="flexgen", weights=Placement(dram=0.75, disk=0.25)),
+    ),
     "flexgen_c": (
         ON_GPU,
         policy(schedule="flexgen_c", attention_on_gpu=False, kv_cache=Placement(dram=1)),

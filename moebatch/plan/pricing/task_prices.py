@@ -233,13 +233,8 @@ class TaskPrices:
 
     def page_s(self, num_experts: float) -> float:
         """So many experts, or parts of such, on their way out of pinned buffers. What of them
-        lives on disk under a GPU is read meanwhile."""
-        if self.prices.top == "dram":
-            return self.fetch_s(num_experts)
-        weights = self.policy.weights
-        below = weights.dram + weights.disk
-        on_disk = num_experts * weights.disk / below if below else 0.0
-        return max(self.up_s(num_experts), self.fetch_s(on_disk))
+        lives on disk under a GPU is read beside that."""
+        return self.fetch_s(num_experts) if self.prices.top == "dram" else self.up_s(num_experts)
 
     def stage_s(self, num_experts: float) -> float:
         """The same on their way into pinned buffers."""

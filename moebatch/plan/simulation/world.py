@@ -1,5 +1,6 @@
 """What the simulator computes, priced by the planner's cost model or by a table."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -63,6 +64,8 @@ class SimWorld:
         """Tokens of each expert by layer and micro-batch, of this pass."""
         self._streamed = streamed_per_layer(shape, self.room.resident)
         """Experts that do not live where they are computed, by layer."""
+        self._on_disk = Counter(key.layer for key in placed.expert_homes()["disk"])
+        """Those of them that live on disk."""
 
     # --- as the simulator sees it ---------------------------------------------------------------
 
@@ -137,7 +140,7 @@ class SimWorld:
                 return self._end_s(task)
             case Kind.CHUNK:
                 return self.price.chunk_s(1 / self.room.num_chunks)
-            case Kind.FETCH:
+            case Kind.FETCH if task.page is None:
                 return self.price.fetch_s(1 / self.room.num_chunks)
             case Kind.LAYER_UP:
                 return self.price.layers_up_s([self.setup.layer(task.step)])
@@ -189,13 +192,12 @@ class SimWorld:
         return seconds
 
     def _weights_s(self, task: Task) -> float:
-        experts = self._streamed[self.setup.layer(task.step)]
-        if task.kind is Kind.BLOCK:
-            return self.price.block_s(experts)
-        assert task.kind in (Kind.PAGE, Kind.STAGE), f"{task} has no price"
-        price = self.price.page_s if task.kind is Kind.PAGE else self.price.stage_s
+        price = _OF_PAGES.get(task.kind)
+        assert price is not None, f"{task} has no price"
+        of_layer = self._on_disk if task.kind is Kind.FETCH else self._streamed
         # Pages of the first layer were cut by the pass before, whose micro-batches may be others.
-        return price(experts / (task.num_pages or 1))
+        num_pages = task.num_pages or 1
+        return price(self.price, of_layer[self.setup.layer(task.step)] / num_pages)
 
     def _load(self, task: Task) -> PassLoad:
         return self._now.loads[task.k]
@@ -222,3 +224,12 @@ class SimWorld:
     @property
     def _now(self) -> MicroBatches:
         return self.passes[min(self._number, len(self.passes) - 1)]
+
+
+_OF_PAGES: Mapping[Kind, Callable[[TaskPrices, float], float]] = {
+    Kind.FETCH: TaskPrices.fetch_s,
+    Kind.STAGE: TaskPrices.stage_s,
+    Kind.PAGE: TaskPrices.page_s,
+    Kind.BLOCK: TaskPrices.block_s,
+}
+"""Of a number of experts."""

@@ -46,6 +46,8 @@ class Room:
     """Slots by layer for experts that stay after they have been computed."""
     cache_rule: Rule = "lifo"
     """Which of them leaves for another one."""
+    reading: Kind | None = None
+    """Tasks of which kind read experts of their page from disk beside what else they do."""
 
 
 def simulate(name: str, setup: Setup, room: Room, world: World, *, num_passes: int) -> Timeline:
@@ -67,12 +69,21 @@ class _Running:
     slots: tuple[int, ...]
     waited_for: str | None
     chunk: Chunk | None
+    is_launched: bool
+    """It was, and is no chunk, nor what another task reads."""
     number: int
     """In the order in which they began, which decides between equal ends."""
     left_s: float
     """What it would still take alone, at `since_s`."""
     since_s: float
     end_s: float
+    reading: "_Running | None" = None
+    """What it reads meanwhile, before whose end it does not end."""
+
+    @property
+    def over_s(self) -> float:
+        """When it ends, if nothing else begins or ends before."""
+        return self.end_s if self.reading is None else max(self.end_s, self.reading.end_s)
 
     @property
     def span(self) -> Span:
@@ -87,7 +98,7 @@ class _Device:
 
     @property
     def serves_task(self) -> bool:
-        return any(one.chunk is None for one in self._running)
+        return any(one.is_launched for one in self._running)
 
     def begin(self, one: _Running) -> None:
         self._share(one.start_s, [*self._running, one])
@@ -128,7 +139,7 @@ class _Lane:
 
     def can_begin_task(self) -> bool:
         """Launched tasks run one after the other."""
-        return all(one.chunk is not None for one in self.running)
+        return not any(one.is_launched for one in self.running)
 
     def next_chunk(self) -> Chunk | None:
         return self.stream.next_chunk() if self.stream else None
@@ -157,6 +168,7 @@ class Simulator(Lanes):
         self._ended_s: dict[Task, float] = {}
         self._last_reason = LAUNCH
         self._begun: list[_Running] = []
+        self._reading = room.reading
         cache = make_cache(room.cache_sizes, room.cache_rule)
         self._slots = _slot_queue(setup, room.num_chunks, room.num_slots, room.resident, cache)
         self.foresight = Foresight()
@@ -212,7 +224,7 @@ class Simulator(Lanes):
             running = [(one, lane) for lane in self._lanes.values() for one in lane.running]
             if not running:
                 raise CannotGoOn(f"nothing moves any more; waiting for {reason}")
-            self._end(*min(running, key=lambda pair: (pair[0].end_s, pair[0].number)))
+            self._end(*min(running, key=lambda pair: (pair[0].over_s, pair[0].number)))
 
     def slots_changed(self) -> None:
         for lane in self._lanes.values():
@@ -229,13 +241,13 @@ class Simulator(Lanes):
 
     def _end(self, one: _Running, lane: _Lane) -> None:
         """Time passes up to the end of a task."""
-        self._now_s = one.end_s
+        self._now_s = one.end_s = one.over_s
         self._last_reason = str(one.task)
         lane.end(one)
         if one.chunk is not None:
             assert lane.stream is not None, "chunks come from a stream"
             lane.stream.moved(one.chunk)
-        else:
+        elif one.is_launched:
             del self._pending[one.task]
             lane.num_pending -= 1
             self._ended_s[one.task] = self._now_s
@@ -261,12 +273,36 @@ class Simulator(Lanes):
 
     def _begin(self, lane: _Lane, row: str, found: Task | Chunk) -> None:
         if isinstance(found, Task):
-            task, chunk, slots = found, None, self._driver.slots_of(found)
-            reason = last_awaited(task, self._ended_s, self._pending[task], self._last_reason)
-        else:
-            assert lane.stream is not None, "chunks come from a stream"
-            task, chunk, slots = lane.stream.task_of(found), found, (found.slot,)
-            reason = FREE_SLOT
+            reading = self._read_beside(found) if found.kind is self._reading else None
+            reason = last_awaited(found, self._ended_s, self._pending[found], self._last_reason)
+            slots = self._driver.slots_of(found)
+            self._run(lane, row, found, reason, slots=slots, is_launched=True, reading=reading)
+            return
+        assert lane.stream is not None, "chunks come from a stream"
+        task = lane.stream.task_of(found)
+        self._run(lane, row, task, FREE_SLOT, slots=(found.slot,), chunk=found)
+
+    def _read_beside(self, task: Task) -> _Running:
+        """Experts of a page that live on disk come through main memory."""
+        fetch = Task(Kind.FETCH, task.step, page=task.page or 0, num_pages=task.num_pages)
+        lane = self._lanes[lane_of(fetch.kind, self._setup.compute).name]
+        row = lane.free_row
+        assert row is not None, "a disk is read for one page at a time"
+        return self._run(lane, row, fetch, str(task))
+
+    def _run(
+        self,
+        lane: _Lane,
+        row: str,
+        task: Task,
+        reason: str,
+        *,
+        slots: tuple[int, ...] = (),
+        chunk: Chunk | None = None,
+        is_launched: bool = False,
+        reading: _Running | None = None,
+    ) -> _Running:
+        """From now on, on a row of a lane that is free; `reason` says what it has waited for."""
         one = _Running(
             task=task,
             row=row,
@@ -274,13 +310,16 @@ class Simulator(Lanes):
             slots=slots,
             waited_for=reason if self._now_s > lane.free_s[row] else None,
             chunk=chunk,
+            is_launched=is_launched,
             number=len(self._begun),
             left_s=self._world.seconds(task),
             since_s=self._now_s,
             end_s=self._now_s,
+            reading=reading,
         )
         self._begun.append(one)
         lane.begin(one)
+        return one
 
     # --- experts --------------------------------------------------------------------------------
 
