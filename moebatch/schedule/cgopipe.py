@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import accumulate, chain, islice, pairwise
 from statistics import fmean
 
-from moebatch.schedule.definition import Traits, job_schedule, prefetch_to_dram
+from moebatch.schedule.definition import Traits, job_schedule
 from moebatch.schedule.request import NextPass, Schedule, Sweep
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.steps.attention import LOOK_AHEAD, attend_on_cpu, load_or_attend
@@ -25,22 +25,20 @@ def cgopipe(setup: Setup) -> Schedule:
     """
     kv, pages, i = KvTraffic(setup), PagedWeights(setup), 0
     while sweep := (yield NextPass()):
-        m, ahead = sweep.num_micro_batches, _Ahead(setup, sweep, kv, i)
-        if i == 0:
-            yield from pages.first(m)
-        posts = [(j, k) for j in range(i, i + setup.num_layers) for k in sweep.micro_batches]
-        behind = _pages_behind(sweep)
-        staged = ([(j + 1, p) for p in behind[k]] for j, k in posts)
+        m, in_pass = sweep.num_micro_batches, setup.in_pass(sweep)
+        steps = in_pass.steps(i)
+        ahead, behind = _Ahead(sweep, steps, kv), _pages_behind(sweep)
+        yield from pages.first(steps[0], pages.pages(steps[0], m))
+        posts = [(j, k) for j in steps for k in sweep.micro_batches]
+        staged = ([(in_pass.after(j), p) for p in behind[k]] for j, k in posts)
         yield from ahead.first()
         yield from _stage_ahead(pages, m, islice(staged, min(LOOK_AHEAD, m)))
         for j, k in posts:
-            if k == 0:
-                yield from prefetch_to_dram(setup, j)
             yield from load_or_attend(sweep, j, k, kv)
             if k == 0 and sweep.attends_on_cpu(k):
                 yield from _first_prompts_up(sweep, j, kv)
             for p in behind[k]:
-                yield from pages.page(j + 1, p, m)
+                yield from pages.page(in_pass.after(j), p, m)
             yield pages.post(sweep, j, k)
             yield from ahead.behind(k)
             yield from _stage_ahead(pages, m, islice(staged, 1))
@@ -78,11 +76,11 @@ class _Ahead:
     """Attention on the CPU, in a pass: of as many micro-batches as it is given before the GPU needs
     the first of them, whatever prompts come between."""
 
-    def __init__(self, setup: Setup, sweep: Sweep, kv: KvTraffic, i: int) -> None:
+    def __init__(self, sweep: Sweep, steps: range, kv: KvTraffic) -> None:
         self._sweep, self._kv = sweep, kv
         decoding = [k for k in sweep.micro_batches if sweep.attends_on_cpu(k)]
         self._num_first = min(LOOK_AHEAD, len(decoding))
-        self._left = iter([(j, k) for j in range(i, i + setup.num_layers) for k in decoding])
+        self._left = iter([(j, k) for j in steps for k in decoding])
 
     def first(self) -> Iterator[Task]:
         """At the beginning of a pass."""
@@ -103,18 +101,18 @@ def fastdecode(setup: Setup) -> Schedule:
     hidden states of the next layer have to wait (schedule S2 of MoE-Lightning's Figure 6)."""
     kv, pages, i = KvTraffic(setup), PagedWeights(setup), 0
     while sweep := (yield NextPass()):
-        m, ahead = sweep.num_micro_batches, _Ahead(setup, sweep, kv, i)
-        if i == 0:
-            yield from pages.first(1)
+        m, in_pass = sweep.num_micro_batches, setup.in_pass(sweep)
+        steps = in_pass.steps(i)
+        ahead = _Ahead(sweep, steps, kv)
+        yield from pages.first(steps[0], pages.pages(steps[0], 1))
         yield from ahead.first()
-        for j in range(i, i + setup.num_layers):
+        for j in steps:
             for k in sweep.micro_batches:
                 if k == 0:
-                    yield from prefetch_to_dram(setup, j)
-                    yield from pages.stage(j + 1, 0, 1)
+                    yield from pages.stage(in_pass.after(j), 0, 1)
                 yield from load_or_attend(sweep, j, k, kv)
                 if k == m - 1:
-                    yield from pages.page(j + 1, 0, 1)
+                    yield from pages.page(in_pass.after(j), 0, 1)
                 yield pages.post(sweep, j, k)
                 yield from ahead.behind(k)
         i += setup.num_layers

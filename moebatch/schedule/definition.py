@@ -152,24 +152,29 @@ def _named(written: Callable[..., Schedule], traits: Traits, begin: JobSchedule)
 
 def walk(setup: Setup, traits: Traits, of_layer: LayerSchedule) -> Schedule:
     """All layers of all passes, one after the other, but for those that a pass leaves out."""
-    kv, step = KvTraffic(setup), 0
+    kv, first = KvTraffic(setup), 0
     yield from _before_first_pass(setup, traits)
     while sweep := (yield NextPass()):
         in_pass = setup.in_pass(sweep)
-        for _ in range(in_pass.num_skipped):
-            if setup.is_moe(step):
-                yield CancelPrefetch(step)
-            step += 1
+        steps = in_pass.steps(first)
+        yield from leave_out(in_pass, first)
         if traits.foresees == "likely":  # the tokens of the pass are known now
-            yield from prefetch_likely(in_pass, step - 1)
-        for _ in range(in_pass.num_skipped, setup.num_layers):
+            yield from prefetch_likely(in_pass, steps[0] - 1)
+        for step in steps:
             if traits.foresees == "layer":
                 yield from prefetch_layer(in_pass, step)
             layer = Layer(
                 setup=in_pass, sweep=sweep, step=step, kv=kv, micro_batches=sweep.micro_batches
             )
             yield from begun(of_layer if setup.is_moe(step) else dense_layer, layer)
-            step += 1
+        first += setup.num_layers
+
+
+def leave_out(setup: Setup, first: int) -> Iterator[Request]:
+    """Experts of layers that a walk leaves out are not wanted."""
+    for step in range(first, first + setup.num_skipped):
+        if setup.is_moe(step):
+            yield CancelPrefetch(step)
 
 
 def prefetch_to_dram(setup: Setup, step: int) -> Iterator[Request]:

@@ -1,6 +1,6 @@
 """FlexGen's zig-zag block schedule, with attention on the GPU or on the CPU."""
 
-from moebatch.schedule.definition import Traits, job_schedule, prefetch_to_dram
+from moebatch.schedule.definition import Traits, job_schedule
 from moebatch.schedule.request import NextPass, Schedule, Sync
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.steps.attention import attend_on_cpu, load_or_attend
@@ -30,15 +30,14 @@ def zig_zag(setup: Setup) -> Schedule:
     """
     kv, weights, i = KvTraffic(setup), PagedWeights(setup), 0
     while sweep := (yield NextPass()):
-        if i == 0:
-            yield from prefetch_to_dram(setup, -1)
-            yield from weights.block(0)
-        for _ in range(setup.num_layers):
-            yield from prefetch_to_dram(setup, i)
-            yield from weights.block(i + 1)
+        in_pass = setup.in_pass(sweep)
+        steps = in_pass.steps(i)
+        yield from weights.first(steps[0], weights.block(steps[0]))
+        for j in steps:
+            yield from weights.block(in_pass.after(j))
             for k in sweep.micro_batches:
-                yield from attend_on_cpu(sweep, i, k, kv)
-                yield from load_or_attend(sweep, i, k, kv)
-                yield weights.post(sweep, i, k)
+                yield from attend_on_cpu(sweep, j, k, kv)
+                yield from load_or_attend(sweep, j, k, kv)
+                yield weights.post(sweep, j, k)
                 yield Sync()
-            i += 1
+        i += setup.num_layers

@@ -13,6 +13,7 @@ from moebatch.schedule.definition import (
     Traits,
     dense_layer,
     job_schedule,
+    leave_out,
     prefetch_layer,
     prefetch_likely,
     schedule,
@@ -68,12 +69,14 @@ def simple(setup: Setup) -> Schedule:
     kv, i = KvTraffic(setup), 0
     yield from prefetch_layer(setup, i - 1)
     while sweep := (yield NextPass()):
+        in_pass = setup.in_pass(sweep)
         for k in sweep.micro_batches:
-            for _ in range(setup.num_layers):
-                yield from prefetch_layer(setup, i)
-                layer = Layer(setup=setup, sweep=sweep, step=i, kv=kv, micro_batches=[k])
-                yield from (whole_layer(layer) if setup.is_moe(i) else dense_layer(layer))
-                i += 1
+            yield from leave_out(in_pass, i)
+            for j in in_pass.steps(i):
+                yield from prefetch_layer(in_pass, j)
+                layer = Layer(setup=in_pass, sweep=sweep, step=j, kv=kv, micro_batches=[k])
+                yield from (whole_layer(layer) if setup.is_moe(j) else dense_layer(layer))
+            i += setup.num_layers
 
 
 # --- what they are made of ----------------------------------------------------------------------

@@ -63,13 +63,23 @@ class Setup:
     def layer(self, step: int) -> int:
         return step % self.num_layers
 
+    def steps(self, first: int) -> range:
+        """Steps of a walk through the model, but for layers that it leaves out."""
+        return range(first + self.num_skipped, first + self.num_layers)
+
+    def after(self, step: int) -> int:
+        """The next step; behind the last one of a walk that of the next walk, which leaves out the
+        same layers."""
+        later = step + 1
+        return later if self.layer(later) else later + self.num_skipped
+
     def is_moe(self, step: int) -> bool:
         """Whether the layer of a step has experts."""
         return self.layer(step) in self.moe_layers
 
     def kv_kinds(self, sweep: Sweep, step: int, micro_batch: int) -> Collection[Kind]:
         """Transfers that the keys and values of a micro-batch take in the layer of a step."""
-        if not self.kv_homes:
+        if not self.kv_homes or self.layer(step) < self.num_encoding:  # which keeps none
             return ()
         place: Place = "dram" if sweep.attends_on_cpu(micro_batch) else self.compute
         return route(self.kv_homes[self.layer(step)], place, self.compute).keys()

@@ -14,10 +14,12 @@ from moebatch.schedule.drivers.simulate import simulate
 from moebatch.spec.machine.profile import load_profile
 from moebatch.spec.model.models import load_model
 from moebatch.spec.policy.policy import Placement, Policy
-from tests.plan.problems import GB, cpu_machine, gpu_machine, launching, problem
+from tests.plan.problems import GB, WORKLOAD, cpu_machine, gpu_machine, launching, problem
 
 ON_GPU = problem(launching(gpu_machine(disk=20 * GB)))
 SLOW_DISK = problem(launching(gpu_machine(disk=GB)))
+_SWITCH = load_model("switch-base-8").shape
+ENCODING = problem(launching(gpu_machine()), shape=_SWITCH, workload=_SWITCH.cached(WORKLOAD))
 BELOW, ALL, SOME = Placement(dram=1), Placement(vram=1), Placement(vram=0.75, dram=0.25)
 
 
@@ -49,6 +51,16 @@ CASES: dict[str, tuple[Problem, Policy, Work]] = {
     "a cache on disk in some layers": (
         SLOW_DISK,
         policy("cgopipe", 8, weights=ALL, kv_cache=Placement(dram=0.75, disk=0.25)),
+        "decode",
+    ),
+    "pages of experts on the disk that has the cache as well": (
+        SLOW_DISK,
+        policy(
+            "cgopipe",
+            4,
+            weights=Placement(dram=0.75, disk=0.25),
+            kv_cache=Placement(dram=0.5, disk=0.5),
+        ),
         "decode",
     ),
     "hidden states wait for a layer in one piece": (ON_GPU, policy("fastdecode", 4, 512), "decode"),
@@ -100,6 +112,16 @@ CASES: dict[str, tuple[Problem, Policy, Work]] = {
         policy("hot", 1.1, 320, weights=ALL, kv_cache=ALL, **GPU),
         "decode",
     ),
+}
+
+
+CASES |= {
+    f"passes without prompts leave an encoder out: {name}": (
+        ENCODING,
+        policy(name, 4, 64, num_slots=12, kv_cache=ALL, **GPU),
+        "decode",
+    )
+    for name in ("simple", "flexgen", "cgopipe", "fastdecode")
 }
 
 

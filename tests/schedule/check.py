@@ -17,7 +17,8 @@ def check_timeline(timeline: Timeline, *, clock_s: float = 1e-9) -> None:
     """
     for lane in timeline.lanes:
         _check_lane(timeline.on(lane), clock_s)
-    ends = {span.task: span.end_s for span in timeline.spans}
+    # Of what comes again, the first time.
+    ends = {span.task: span.end_s for span in reversed(timeline.spans)}
     for span in timeline.spans:
         _check_waits(span, ends, clock_s)
     for spans in _by_slot(timeline.spans).values():
@@ -69,19 +70,18 @@ def _check_slot(spans: Sequence[tuple[Span, int]], num_layers: int, clock_s: flo
 
 
 def _check_halves(timeline: Timeline, clock_s: float) -> None:
-    """Weights of a layer go up while those of the layer before are in use, and not earlier."""
+    """Weights of a layer go up while those of the layer before are in use, and not earlier. Where a
+    pass leaves out other layers than the one before, some have come in vain, and come again."""
     posts = [span for span in timeline.spans if span.task.kind is Kind.POST]
-    last_use = {span.task.step: span.end_s for span in sorted(posts, key=lambda s: s.end_s)}
+    moves = [span for span in timeline.spans if span.task.kind in _WEIGHTS]
+    halves = [span for span in moves if not span.task.page]
+    for old, new in zip(halves, halves[2:], strict=False):
+        again = (span for span in halves if span.task == old.task and span.start_s > old.start_s)
+        over_s = min((span.start_s for span in again), default=float("inf"))
+        used = [s.end_s for s in posts if s.task.step == old.task.step and s.start_s < over_s]
+        assert max(used, default=0.0) <= new.start_s + clock_s, f"{new.task} came too early"
     arrived: dict[int, float] = {}
-    steps = sorted({span.task.step for span in timeline.spans if span.task.kind in _WEIGHTS})
-    places = {step: place for place, step in enumerate(steps)}
-    for span in timeline.spans:
-        if span.task.kind not in _WEIGHTS:
-            continue
-        place = places[span.task.step]
-        if place >= 2:
-            overwritten = steps[place - 2]
-            assert last_use[overwritten] <= span.start_s + clock_s, f"{span.task} came too early"
+    for span in moves:
         arrived[span.task.step] = max(arrived.get(span.task.step, 0.0), span.end_s)
     for span in posts:
         assert arrived.get(span.task.step, 0.0) <= span.start_s + clock_s, (

@@ -11,6 +11,7 @@ from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.task import Kind
 from moebatch.schedule.timeline.timeline import Timeline
+from tests.schedule.check import check_timeline
 from tests.schedule.worlds import TableWorld
 
 GOLDEN = """
@@ -155,3 +156,18 @@ def test_a_page_waits_until_nobody_reads_what_it_overwrites() -> None:
     for span in timeline.spans:
         if span.task.kind is Kind.PAGE and span.task.step >= 2:
             assert span.start_s >= posts[span.task.step - 2]
+
+
+@pytest.mark.parametrize("name", ["cgopipe", "fastdecode", "flexgen", "simple"])
+def test_passes_without_prompts_leave_the_layers_of_an_encoder_out(name: str) -> None:
+    """Pages come in vain behind a pass whose next one has other layers, and come again."""
+    sweeps = [Sweep(num_micro_batches=2, encodes=encodes) for encodes in (True, False, False, True)]
+    setup = replace(SETUP, num_layers=4, moe_layers=frozenset(range(4)), num_encoding=2)
+    choices = {(layer, k): (0, 1) for layer in range(4) for k in range(2)}
+    world = TableWorld(SECONDS | {Kind.ATTEND: 0.1}, sweeps, choices, num_layers=4)
+    timeline = simulate(name, setup, Room(num_slots=8), world, num_passes=4)
+    check_timeline(timeline)
+    walks = 2 if name == "simple" else 1  # each micro-batch for itself
+    attended = {span.task.step for span in timeline.spans if span.task.kind is Kind.ATTEND}
+    layers = [[0, 1, 2, 3] * walks, [2, 3] * walks, [2, 3] * walks, [0, 1, 2, 3] * walks]
+    assert [step % 4 for step in sorted(attended)] == [one for each in layers for one in each]

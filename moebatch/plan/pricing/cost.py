@@ -119,7 +119,7 @@ class PassCost(PassWaits):
         filled_s = policy.num_slots * self._fetch_s
         gap_s, longest_s = self.gaps_s
         usual_s, last_s = max(0.0, gap_s - filled_s), max(0.0, longest_s - filled_s)
-        return (len(prices.shape.moe_layers) - 1) * usual_s + last_s
+        return (self._num_moe - 1) * usual_s + last_s
 
     @property
     def slots_never_full(self) -> int:
@@ -143,7 +143,7 @@ class PassCost(PassWaits):
         policy = self.policy
         if not (takes_turns(policy) and policy.num_slots):
             return 0.0
-        there_s = len(self.prices.shape.moe_layers) * self._price.up_s(policy.num_slots)
+        there_s = self._num_moe * self._price.up_s(policy.num_slots)
         attending_s = self.lanes.get("cpu", 0.0)
         coming_s = self.lanes.get("dram->vram", 0.0) - min(attending_s, there_s)
         return attending_s + max(self.lanes.get("gpu", 0.0), coming_s)

@@ -68,9 +68,7 @@ class PassTasks:
     @property
     def _combining_s(self) -> float:
         """Outputs of experts added up in all layers, and the head."""
-        stacks = self.prices.dense.stacks
-        num_combined = sum([one.num_moe for one in stacks if one.layers.start in self._layers])
-        combine_s = num_combined * self._price.combine_s()
+        combine_s = self._num_moe * self._price.combine_s()
         return combine_s + self._price.head_s(self.load.logits_rows)
 
     def _computing(self, batch: PassLoad) -> Iterator[LaneTime]:
@@ -117,9 +115,9 @@ class PassTasks:
         one layer that arrives to the first of the next, both computed, with the rest of a layer and
         the experts that stay between them; and the same when the head comes between, too."""
         shape, head_s = self.prices.shape, self._price.head_s(self.load.logits_rows)
-        outside_s = (self.outside_s - head_s) / shape.num_layers
-        of_layer_s = self.experts_s / len(shape.moe_layers)
-        each_s = of_layer_s / max(1.0, chosen_experts(shape, self.load) / len(shape.moe_layers))
+        outside_s = (self.outside_s - head_s) / len(self._layers)
+        of_layer_s = self.experts_s / self._num_moe
+        each_s = of_layer_s / max(1.0, chosen_experts(shape, self.load) / self._num_moe)
         gap_s = outside_s + self.policy.weights.dram * of_layer_s + 2 * each_s
         return gap_s, gap_s + head_s
 
@@ -228,10 +226,7 @@ class PassTasks:
         traits = self._price.traits
         if traits.foresees != "layer":
             return chosen_experts(self.prices.shape, self.load)
-        layers = len(self.prices.shape.moe_layers)
-        if traits.shares_weights and not traits.is_paged:
-            layers = sum(count for count, tokens in routed(self.prices.shape, self.load) if tokens)
-        return self._walks * self.prices.shape.num_experts * layers
+        return self._walks * self.prices.shape.num_experts * self._num_moe
 
     @property
     def _layers_up_s(self) -> float:
@@ -353,6 +348,12 @@ class PassTasks:
     def _layers(self) -> range:
         """Those that the pass goes through."""
         return layers_of(self.prices.shape, self.load)
+
+    @cached_property
+    def _num_moe(self) -> int:
+        """Of them with experts."""
+        stacks = self.prices.dense.stacks
+        return sum([one.num_moe for one in stacks if one.layers.start in self._layers])
 
     @property
     def _share(self) -> float:

@@ -190,7 +190,7 @@ class PassWaits(PassTasks):
     @property
     def _coming_in_layer(self) -> float:
         """The same in a layer, each time that micro-batches go through it."""
-        return self._num_streamed / (self._walks * len(self.prices.shape.moe_layers))
+        return self._num_streamed / (self._walks * self._num_moe)
 
     @property
     def _share_in_slots(self) -> float:
@@ -215,7 +215,7 @@ class PassWaits(PassTasks):
         """Where the weights of a layer come in one page, its pinned buffer is filled when the page
         before has gone up; and where several micro-batches attend on the CPU, that page goes up
         behind the results of the last one, and holds up those of the next layer."""
-        page_s, stage_s = self._page_s, self._stage_s
+        page_s, stage_s = self._page_s
         is_whole = comes_in_one_piece(self.policy.schedule)
         if not is_whole and self._num_batches > 1:
             return 0.0
@@ -247,17 +247,20 @@ class PassWaits(PassTasks):
         return sum(number * self._alone_s(batch) for number, batch in prompts)
 
     @property
-    def _page_s(self) -> float:
-        moving = self._bringing
-        return max(moving.get(self._lane(Kind.PAGE), 0.0), moving.get(self._lane(Kind.FETCH), 0.0))
-
-    @property
-    def _stage_s(self) -> float:
-        return self._bringing.get(self._lane(Kind.STAGE), 0.0)
+    def _page_s(self) -> tuple[float, float]:
+        """Seconds in which pages go up, and into pinned buffers before; of these the first hop has
+        what is read of a disk beside it."""
+        page_s, stage_s, read_s = (
+            self._bringing.get(self._lane(kind), 0.0)
+            for kind in (Kind.PAGE, Kind.STAGE, Kind.FETCH)
+        )
+        if self.prices.ladder.copies_through_buffers(self.policy):
+            return page_s, max(stage_s, read_s)
+        return max(page_s, read_s), stage_s
 
     def _blocks_s(self, lanes: LaneSeconds) -> float:
         """All waits for all after each micro-batch, and weights come up beside the first one, whose
-        cache nothing hides."""
+        cache nothing hides, in layers that have others with experts behind them."""
         if self._price.traits.moves != "block":
             return 0.0
         block_s, first = self._coming_s, self._sizes[0][1]
@@ -271,7 +274,9 @@ class PassWaits(PassTasks):
         others_s = max(0.0, work_s - max(first_s, cache_s))
         if self.prices.top == "dram" and cache_s:  # one lane reads both
             return block_s + first_s + cache_s + others_s
-        return max(block_s, first_s + cache_s) + others_s
+        first_s += cache_s
+        beside_s = self._num_moe / len(self._layers) * first_s
+        return max(block_s, beside_s) + first_s - beside_s + others_s
 
     @property
     def _windows_s(self) -> float:

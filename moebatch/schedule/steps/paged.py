@@ -3,8 +3,7 @@
 from collections import deque
 from collections.abc import Iterator
 
-from moebatch.schedule.definition import prefetch_to_dram
-from moebatch.schedule.request import Request, Sweep
+from moebatch.schedule.request import Request, Sweep, Sync
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.task import Task, attend, block, load, page, post, stage
 
@@ -24,12 +23,23 @@ class PagedWeights:
         self._halves: deque[int] = deque(maxlen=2)
         self._pinned: dict[tuple[int, int], Task] = {}
 
-    def first(self, num_pages: int) -> Iterator[Task | Request]:
-        """Weights of the very first step, before anything can be computed."""
-        yield from prefetch_to_dram(self._setup, -1)
+    def first(self, i: int, weights: Iterator[Task]) -> Iterator[Task | Request]:
+        """`weights` of the step that a pass begins with, unless they are on their way: before the
+        very first pass, and where it leaves out other layers than the one before, behind which
+        those of another step have come in vain."""
+        if {*self._pages} - {i}:
+            yield Sync()
+            self._pages.clear()
+            self._pinned.clear()
+            self._halves.clear()
+        if i not in self._pages:
+            yield from weights
+
+    def pages(self, i: int, num_pages: int) -> Iterator[Task]:
+        """All weights of a step in so many pages."""
         for p in range(num_pages):
-            yield from self.stage(0, p, num_pages)
-            yield from self.page(0, p, num_pages)
+            yield from self.stage(i, p, num_pages)
+            yield from self.page(i, p, num_pages)
 
     def stage(self, i: int, p: int, num_pages: int) -> Iterator[Task]:
         """Copies page p of so many into its pinned buffer."""
@@ -69,14 +79,16 @@ class PagedWeights:
         return post(i, k, up, *(self._pages.pop(i, ()) if k == 0 else ()))
 
     def _overwrites(self, i: int) -> tuple[Task, ...]:
-        """The last task that read what the first page of step i overwrites."""
+        """The last task that read what the first page of step i overwrites, if any did."""
         oldest = self._halves[0] if len(self._halves) == 2 else None
         self._halves.append(i)
         if oldest is None:
             return ()
-        for step in [step for step in self._last_post if step < oldest]:
-            del self._last_post[step]
-        return (self._last_post[oldest],)
+        last = self._last_post.get(oldest)
+        self._last_post = {
+            step: task for step, task in self._last_post.items() if step in self._halves
+        }
+        return () if last is None else (last,)
 
     def _pin(self, task: Task, p: int, num_pages: int) -> None:
         self._pinned[num_pages, p] = task

@@ -194,7 +194,7 @@ class PagedExperts:
         It has arrived when this returns on an emulated device; on a GPU the copy is issued on the
         current stream.
         """
-        half, cut = self._half_of(step), self._page(step, page, num_pages)
+        half, cut = self._half_of(step, page), self._page(step, page, num_pages)
         if self._staging is None:
             self._prefetch(step, page)
             self._bring(cut, half.slots)
@@ -207,7 +207,7 @@ class PagedExperts:
 
         Waits for experts that come from disk; raises what reading them failed with.
         """
-        half = self._half_of(step)
+        half = self._half_of(step, 0)
         self._prefetch(step, 0)
         self._bring(self._page(step, 0, 1), half.slots)
         half.is_whole = True
@@ -242,9 +242,10 @@ class PagedExperts:
     def _page(self, step: int, page: int, num_pages: int) -> Page:
         return self._cut.page(step % self._num_layers, page, num_pages)
 
-    def _half_of(self, step: int) -> _Half:
-        """The half of a step; the one of the step before the last if it has none yet."""
-        for half in self._halves:
+    def _half_of(self, step: int, page: int) -> _Half:
+        """The half of a step whose page comes. With the first one it takes that of the step before
+        the last, even if it has come before, in vain."""
+        for half in self._halves if page else ():
             if half.step == step:
                 return half
         half = self._halves[self._num_paged % 2]
