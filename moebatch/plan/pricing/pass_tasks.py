@@ -14,6 +14,7 @@ from moebatch.plan.pricing.prices import LaneTime, Prices
 from moebatch.plan.pricing.task_prices import KV_KINDS, TaskPrices
 from moebatch.schedule.drivers.emission import Launched, computes_together, launched
 from moebatch.schedule.lanes import DEVICES, PROCESSORS
+from moebatch.schedule.steps.kv import NUM_WINDOWS
 from moebatch.schedule.steps.kv_route import Place
 from moebatch.schedule.task import Kind
 from moebatch.spec.machine.hardware import LevelName
@@ -105,9 +106,13 @@ class PassTasks:
     @cached_property
     def experts_s(self) -> float:
         """All experts: once over all tokens of the pass, or once for every micro-batch."""
+        return self._experts_s()
+
+    def _experts_s(self, fresh: float | None = None) -> float:
         if self._price.traits.runs == "pass":
-            return self._expert_layers_s(self.load)
-        return sum(number * self._expert_layers_s(batch) for number, batch in self._whole)
+            return self._expert_layers_s(self.load, fresh=fresh)
+        whole = self._whole
+        return sum([number * self._expert_layers_s(batch, fresh=fresh) for number, batch in whole])
 
     @property
     def gaps_s(self) -> tuple[float, float]:
@@ -137,9 +142,8 @@ class PassTasks:
     @cached_property
     def cache_waits_s(self) -> float | None:
         """Seconds in which attention waits for keys and values, where experts are computed when all
-        micro-batches have attended: two windows hold the caches of two micro-batches, so they move
-        while others attend, that of the first one while experts are computed. Micro-batches of
-        prompts wait for none while a CPU attends to others. None where nothing waits so."""
+        micro-batches have attended. Micro-batches of prompts wait for none while a CPU attends to
+        others. None where nothing waits so."""
         traits = self._price.traits
         if traits.is_paged or not traits.shares_weights:
             return None
@@ -148,14 +152,29 @@ class PassTasks:
         if not elsewhere:
             return 0.0
         # Wherever they come from: waits are affine in the shares.
-        waits_s, experts_s = 0.0, self._expert_layers_s(self.load, fresh=0.0) / len(self._layers)
-        for home, share in elsewhere:
-            for order, (number, batch) in enumerate(self._attending):
-                first = float(not order)
-                moving_s = max(self._cache_s(home, batch).values(), default=0.0)
-                waits_s += share * first * max(0.0, moving_s - experts_s)
-                waits_s += share * (number - first) * max(0.0, moving_s - self._attends_s(batch))
+        experts_s = self._experts_s(fresh=0.0) / len(self._layers)
+        waits_s = sum([share * self._cache_waits_s(home, experts_s) for home, share in elsewhere])
         return self.prices.shape.num_keeping_layers * waits_s
+
+    def _cache_waits_s(self, home: LevelName, experts_s: float) -> float:
+        """The same in a layer whose cache lives at `home`: two windows hold the caches of two
+        micro-batches, so they move while others attend, that of the first one while experts are
+        computed. A window goes to the next micro-batch when what is new has been stored."""
+        waits_s, windows_s, odd_s, count = 0.0, 0.0, 0.0, 0.0
+        for number, batch in self._attending:
+            moving, attends_s = self._cache_s(home, batch).values(), self._attends_s(batch)
+            first, moving_s = float(not count), max(moving, default=0.0)
+            turn_s = (sum(moving) + attends_s) / NUM_WINDOWS
+            again = max(0.0, number - NUM_WINDOWS)
+            waits_s += first * max(0.0, moving_s - experts_s)
+            waits_s += (number - first - again) * max(0.0, moving_s - attends_s)
+            waits_s += again * max(0.0, max(moving_s, turn_s) - attends_s)
+            windows_s, count = windows_s + number * turn_s, count + number
+            odd_s = max(odd_s, turn_s)
+        # The window of the last of an odd number is that of the first one in the next layer.
+        is_odd = ceil(count - ROUNDING) % NUM_WINDOWS
+        computing_s = experts_s + self.outside_s / len(self._layers)
+        return max(waits_s, windows_s + is_odd * odd_s - computing_s)
 
     @property
     def _attending(self) -> Sequence[tuple[float, PassLoad]]:

@@ -16,6 +16,7 @@ from moebatch.once import cached_property
 from moebatch.plan.pricing.pass_tasks import PassTasks
 from moebatch.schedule.drivers.emission import asks_at_once, comes_in_one_piece
 from moebatch.schedule.lanes import CPU
+from moebatch.schedule.steps.attention import LOOK_AHEAD
 from moebatch.schedule.steps.kv import NUM_WINDOWS
 from moebatch.schedule.steps.kv_route import FROM_ATTENTION, TO_ATTENTION
 from moebatch.schedule.task import Kind
@@ -240,11 +241,17 @@ class PassWaits(PassTasks):
 
     @property
     def _prompts_s(self) -> float:
-        """Prompts behind micro-batches that the CPU attends to, one after the other."""
-        if not self.decoding_chain_s:
+        """Prompts behind micro-batches that the CPU attends to, one after the other; it attends to
+        as many as it looks ahead meanwhile, and to others when the first of these go on."""
+        chain_s, number = self.decoding_chain_s, self._sizes[0][0]
+        prompts = [(number, batch) for number, batch in self._sizes if batch.prompt_tokens]
+        if not (chain_s and prompts):
             return 0.0
-        prompts = ((number, batch) for number, batch in self._sizes if batch.prompt_tokens)
-        return sum(number * self._alone_s(batch) for number, batch in prompts)
+        prompts_s, others_s = sum(count * self._alone_s(batch) for count, batch in prompts), 0.0
+        if number > LOOK_AHEAD:
+            attends_s = self.computing_s.get(CPU.name, 0.0) / number
+            others_s = (number - LOOK_AHEAD) * attends_s + 2 * (chain_s - attends_s)
+        return prompts_s + others_s + self._price.head_s(self.load.logits_rows)
 
     @property
     def _page_s(self) -> tuple[float, float]:
