@@ -19,8 +19,8 @@ _MAX_BUFFERS = 1024
 """What Linux takes in one call."""
 _Buffers = list[memoryview]
 _AT_ONCE = 4
-"""Calls in flight: pages that lie apart come at twice the rate of one after the other, and hardly
-faster with more (runs of 64 to 160 KiB from a disk of 3.5 GB/s)."""
+"""Calls in flight. Runs of 32, 64 and 160 KiB came at 1.8, 1.6 and 1.4 times the rate of one after
+the other from a disk of 3.5 GB/s, with eight in flight at 1.2, 1.1 and 1.1 times that of four."""
 
 
 class PageRun(NamedTuple):

@@ -13,6 +13,7 @@ from moebatch.layout.division import Division, most_streamed
 from moebatch.layout.footprint import Footprint, packed_bytes, slot_bytes
 from moebatch.layout.ladder import Ladder
 from moebatch.layout.placed import PlacedModel, streamed_per_layer
+from moebatch.layout.scratch import SAMPLING_LOGITS
 from moebatch.plan.problem import Problem
 from moebatch.plan.search.planner import best_policy
 from moebatch.schedule.registry import SCHEDULES, traits_of
@@ -368,6 +369,21 @@ def test_experts_of_main_memory_need_no_second_copy_there_and_those_of_the_disk_
     none_on_disk = given_policy(weights=Placement(vram=0.2, dram=0.8))
     assert not {SLOTS_TERM, "staging"} & set(dram(none_on_disk).terms)
     assert dram(given_policy()).terms[SLOTS_TERM] >= 5 * 3 * 4096 * 14336 * 2
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "vocab_size", "logits"),
+    [(40, 4000, 40 * 4000), (1, 152_000, 152_000), (512, 152_000, SAMPLING_LOGITS)],
+)
+def test_choosing_from_few_logits_takes_less_than_from_as_many_as_are_chosen_from_at_a_time(
+    batch_size: int, vocab_size: int, logits: int
+) -> None:
+    asked = problem(gpu_machine()).memory
+    memory = replace(asked, shape=replace(asked.shape, vocab_size=vocab_size))
+    assert not memory.workload.takes_likeliest
+    policy = given_policy(batch_size=batch_size, micro_batch_size=1, tokens_per_pass=batch_size)
+    (sampling,) = (each for each in memory.buffers(policy) if each.name == "sampling")
+    assert sampling.num_bytes == pytest.approx(88 * 2**20 * logits / SAMPLING_LOGITS)
 
 
 def test_pages_are_staged_only_where_the_policy_says_so() -> None:
