@@ -150,7 +150,7 @@ def _output(summary: RunSummary, job_file: Path) -> str:
 def _lane(lane: LaneTime) -> str:
     between = ""
     if lane.between_s >= _LEAST_SHARE * lane.elapsed_s > 0:
-        between = f", {format_duration(lane.between_s)} of it between tasks"
+        between = f", {format_duration(lane.between_s)} of it for logits and between tasks"
     return f"busy {format_duration(lane.busy_s)} ({lane.share:.0%}){between}"
 
 

@@ -104,7 +104,7 @@ def test_details_name_lanes_bytes_memory_and_policy() -> None:
 
 def test_a_busy_lane_says_what_was_between_its_tasks() -> None:
     (line,) = [line for line in lines(SUMMARY, details=True) if line.strip().startswith("cpu")]
-    assert line.split("  ")[-1] == "busy 50.0s (100%), 5.7s of it between tasks"
+    assert line.split("  ")[-1] == "busy 50.0s (100%), 5.7s of it for logits and between tasks"
 
 
 def test_answers_that_end_early_are_compared_with_what_was_to_be_expected_of_them() -> None:

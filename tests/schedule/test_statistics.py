@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from moebatch.plan.simulation.simulation import timeline_json
 from moebatch.schedule.task import Kind, Task
 from moebatch.schedule.timeline.statistics import NUM_LONGEST, LaneStatistics, Statistics, in_order
-from moebatch.schedule.timeline.timeline import Span, Timeline
+from moebatch.schedule.timeline.timeline import LAUNCH, Launch, Span, Timeline
 from tests.report.timelines import cgopipe, expert_major
 
 REASONS = (None, "chunk(1, e2)", "chunk(7, e0)", "gate(3, k1)")
@@ -71,6 +71,23 @@ def test_bubbles_are_added_up_by_kind_of_reason() -> None:
     lane = Statistics.of(timeline_of(spans_of(steps))).lanes["cpu"]
     assert lane.idle_s == {"launch": 1, "chunk": 5, "gate": 4}
     assert lane.main_reason == "chunk"
+
+
+def test_nothing_holds_a_task_up_before_its_launch() -> None:
+    """Between passes the thread that launches computes logits and forms the next pass."""
+    lane = LaneStatistics(lane="cpu")
+    for number, launch in enumerate([Launch(3, LAUNCH), Launch(9, LAUNCH), Launch(17, "kv_up(1)")]):
+        start_s = 5 * (number + 1)
+        task = Task(Kind.ATTEND, number, 0)
+        lane.add(Span(task, "cpu", start_s, start_s + 1, (), "kv_up(1)", launch))
+    assert lane.idle_s == {LAUNCH: 3 + 3, "kv_up": 2 + 1 + 4}
+    assert {(one.start_s, one.end_s) for one in lane.longest} == {
+        (0, 3),
+        (3, 5),
+        (6, 9),
+        (9, 10),
+        (11, 15),
+    }
 
 
 def test_only_the_longest_bubbles_are_kept() -> None:

@@ -12,7 +12,7 @@ from moebatch.schedule.lanes import RESULT_LANES, lane_of
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.task import Kind, Task
-from moebatch.schedule.timeline.timeline import FREE_SLOT, LAUNCH, Span, last_awaited
+from moebatch.schedule.timeline.timeline import FREE_SLOT, LAUNCH, Launch, Span, last_awaited
 from moebatch.store.monitor import Monitor
 
 _MOST_PENDING = 2000
@@ -42,8 +42,7 @@ class Executor(Board, Lanes):
         self._inline_task: Task | None = None
         """What it runs, or ran last."""
         self._driver: Driver | None = None
-        self._pending: dict[Task, tuple[float, str]] = {}
-        """Launched tasks with when that was, and what the launcher had slept for last."""
+        self._pending: dict[Task, Launch] = {}
         self._num_ended = 0
         self._waits_for: str | None = None
         self._num_results = 0
@@ -125,7 +124,7 @@ class Executor(Board, Lanes):
         name = self._lane_of(task)
         with self.monitor:
             self.wait(lambda: len(self._pending) < _MOST_PENDING, str(task))
-            self._pending[task] = self._recorder.now(), self._woken_by
+            self._pending[task] = Launch(self._recorder.now(), self._woken_by)
             self._num_results += name in RESULT_LANES
             if self._inline is None or name != self._inline[0]:
                 self._lanes[name].launch(task)
@@ -171,7 +170,9 @@ class Executor(Board, Lanes):
         start, end = self._recorder.seconds(start_s), self._recorder.seconds(end_s)
         if task.kind is Kind.EXPERT and self._driver is not None:
             slots = self._driver.slots_of(task)
-        self._recorder.add(Span(task, lane, start, end, slots, self._reason(task)))
+        launch = self._pending.get(task)
+        reason = FREE_SLOT if launch is None else last_awaited(task, self._ended_s, launch)
+        self._recorder.add(Span(task, lane, start, end, slots, reason, launch))
         self._last_ended = task
         self._num_ended += 1
         if task in self._pending:
@@ -183,9 +184,3 @@ class Executor(Board, Lanes):
 
     def _lane_of(self, task: Task) -> str:
         return lane_of(task.kind, self._setup.compute).name
-
-    def _reason(self, task: Task) -> str:
-        if task not in self._pending:
-            return FREE_SLOT
-        launched_s, at_launch = self._pending[task]
-        return last_awaited(task, self._ended_s, launched_s, at_launch)

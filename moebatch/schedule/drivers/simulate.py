@@ -17,7 +17,14 @@ from moebatch.schedule.slots.expert_load import Chunk, ExpertKey
 from moebatch.schedule.slots.slots import SlotQueue
 from moebatch.schedule.slots.transfer import ChunkStream
 from moebatch.schedule.task import Kind, Task
-from moebatch.schedule.timeline.timeline import FREE_SLOT, LAUNCH, Span, Timeline, last_awaited
+from moebatch.schedule.timeline.timeline import (
+    FREE_SLOT,
+    LAUNCH,
+    Launch,
+    Span,
+    Timeline,
+    last_awaited,
+)
 
 
 class World(Router, Protocol):
@@ -69,8 +76,8 @@ class _Running:
     slots: tuple[int, ...]
     waited_for: str | None
     chunk: Chunk | None
-    is_launched: bool
-    """It was, and is no chunk, nor what another task reads."""
+    launch: Launch | None
+    """None of a chunk, and of what another task reads."""
     number: int
     """In the order in which they began, which decides between equal ends."""
     left_s: float
@@ -87,7 +94,15 @@ class _Running:
 
     @property
     def span(self) -> Span:
-        return Span(self.task, self.row, self.start_s, self.end_s, self.slots, self.waited_for)
+        return Span(
+            self.task,
+            self.row,
+            self.start_s,
+            self.end_s,
+            self.slots,
+            self.waited_for,
+            self.launch,
+        )
 
 
 class _Device:
@@ -98,7 +113,7 @@ class _Device:
 
     @property
     def serves_task(self) -> bool:
-        return any(one.is_launched for one in self._running)
+        return any(one.launch is not None for one in self._running)
 
     def begin(self, one: _Running) -> None:
         self._share(one.start_s, [*self._running, one])
@@ -139,7 +154,7 @@ class _Lane:
 
     def can_begin_task(self) -> bool:
         """Launched tasks run one after the other."""
-        return not any(one.is_launched for one in self.running)
+        return not any(one.launch is not None for one in self.running)
 
     def next_chunk(self) -> Chunk | None:
         return self.stream.next_chunk() if self.stream else None
@@ -163,8 +178,8 @@ class Simulator(Lanes):
         devices = defaultdict[str, _Device](_Device)
         self._lanes = {lane.name: _Lane(lane, devices[lane.device]) for lane in setup.lanes}
         self._now_s = 0.0
-        self._pending: dict[Task, float] = {}
-        """Launched tasks that have not ended, with when that was."""
+        self._pending: dict[Task, Launch] = {}
+        """Launched tasks that have not ended."""
         self._ended_s: dict[Task, float] = {}
         self._last_reason = LAUNCH
         self._begun: list[_Running] = []
@@ -213,7 +228,7 @@ class Simulator(Lanes):
             launched = other in self._pending or other in self._ended_s
             assert launched, f"{task} waits for {other}, which has not been launched"
         lane = self._lanes[lane_of(task.kind, self._setup.compute).name]
-        self._pending[task] = self._now_s
+        self._pending[task] = Launch(self._now_s, self._last_reason)
         lane.num_pending += 1
         self._ended_s.pop(task, None)
         lane.waiting.append(task)
@@ -247,7 +262,7 @@ class Simulator(Lanes):
         if one.chunk is not None:
             assert lane.stream is not None, "chunks come from a stream"
             lane.stream.moved(one.chunk)
-        elif one.is_launched:
+        elif one.launch is not None:
             del self._pending[one.task]
             lane.num_pending -= 1
             self._ended_s[one.task] = self._now_s
@@ -274,9 +289,10 @@ class Simulator(Lanes):
     def _begin(self, lane: _Lane, row: str, found: Task | Chunk) -> None:
         if isinstance(found, Task):
             reading = self._read_beside(found) if found.kind is self._reading else None
-            reason = last_awaited(found, self._ended_s, self._pending[found], self._last_reason)
+            launch = self._pending[found]
+            reason = last_awaited(found, self._ended_s, launch)
             slots = self._driver.slots_of(found)
-            self._run(lane, row, found, reason, slots=slots, is_launched=True, reading=reading)
+            self._run(lane, row, found, reason, slots=slots, launch=launch, reading=reading)
             return
         assert lane.stream is not None, "chunks come from a stream"
         task = lane.stream.task_of(found)
@@ -299,7 +315,7 @@ class Simulator(Lanes):
         *,
         slots: tuple[int, ...] = (),
         chunk: Chunk | None = None,
-        is_launched: bool = False,
+        launch: Launch | None = None,
         reading: _Running | None = None,
     ) -> _Running:
         """From now on, on a row of a lane that is free; `reason` says what it has waited for."""
@@ -310,7 +326,7 @@ class Simulator(Lanes):
             slots=slots,
             waited_for=reason if self._now_s > lane.free_s[row] else None,
             chunk=chunk,
-            is_launched=is_launched,
+            launch=launch,
             number=len(self._begun),
             left_s=self._world.seconds(task),
             since_s=self._now_s,

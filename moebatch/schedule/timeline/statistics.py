@@ -8,7 +8,7 @@ from heapq import heappush, heapreplace
 
 from moebatch.schedule.lanes import LANES, PROCESSORS, lane_of_row
 from moebatch.schedule.task import reason_kind
-from moebatch.schedule.timeline.timeline import LAUNCH, Bubble, Span, Timeline
+from moebatch.schedule.timeline.timeline import Bubble, Span, Timeline, bubbles_before
 
 NUM_LONGEST = 5
 """Bubbles that are kept one by one."""
@@ -29,7 +29,7 @@ class LaneStatistics:
     num_tasks: int = 0
     free_s: float = field(init=False)
     """When the last task had ended."""
-    _heap: list[tuple[float, int, Bubble]] = field(default_factory=list, init=False)
+    _heap: list[tuple[float, float, Bubble]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self.free_s = self.since_s
@@ -39,7 +39,8 @@ class LaneStatistics:
         start_s = max(self.free_s, min(span.start_s, self.until_s))
         end_s = min(span.end_s, self.until_s)
         if start_s > self.free_s:
-            self._add_bubble(start_s, span)
+            for bubble in bubbles_before(span, self.free_s, start_s):
+                self._add_bubble(bubble)
         if span.end_s > self.since_s:
             self.num_tasks += 1
         self.busy_s += max(0.0, end_s - start_s)
@@ -68,14 +69,13 @@ class LaneStatistics:
         kept._heap = [one for one in self._heap if reason_kind(one[2].waited_for) != kind]
         return kept
 
-    def _add_bubble(self, end_s: float, span: Span) -> None:
-        seconds, reason = end_s - self.free_s, span.waited_for or LAUNCH
-        kind = reason_kind(reason)
+    def _add_bubble(self, bubble: Bubble) -> None:
+        seconds, kind = bubble.seconds, reason_kind(bubble.waited_for)
         self.idle_s[kind] = self.idle_s.get(kind, 0.0) + seconds
         if len(self._heap) == NUM_LONGEST and seconds <= self._heap[0][0]:
             return
-        # Of equal ones the earliest stays, and the number keeps bubbles from being compared.
-        entry = (seconds, -self.num_tasks, Bubble(self.lane, self.free_s, end_s, span.task, reason))
+        # Of equal ones the earliest stays, and its start keeps bubbles from being compared.
+        entry = (seconds, -bubble.start_s, bubble)
         keep = heappush if len(self._heap) < NUM_LONGEST else heapreplace
         keep(self._heap, entry)
 

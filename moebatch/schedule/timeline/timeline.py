@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from moebatch.schedule.task import Task
 
@@ -9,6 +10,13 @@ LAUNCH = "launch"
 """What a lane waited for while nothing had been launched for it."""
 FREE_SLOT = "a free slot"
 """What chunks of experts wait for."""
+
+
+class Launch(NamedTuple):
+    """When a task was launched, and what the one that launches had slept for last."""
+
+    at_s: float = 0.0
+    slept_for: str = LAUNCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +31,8 @@ class Span:
     """Where the experts of the task lie, if it has such."""
     waited_for: str | None = None
     """What ended last before the task could begin, if its lane was idle meanwhile."""
+    launch: Launch | None = None
+    """None of a chunk."""
 
     @property
     def seconds(self) -> float:
@@ -30,13 +40,11 @@ class Span:
         return self.end_s - self.start_s
 
 
-def last_awaited(
-    task: Task, ended_s: Mapping[Task, float], launched_s: float, otherwise: str
-) -> str:
+def last_awaited(task: Task, ended_s: Mapping[Task, float], launch: Launch) -> str:
     """What kept a task from beginning earlier: of what it waits for the one that ended last, if
     that was not before its launch."""
     last = max(task.after, key=lambda other: ended_s.get(other, 0.0), default=None)
-    return otherwise if last is None or ended_s.get(last, 0.0) < launched_s else str(last)
+    return launch.slept_for if last is None or ended_s.get(last, 0.0) < launch.at_s else str(last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +63,18 @@ class Bubble:
     def seconds(self) -> float:
         """How long the lane was idle."""
         return self.end_s - self.start_s
+
+
+def bubbles_before(span: Span, free_s: float, start_s: float) -> Iterator[Bubble]:
+    """Why a lane was idle from one moment until it began a task: before its launch no other task
+    can have held it up."""
+    reason, launch = span.waited_for or LAUNCH, span.launch
+    if launch is not None and launch.slept_for != reason and launch.at_s > free_s:
+        launched_s = min(launch.at_s, start_s)
+        yield Bubble(span.lane, free_s, launched_s, span.task, launch.slept_for)
+        free_s = launched_s
+    if start_s > free_s:
+        yield Bubble(span.lane, free_s, start_s, span.task, reason)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,6 +139,5 @@ class Timeline:
         free_s = 0.0
         for span in self.on(lane):
             if span.start_s > free_s:
-                reason = span.waited_for or LAUNCH
-                yield Bubble(lane, free_s, span.start_s, span.task, reason)
+                yield from bubbles_before(span, free_s, span.start_s)
             free_s = max(free_s, span.end_s)
