@@ -228,7 +228,13 @@ class Batcher:
         if not admission.take_in(fields_of([row]), begins_now=begins_now):
             return False
         num_tokens = prefix.num_tokens + num_pending
-        self._cache.begin(sequence, sequence.request.prompt_tokens, prefix, tokens=num_tokens)
+        self._cache.begin(
+            sequence,
+            sequence.request.prompt_tokens,
+            prefix,
+            tokens=num_tokens,
+            expected_tokens=num_tokens + left,
+        )
         sequence.num_cached = prefix.num_tokens
         self.num_shared_tokens += prefix.num_tokens
         self._prefilling.append(sequence)

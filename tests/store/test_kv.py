@@ -10,6 +10,7 @@ from moebatch.spec.model.cache import CacheGroup
 from moebatch.spec.model.cache_layout import CacheLayout, SinkWindow
 from moebatch.spec.policy.policy import PAGE_TOKENS, pages_of
 from moebatch.store.kv.cache import KVCache
+from moebatch.store.kv.prefixes import KvPrefix
 from moebatch.store.memory import resident_bytes
 from tests.store.kv import num_lacking
 
@@ -75,6 +76,42 @@ def test_the_lowest_pages_are_given_out_first_of_those_that_are_left() -> None:
         assert cache.rows(page, 1).tolist() == [page * PAGE_TOKENS]
 
 
+def begin(cache: KVCache, owner: str, num_pages: int, expected_pages: int) -> None:
+    """With a prompt of whole pages."""
+    prompt = [ord(owner)] * (num_pages * PAGE_TOKENS)
+    expected = expected_pages * PAGE_TOKENS
+    cache.begin(owner, prompt, KvPrefix(), tokens=len(prompt), expected_tokens=expected)
+
+
+def test_an_owner_grows_into_pages_behind_those_that_it_began_with() -> None:
+    cache = make_cache(8)
+    begin(cache, "a", 1, expected_pages=3)
+    begin(cache, "b", 1, expected_pages=2)
+    assert cache.first.num_free == 6
+    for owner, pages in (("b", [3, 4]), ("a", [0, 1, 2]), ("a", [0, 1, 2, 5])):
+        cache.grow(owner, len(pages) * PAGE_TOKENS)
+        assert cache.first.by_owner[owner] == pages
+        cache.check_integrity()
+    cache.release("a")
+    assert cache.first.num_free == 6
+
+
+def test_pages_that_an_owner_would_grow_into_are_there_for_all_when_no_others_are_left() -> None:
+    cache = make_cache(6)
+    begin(cache, "a", 1, expected_pages=2)
+    begin(cache, "b", 1, expected_pages=9)
+    begin(cache, "c", 3, expected_pages=9)
+    cache.check_integrity()
+    assert sorted(cache.first.by_owner["c"]) == [3, 4, 5]
+    cache.grow("c", 4 * PAGE_TOKENS)
+    assert cache.first.num_free == 0
+    assert cache.first.by_owner["c"][-1] == 1
+    cache.check_integrity()
+    cache.release("a")
+    cache.grow("b", 2 * PAGE_TOKENS)
+    assert cache.first.by_owner["b"] == [2, 0]
+
+
 class Owned:
     """Tokens of owners with the numbers that stand for their keys, in every layer."""
 
@@ -88,7 +125,8 @@ class Owned:
         needed = pages_of(len(prompt)) - len(prefix.pages) + self.cache.first.num_unheld(prefix)
         if owner in self.numbers or needed > self.cache.first.num_free:
             return
-        self.cache.begin(owner, prompt, prefix, tokens=len(prompt))
+        expected = len(prompt) + kind * PAGE_TOKENS * owner
+        self.cache.begin(owner, prompt, prefix, tokens=len(prompt), expected_tokens=expected)
         # What is shared is known by its tokens and its place; the rest is the owner's.
         self.numbers[owner] = [1000.0 * token + place for place, token in enumerate(prompt)]
         self.write(owner, prefix.num_tokens)

@@ -73,13 +73,22 @@ class KVCache(KvLevels):
         """Whether nothing is written over for as long as its owner holds it."""
         return all(group.is_whole for group in self.groups)
 
-    def begin(self, owner: Hashable, prompt: Sequence[int], prefix: KvPrefix, tokens: int) -> None:
-        """Gives a new owner the pages of a prefix, and more until it can hold `tokens` tokens.
+    def begin(
+        self,
+        owner: Hashable,
+        prompt: Sequence[int],
+        prefix: KvPrefix,
+        tokens: int,
+        *,
+        expected_tokens: int = 0,
+    ) -> None:
+        """Gives a new owner the pages of a prefix, and more until it can hold `tokens` tokens. It
+        grows into those behind them up to `expected_tokens`, if they are still free then.
 
         What it computes of its prompt is there for others once it is published.
         """
         for table in self._distinct:
-            table.begin(owner, prompt, prefix, tokens)
+            table.begin(owner, prompt, prefix, tokens, expected_tokens=expected_tokens)
 
     def holds(self, num_tokens: int) -> bool:
         """Whether an owner of so many tokens can ever be computed."""

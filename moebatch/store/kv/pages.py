@@ -1,8 +1,9 @@
 """Which pages of a group of layers a sequence holds, alone or together with others."""
 
 import heapq
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Hashable, Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -30,6 +31,10 @@ class KvPages:
         self.by_owner: dict[Hashable, list[int]] = {}
         self._free = list(range(num_pages))
         """A heap: the lowest ones are given out first, so that the highest fall free for good."""
+        self._ahead: dict[Hashable, deque[int]] = {}
+        """Of owners: free pages behind those that they hold, which they grow into, so that their
+        pages lie together. Others get them only where no other is free."""
+        self._num_ahead = 0
         self._kept: dict[int, None] = {}
         """Pages without an owner whose content may be used again: those left longest ago first."""
         self._num_holders = [0] * num_pages
@@ -39,7 +44,7 @@ class KvPages:
     @property
     def num_free(self) -> int:
         """Pages without an owner."""
-        return len(self._free) + len(self._kept)
+        return len(self._free) + self._num_ahead + len(self._kept)
 
     def find(self, prompt: Sequence[int]) -> KvPrefix:
         """What is there of the beginning of a prompt, or will be soon."""
@@ -58,8 +63,17 @@ class KvPages:
         alone = (number for number, page in enumerate(held) if self._num_holders[page] < 2)
         return next(alone, len(held))
 
-    def begin(self, owner: Hashable, prompt: Sequence[int], prefix: KvPrefix, tokens: int) -> None:
-        """Gives a new owner the pages of a prefix, and more until it can hold `tokens` tokens.
+    def begin(
+        self,
+        owner: Hashable,
+        prompt: Sequence[int],
+        prefix: KvPrefix,
+        tokens: int,
+        *,
+        expected_tokens: int = 0,
+    ) -> None:
+        """Gives a new owner the pages of a prefix, and more until it can hold `tokens` tokens. It
+        grows into those behind them up to `expected_tokens`, if they are still free then.
 
         What it computes of its prompt is there for others once it is published.
         """
@@ -70,6 +84,11 @@ class KvPages:
             self.num_joint += self._num_holders[page] == 2
         self._add(owner, list(prefix.pages))
         self.grow(owner, tokens)
+        num_ahead = self.group.pages_of(max(tokens, expected_tokens)) - len(self.by_owner[owner])
+        if num_ahead > 0:
+            pages = [heapq.heappop(self._free) for _ in range(min(num_ahead, len(self._free)))]
+            self._ahead[owner] = deque(pages)
+            self._num_ahead += len(pages)
         if self._prefixes:
             self._prefixes.enter(owner, prompt, self.by_owner[owner])
 
@@ -85,7 +104,7 @@ class KvPages:
         missing = self.group.pages_of(num_tokens) - len(self.by_owner.get(owner, ()))
         assert missing <= self.num_free, "ask how many are lacking before growing"
         # In ascending order, so that rows that follow each other can be read without gathering.
-        new = sorted(self._take() for _ in range(missing))
+        new = sorted(self._take(owner) for _ in range(missing))
         for page in new:
             self._num_holders[page] = 1
         self._add(owner, new)
@@ -98,6 +117,7 @@ class KvPages:
         """Takes back what `owner` holds."""
         if self._prefixes:
             self._prefixes.withdraw(owner)
+        self._open_up(owner)
         # In reverse, so that the end of a prefix is given up before its beginning.
         for page in reversed(self.by_owner.pop(owner, [])):
             self._num_holders[page] -= 1
@@ -114,6 +134,8 @@ class KvPages:
         """Leaves only the first pages, for good; returns where held ones go that do not stay. What
         is only kept is forgotten."""
         assert self.num_pages - self.num_free <= num_pages <= self.num_pages, "pages are held"
+        for owner in [*self._ahead]:
+            self._open_up(owner)
         going = range(num_pages, self.num_pages)
         held = [page for page in going if self._num_holders[page]]
         for page in [page for page in self._kept if page in going]:
@@ -131,7 +153,9 @@ class KvPages:
         held = Counter(page for pages in self.by_owner.values() for page in pages)
         assert [held[page] for page in range(self.num_pages)] == self._num_holders, "holders differ"
         assert self.num_joint == sum(count > 1 for count in held.values()), "joint pages differ"
-        everywhere = sorted([*held, *self._free, *self._kept])
+        everywhere = sorted([*held, *self._free, *chain(*self._ahead.values()), *self._kept])
+        assert self._ahead.keys() <= self.by_owner.keys(), "one that is gone would grow"
+        assert sum(map(len, self._ahead.values())) == self._num_ahead, "pages ahead differ"
         assert everywhere == list(range(self.num_pages)), "pages are lost or in two places"
         if self._prefixes:
             assert self._prefixes.computing <= self.by_owner.keys(), "one that is gone is awaited"
@@ -142,12 +166,31 @@ class KvPages:
                 "rows of an owner left its pages"
             )
 
-    def _take(self) -> int:
+    def _take(self, owner: Hashable = None) -> int:
+        if ahead := self._ahead.get(owner):
+            self._num_ahead -= 1
+            return ahead.popleft()
         if self._free:
             return heapq.heappop(self._free)
+        if self._num_ahead:
+            self._num_ahead -= 1
+            return self._last_ahead().pop()
         page = next(iter(self._kept))
         self._forget(page)
         return page
+
+    def _last_ahead(self) -> deque[int]:
+        """Of the owner that began last, most of whose answer is to come."""
+        while not self._ahead[last := next(reversed(self._ahead))]:
+            del self._ahead[last]
+        return self._ahead[last]
+
+    def _open_up(self, owner: Hashable) -> None:
+        """Gives everyone what an owner would grow into."""
+        ahead = self._ahead.pop(owner, ())
+        self._num_ahead -= len(ahead)
+        for page in ahead:
+            heapq.heappush(self._free, page)
 
     def _forget(self, page: int) -> None:
         """Forgets what a kept page holds."""
