@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import random
 import tempfile
 import threading
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 from statistics import harmonic_mean
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +26,7 @@ from moebatch.measure.sizes import DiskSizes
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.store.experts.dram import ExpertStore
 from moebatch.store.memory import Arena
-from moebatch.store.scratch_file import LayerPages, PageRun, ScratchFile
+from moebatch.store.scratch_file import LayerPages, PageRuns, ScratchFile
 
 _EXTENTS_OF_CHUNK = 4
 _SHARE_OF_FREE_DISK = 0.25
@@ -151,19 +151,16 @@ def _read_until(is_over: Callable[[], bool], paths: Sequence[Path], sizes: DiskS
 def page_times(folder: Path) -> PageTimes:
     """Reads and writes pages here and there, as those of keys and values on disk are. They are so
     small that their bytes take next to nothing. Raises StorageError."""
-    memory = Arena(_PAGES * PAGE_BYTES)
-    runs = [PageRun(page, [memory.view(page * PAGE_BYTES, PAGE_BYTES)]) for page in range(_PAGES)]
-    random.Random(0).shuffle(runs)
+    pages = Arena(_PAGES * PAGE_BYTES).bytes[: _PAGES * PAGE_BYTES].view(_PAGES, PAGE_BYTES)
+    order = np.random.default_rng(0).permutation(_PAGES)
+    runs = PageRuns(order, np.ones_like(order), order)
     with closing(ScratchFile(folder, [LayerPages(_PAGES, (PAGE_BYTES,))])) as file:
-        write_s = _mean_s(file.write, runs)
-        read_s = _mean_s(file.read, runs)
-    return PageTimes(read_s=read_s, write_s=write_s)
-
-
-def _mean_s(transfer: Callable[[int, Sequence[PageRun]], None], runs: Sequence[PageRun]) -> float:
-    start = time.perf_counter()
-    transfer(0, runs)
-    return (time.perf_counter() - start) / len(runs)
+        start = time.perf_counter()
+        file.write(0, runs, [pages])
+        written = time.perf_counter()
+        file.read(0, runs, [pages])
+        read = time.perf_counter()
+    return PageTimes(read_s=(read - written) / _PAGES, write_s=(written - start) / _PAGES)
 
 
 def files_to_read(path: Path) -> list[Path]:

@@ -4,31 +4,53 @@ import errno
 import fcntl
 import os
 import tempfile
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
 from moebatch.checkpoint.direct import PAGE_BYTES
 from moebatch.errors import StorageError, transfer_error
 from moebatch.journal.files import take_room
+from moebatch.store.async_io import READ, WRITE, AsyncIO, Transfers
 from moebatch.units import format_bytes
 
 _MAX_BUFFERS = 1024
 """What Linux takes in one call."""
-_Buffers = list[memoryview]
-_AT_ONCE = 4
-"""Calls in flight. Runs of 32, 64 and 160 KiB came at 1.8, 1.6 and 1.4 times the rate of one after
-the other from a disk of 3.5 GB/s, with eight in flight at 1.2, 1.1 and 1.1 times that of four."""
 
 
-class PageRun(NamedTuple):
-    """Pages that follow each other, from `first` on, and what is filled from them or stored as
-    them: the parts of each in turn."""
+class PageRuns(NamedTuple):
+    """Pages to be moved, in runs that follow each other in the file."""
 
-    first: int
-    buffers: Sequence[memoryview]
+    firsts: NDArray[np.int64]
+    """In the file, where each run begins."""
+    lengths: NDArray[np.int64]
+    """Pages of each run."""
+    places: NDArray[np.int64]
+    """Where pages are in memory, of one run after the other."""
+
+    @classmethod
+    def of(cls, pages: NDArray[np.int64], places: NDArray[np.int64]) -> "PageRuns":
+        """As few runs as can be: ``pages[i]``, in ascending order, is at ``places[i]``."""
+        begins = np.flatnonzero(np.diff(pages, prepend=-2) != 1)
+        return cls(pages[begins], np.diff(begins, append=len(pages)), places)
+
+    def cut(self, most: int) -> "PageRuns":
+        """The same in runs of so many pages at most."""
+        if self.lengths.max(initial=0) <= most:
+            return self
+        firsts, lengths = self.firsts.tolist(), self.lengths.tolist()
+        pieces = [
+            (first + done, min(most, length - done))
+            for first, length in zip(firsts, lengths, strict=True)
+            for done in range(0, length, most)
+        ]
+        cut_firsts, cut_lengths = np.array(pieces, np.int64).T
+        return PageRuns(cut_firsts, cut_lengths, self.places)
 
 
 class LayerPages(NamedTuple):
@@ -37,6 +59,18 @@ class LayerPages(NamedTuple):
     num_pages: int
     part_bytes: Sequence[int]
     """Of each part of a page."""
+
+
+class _Way(NamedTuple):
+    """Reading, or writing."""
+
+    doing: str
+    code: int
+    call: str
+    """What moves one run, of `os`."""
+
+
+_READING, _WRITING = _Way("reading", READ, "preadv"), _Way("writing", WRITE, "pwritev")
 
 
 class ScratchFile:
@@ -64,62 +98,83 @@ class ScratchFile:
             what,
             all(part % PAGE_BYTES == 0 for layer in layers for part in layer.part_bytes),
         )
-        self._calls = ThreadPoolExecutor(_AT_ONCE, "scratch file")
+        self._at_once = {way: _async_io() for way in (_READING, _WRITING)}
 
-    def read(self, layer: int, runs: Sequence[PageRun]) -> None:
-        """Fills the buffers of all runs, in any order.
-
-        Raises StorageError when the device fails, and OutOfMemory when the system refuses memory.
-        """
-        self._transfer_all(lambda run: self._transfer(os.preadv, layer, run, "reading"), runs)
-
-    def write(self, layer: int, runs: Sequence[PageRun]) -> None:
-        """Stores the buffers of all runs, in any order.
+    def read(self, layer: int, runs: PageRuns, parts: Sequence[Tensor]) -> None:
+        """Fills pages in memory: of each part [places, bytes of a page], uint8.
 
         Raises StorageError when the device fails, and OutOfMemory when the system refuses memory.
         """
-        self._transfer_all(lambda run: self._transfer(os.pwritev, layer, run, "writing"), runs)
+        self._transfer(_READING, layer, runs, parts)
+
+    def write(self, layer: int, runs: PageRuns, parts: Sequence[Tensor]) -> None:
+        """Stores pages that are in memory: of each part [places, bytes of a page], uint8.
+
+        Raises StorageError when the device fails, and OutOfMemory when the system refuses memory.
+        """
+        self._transfer(_WRITING, layer, runs, parts)
 
     def close(self) -> None:
         """Gives the file and its room back."""
-        self._calls.shutdown()
+        for calls in self._at_once.values():
+            if calls is not None:
+                calls.close()
         os.close(self._fd)
 
-    def _transfer_all(self, transfer: Callable[[PageRun], None], runs: Sequence[PageRun]) -> None:
-        """Each thread takes every so-many-th run; nothing is in flight any more on return."""
-        if len(runs) == 1:
-            transfer(runs[0])
-            return
+    def _transfer(self, way: _Way, layer: int, runs: PageRuns, parts: Sequence[Tensor]) -> None:
+        runs = runs.cut(_MAX_BUFFERS // len(parts))
+        offsets = self._starts[layer] + runs.firsts * self._page_bytes[layer]
+        wanted = runs.lengths * self._page_bytes[layer]
+        done = self._moved_at_once(way, runs, offsets, parts)
+        stops = runs.lengths.cumsum()
+        for run in np.flatnonzero(done < wanted).tolist():
+            places = runs.places[stops[run] - runs.lengths[run] : stops[run]]
+            buffers = [part[place].numpy().data for place in places.tolist() for part in parts]
+            self._move_rest(way, buffers, int(offsets[run]), max(0, int(done[run])))
 
-        def transfer_some(first: int) -> None:
-            for run in runs[first::_AT_ONCE]:
-                transfer(run)
+    def _moved_at_once(
+        self, way: _Way, runs: PageRuns, offsets: NDArray[np.int64], parts: Sequence[Tensor]
+    ) -> NDArray[np.int64]:
+        """Bytes of each run that have been moved, or less than 0 of one that failed."""
+        calls = self._at_once[way]
+        if calls is None or not len(runs.firsts):
+            return np.zeros(len(runs.firsts), np.int64)
+        buffers = np.empty((len(runs.places), len(parts), 2), np.uint64)
+        for number, part in enumerate(parts):
+            num_bytes = part.stride(0)
+            buffers[:, number, 0] = part.data_ptr() + runs.places * num_bytes
+            buffers[:, number, 1] = num_bytes
+        transfers = Transfers(buffers.reshape(-1, 2), runs.lengths * len(parts), offsets)
+        try:
+            return calls.run(self._fd, way.code, transfers)
+        except OSError:
+            return np.zeros(len(runs.firsts), np.int64)
 
-        shares = range(min(_AT_ONCE, len(runs)))
-        done, _ = wait([self._calls.submit(transfer_some, first) for first in shares])
-        for share in done:
-            share.result()
-
-    def _transfer(
-        self, call: Callable[[int, _Buffers, int], int], layer: int, run: PageRun, doing: str
-    ) -> None:
-        buffers = run.buffers
-        offset = self._starts[layer] + run.first * self._page_bytes[layer]
-        wanted, done = sum(map(len, buffers)), 0
+    def _move_rest(self, way: _Way, buffers: list[memoryview], offset: int, done: int) -> None:
+        """Of a run of which so many bytes are done: all of them, or what the system says."""
+        call, wanted = getattr(os, way.call), sum(map(len, buffers))
         while done < wanted:
             # A short transfer may end off a block border; going back to it keeps O_DIRECT content.
             start = done - done % PAGE_BYTES if self.is_direct else done
             try:
                 count = call(self._fd, _from(buffers, start), offset + start)
             except OSError as error:
-                message = f"{self.folder}: {doing} {self._what} failed"
+                message = f"{self.folder}: {way.doing} {self._what} failed"
                 raise transfer_error(error, message) from error
             if start + count <= done:
-                raise StorageError(f"{self.folder}: {doing} {self._what} came to an early end")
+                raise StorageError(f"{self.folder}: {way.doing} {self._what} came to an early end")
             done = start + count
 
 
-def _from(buffers: Sequence[memoryview], start: int) -> _Buffers:
+def _async_io() -> AsyncIO | None:
+    """None where the system has none for it: runs are moved one after the other then."""
+    try:
+        return AsyncIO()
+    except OSError:
+        return None
+
+
+def _from(buffers: Sequence[memoryview], start: int) -> list[memoryview]:
     """What is left of `buffers` after `start` bytes, as much as one call takes."""
     first = 0
     while start >= len(buffers[first]):

@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from itertools import accumulate
 from pathlib import Path
 
+import numpy as np
 from torch import Tensor
 
 from moebatch.layout.buffers import DENSE_TERM
@@ -12,7 +13,10 @@ from moebatch.layout.footprint import ROOM_OF_TENSOR
 from moebatch.schedule.setup import NUM_LAYER_PLACES
 from moebatch.store.device_memory import DeviceMemory
 from moebatch.store.memory import Arena, copy_bytes
-from moebatch.store.scratch_file import LayerPages, PageRun, ScratchFile
+from moebatch.store.scratch_file import LayerPages, PageRuns, ScratchFile
+
+_WHOLE = PageRuns.of(np.array([0]), np.array([0]))
+"""The one page of a layer."""
 
 
 class StreamedLayers:
@@ -71,14 +75,14 @@ class StreamedLayers:
         for role, laid in _laid_out(room, weights).items():
             laid.copy_(weights[role])
         if self._file is not None:
-            self._file.write(self._number[layer], [PageRun(0, [_bytes(place)])])
+            self._file.write(self._number[layer], _WHOLE, [place[None]])
         return _laid_out(place, weights)
 
     def bring(self, layer: int) -> None:
         """Fills the place of a layer. Raises StorageError when reading fails."""
         place = self._place(layer)
         if self._file is not None:
-            self._file.read(self._number[layer], [PageRun(0, [_bytes(place)])])
+            self._file.read(self._number[layer], _WHOLE, [place[None]])
         else:
             copy_bytes(place, self._below[layer])
 
@@ -99,7 +103,3 @@ def _laid_out(room: Tensor, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found[role] = room[offset:end].view(weight.dtype).view(weight.shape)
         offset = -(-end // ROOM_OF_TENSOR) * ROOM_OF_TENSOR
     return found
-
-
-def _bytes(place: Tensor) -> memoryview:
-    return memoryview(place.numpy().data)

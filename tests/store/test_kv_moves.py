@@ -3,6 +3,7 @@
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -12,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from moebatch.store.kv import moves as kv_moves
 from moebatch.store.kv.moves import Moves
 from moebatch.store.memory import Arena, seen_from
+from moebatch.store.scratch_file import PageRuns
 
 NUM_UNITS = 40
 places = st.lists(st.integers(0, NUM_UNITS - 1), unique=True, max_size=NUM_UNITS)
@@ -21,6 +23,12 @@ def stretched(starts: list[int], length: int) -> list[int]:
     """Distinct units, some of which follow each other."""
     units = [start + i for start in starts for i in range(length) if start + i < NUM_UNITS]
     return list(dict.fromkeys(units))
+
+
+def pages_of(runs: PageRuns) -> list[int]:
+    """Of a file, in the order of their places."""
+    pairs = zip(runs.firsts.tolist(), runs.lengths.tolist(), strict=True)
+    return [first + i for first, length in pairs for i in range(length)]
 
 
 @given(places, places, st.integers(1, 8), st.integers(1, 8))
@@ -64,15 +72,23 @@ def test_a_file_is_gone_through_in_order_and_in_runs_as_long_as_can_be(
     )
     moves = Moves.of([a for a, _ in pairs], [b for _, b in pairs])
     runs = moves.file_runs(from_file=from_file)
-    moved = [(run.first + i, place) for run in runs for i, place in enumerate(run.places)]
+    moved = list(zip(pages_of(runs), runs.places.tolist(), strict=True))
     assert moved == sorted(pairs if from_file else [(b, a) for a, b in pairs])
-    for run, following in pairwise(runs):
-        assert run.first + len(run.places) < following.first
+    assert all(runs.firsts[:-1] + runs.lengths[:-1] < runs.firsts[1:])
+
+
+@given(st.lists(st.integers(0, 40), unique=True), st.integers(1, 5))
+def test_runs_are_cut_to_what_one_call_takes(pages: list[int], most: int) -> None:
+    runs = PageRuns.of(np.array(sorted(pages), np.int64), np.arange(len(pages)))
+    cut = runs.cut(most)
+    assert pages_of(cut) == pages_of(runs) == sorted(pages)
+    assert all(cut.lengths <= most)
+    assert cut.places is runs.places
 
 
 def test_a_page_that_several_have_is_read_for_each_of_them() -> None:
     runs = Moves.of([4, 5, 4, 5], [0, 1, 2, 3]).file_runs(from_file=True)
-    moved = sorted((run.first + i, place) for run in runs for i, place in enumerate(run.places))
+    moved = sorted(zip(pages_of(runs), runs.places.tolist(), strict=True))
     assert moved == [(4, 0), (4, 2), (5, 1), (5, 3)]
 
 

@@ -16,7 +16,7 @@ from moebatch.store.kv.layout import KvLayout
 from moebatch.store.kv.moves import Moves
 from moebatch.store.kv.tensors import KvRoom, KvShape, KvTensors
 from moebatch.store.kv.view import KvView
-from moebatch.store.scratch_file import LayerPages, PageRun, ScratchFile
+from moebatch.store.scratch_file import LayerPages, ScratchFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +179,8 @@ class KvLevels:
         level = hop.target if from_disk else hop.source
         window = self._at(level, view.place, layer, one, view.window)
         transfer = self._file.read if from_disk else self._file.write
-        runs = moves.file_runs(from_file=from_disk)
-        buffers = window.buffers((run.places for run in runs), page_rows=page_rows)
-        firsts = (run.first for run in runs)
-        transfer(number, [PageRun(*run) for run in zip(firsts, buffers, strict=True)])
+        parts = [pages_XN.view(torch.uint8) for pages_XN in window.units(page_rows)]
+        transfer(number, moves.file_runs(from_file=from_disk), parts)
 
     def _moves(self, kind: Kind, hop: Hop, view: KvView, layer: int, one: _Stored) -> Moves:
         moves = view.groups[one.number].moves

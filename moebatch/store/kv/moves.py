@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from moebatch.store.memory import seen_from
+from moebatch.store.scratch_file import PageRuns
 
 _UNITS_OF_SPAN = 4
 """From this mean length on, gathering span by span is cheaper than gathering and scattering."""
@@ -23,14 +24,6 @@ class Run(NamedTuple):
     source: int
     target: int
     length: int
-
-
-class FileRun(NamedTuple):
-    """Units that follow each other in a file, which one call of the system moves."""
-
-    first: int
-    places: list[int]
-    """Where each of them is in memory."""
 
 
 class Span(NamedTuple):
@@ -50,7 +43,7 @@ class Moves:
     runs: tuple[Run, ...]
     spans: tuple[Span, ...]
     _placed: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    _file_runs: dict[bool, list[FileRun]] = field(default_factory=dict)
+    _file_runs: dict[bool, PageRuns] = field(default_factory=dict)
 
     @classmethod
     def of(cls, source: list[int] | Tensor, target: list[int] | Tensor) -> "Moves":
@@ -94,17 +87,14 @@ class Moves:
         else:
             target.index_copy_(0, rows, source.index_select(0, units))
 
-    def file_runs(self, *, from_file: bool) -> list[FileRun]:
+    def file_runs(self, *, from_file: bool) -> PageRuns:
         """As few runs as can be where units are read from a file, or written to one: units of one
         sequence beside those of another, which began or grew with it."""
         if from_file not in self._file_runs:
             in_file, in_memory = (self.source, self.target)[:: 1 if from_file else -1]
             order = in_file.argsort()
-            in_file, places = in_file[order], in_memory[order].tolist()
-            self._file_runs[from_file] = [
-                FileRun(int(in_file[first]), places[first:stop])
-                for first, stop in _stretches(in_file.diff() != 1, len(in_file))
-            ]
+            runs = PageRuns.of(in_file[order].numpy(), in_memory[order].numpy())
+            self._file_runs[from_file] = runs
         return self._file_runs[from_file]
 
     def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:

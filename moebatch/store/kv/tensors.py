@@ -4,7 +4,7 @@ Shape letters: R cache rows (one token each, or the state of one sequence), X un
 N numbers of a unit.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -64,18 +64,6 @@ class KvTensors:
     def first(self, num_rows: int) -> "KvTensors":
         """Its first rows alone; no copies."""
         return KvTensors(tuple(part[:num_rows] for part in self.parts))
-
-    def buffers(
-        self, runs: Iterable[Iterable[int]], *, page_rows: int
-    ) -> Iterator[list[memoryview]]:
-        """Of each run of pages the parts of each page in turn, for system calls; main memory
-        only."""
-        parts = [
-            (pages_XN[:1].nbytes, pages_XN.view(torch.uint8).flatten().numpy().data)
-            for pages_XN in self.units(page_rows)
-        ]
-        for pages in runs:
-            yield [part[page * size : (page + 1) * size] for page in pages for size, part in parts]
 
 
 class KvRoom:
