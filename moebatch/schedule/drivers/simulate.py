@@ -71,21 +71,22 @@ class _Running:
     """A task, or a chunk under the name of one, on its lane."""
 
     task: Task
-    row: str
-    start_s: float
-    slots: tuple[int, ...]
     waited_for: str | None
-    chunk: Chunk | None
-    launch: Launch | None
+    """None where its row has just ended something else."""
+    slots: tuple[int, ...] = ()
+    chunk: Chunk | None = None
+    launch: Launch | None = None
     """None of a chunk, and of what another task reads."""
-    number: int
-    """In the order in which they began, which decides between equal ends."""
-    left_s: float
-    """What it would still take alone, at `since_s`."""
-    since_s: float
-    end_s: float
     reading: "_Running | None" = None
     """What it reads meanwhile, before whose end it does not end."""
+    row: str = ""
+    number: int = 0
+    """In the order in which they began, which decides between equal ends."""
+    start_s: float = 0.0
+    left_s: float = 0.0
+    """What it would still take alone, at `since_s`."""
+    since_s: float = 0.0
+    end_s: float = 0.0
 
     @property
     def over_s(self) -> float:
@@ -146,11 +147,8 @@ class _Lane:
         self.device = device
 
     @property
-    def free_row(self) -> str | None:
-        if len(self.running) == len(self.free_s):
-            return None
-        taken = {one.row for one in self.running}
-        return next((row for row in self.free_s if row not in taken), None)
+    def is_full(self) -> bool:
+        return len(self.running) == len(self.free_s)
 
     def can_begin_task(self) -> bool:
         """Launched tasks run one after the other."""
@@ -160,6 +158,11 @@ class _Lane:
         return self.stream.next_chunk() if self.stream else None
 
     def begin(self, one: _Running) -> None:
+        """On a row that is free."""
+        taken = {other.row for other in self.running}
+        one.row = next(row for row in self.free_s if row not in taken)
+        if one.start_s <= self.free_s[one.row]:
+            one.waited_for = None
         self.running.append(one)
         self.device.begin(one)
 
@@ -272,7 +275,7 @@ class Simulator(Lanes):
     def _start(self, lane: _Lane) -> None:
         """As much as the lane has room for: the next task, or a chunk where that one cannot start
         yet."""
-        while (lane.waiting or lane.stream) and (row := lane.free_row) is not None:
+        while (lane.waiting or lane.stream) and not lane.is_full:
             found = take_next(
                 lane.waiting,
                 lambda task: lane.can_begin_task() and self._can_start(task),
@@ -281,58 +284,34 @@ class Simulator(Lanes):
             )
             if found is None:
                 return
-            self._begin(lane, row, found)
+            self._run(lane, self._taken(lane, found))
 
     def _can_start(self, task: Task) -> bool:
         return all(other in self._ended_s for other in task.after)
 
-    def _begin(self, lane: _Lane, row: str, found: Task | Chunk) -> None:
+    def _taken(self, lane: _Lane, found: Task | Chunk) -> _Running:
         if isinstance(found, Task):
-            reading = self._read_beside(found) if found.kind is self._reading else None
             launch = self._pending[found]
-            reason = last_awaited(found, self._ended_s, launch)
-            slots = self._driver.slots_of(found)
-            self._run(lane, row, found, reason, slots=slots, launch=launch, reading=reading)
-            return
+            return _Running(
+                found,
+                last_awaited(found, self._ended_s, launch),
+                self._driver.slots_of(found),
+                launch=launch,
+                reading=self._read_beside(found) if found.kind is self._reading else None,
+            )
         assert lane.stream is not None, "chunks come from a stream"
-        task = lane.stream.task_of(found)
-        self._run(lane, row, task, FREE_SLOT, slots=(found.slot,), chunk=found)
+        return _Running(lane.stream.task_of(found), FREE_SLOT, (found.slot,), chunk=found)
 
     def _read_beside(self, task: Task) -> _Running:
         """Experts of a page that live on disk come through main memory."""
         fetch = Task(Kind.FETCH, task.step, page=task.page or 0, num_pages=task.num_pages)
         lane = self._lanes[lane_of(fetch.kind, self._setup.compute).name]
-        row = lane.free_row
-        assert row is not None, "a disk is read for one page at a time"
-        return self._run(lane, row, fetch, str(task))
+        assert not lane.is_full, "a disk is read for one page at a time"
+        return self._run(lane, _Running(fetch, str(task)))
 
-    def _run(
-        self,
-        lane: _Lane,
-        row: str,
-        task: Task,
-        reason: str,
-        *,
-        slots: tuple[int, ...] = (),
-        chunk: Chunk | None = None,
-        launch: Launch | None = None,
-        reading: _Running | None = None,
-    ) -> _Running:
-        """From now on, on a row of a lane that is free; `reason` says what it has waited for."""
-        one = _Running(
-            task=task,
-            row=row,
-            start_s=self._now_s,
-            slots=slots,
-            waited_for=reason if self._now_s > lane.free_s[row] else None,
-            chunk=chunk,
-            launch=launch,
-            number=len(self._begun),
-            left_s=self._world.seconds(task),
-            since_s=self._now_s,
-            end_s=self._now_s,
-            reading=reading,
-        )
+    def _run(self, lane: _Lane, one: _Running) -> _Running:
+        one.number, one.start_s = len(self._begun), self._now_s
+        one.left_s = self._world.seconds(one.task)
         self._begun.append(one)
         lane.begin(one)
         return one
