@@ -149,7 +149,7 @@ def test_passes_whose_contexts_have_grown_much_are_not_counted_together() -> Non
 def test_sequences_that_begin_together_need_whole_pages_at_their_end() -> None:
     """Of 37 tokens three each, not two and a part."""
     workload = Workload.uniform(prompt_tokens=15, new_tokens=22, num_sequences=3331)
-    held = sequences_held(workload, policy(3331, 24_576, num_kv_pages=9917), within=2.2)
+    held = sequences_held(workload, 9917, within=2.2)
     assert held == pytest.approx(9917 / 3)
 
 
@@ -175,7 +175,7 @@ def test_the_objective_of_the_milp_is_near_what_the_replay_says(
 def test_a_job_smaller_than_a_pass_is_planned_for_whole_passes(total: int, new: int) -> None:
     """One of thousands of tokens would have room for them that nothing needs, and reads as much."""
     workload = Workload.uniform(prompt_tokens=77, new_tokens=new, num_sequences=total)
-    phases = phases_of(workload, policy(8, 4096))
+    phases = phases_of(workload, policy(8, 4096).room)
     num_passes = sum(phase.num_passes for phase in phases) * total
     assert num_passes == pytest.approx(new)
     tokens = sum(phase.num_passes * phase.load.prompt_tokens for phase in phases)
@@ -202,7 +202,7 @@ def test_rough_loads_begin_prompts_as_often_as_all_passes_do(prompt: int) -> Non
         for loads in (
             job_loads(workload, one),
             rough_loads(workload, one),
-            [(2000 * phase.num_passes, phase.load) for phase in phases_of(workload, one)],
+            [(2000 * phase.num_passes, phase.load) for phase in phases_of(workload, one.room)],
         )
     )
     assert rough == pytest.approx(exact, rel=0.25)
@@ -314,7 +314,7 @@ def test_no_candidate_is_much_better_when_replayed() -> None:
 
 def test_phases_count_the_passes_of_a_job() -> None:
     workload = Workload.uniform(prompt_tokens=64, new_tokens=32, num_sequences=16)
-    phases = phases_of(workload, policy(16, 1024))
+    phases = phases_of(workload, policy(16, 1024).room)
     passes = 16 * sum(phase.num_passes for phase in phases)
     assert passes == pytest.approx(33, abs=1)
 
@@ -323,7 +323,7 @@ def test_phases_count_the_passes_of_a_job() -> None:
 def test_phases_know_that_the_longest_answers_begin_first(batch: int, tokens: int) -> None:
     workload = workload_of([(150, 80 if i % 20 == 0 else 18) for i in range(200)], total=6000)
     one = policy(batch, tokens)
-    passes = 6000 * sum(phase.num_passes for phase in phases_of(workload, one))
+    passes = 6000 * sum(phase.num_passes for phase in phases_of(workload, one.room))
     assert passes == pytest.approx(sum(n for n, _ in job_loads(workload, one)), rel=0.05)
 
 
@@ -334,7 +334,7 @@ def test_phases_know_that_short_answers_keep_their_places_for_whole_passes(
 ) -> None:
     workload = Workload.uniform(prompt_tokens=10, new_tokens=new, num_sequences=239)
     one = policy(batch, 4096, num_kv_pages=batch)
-    passes = 239 * sum(phase.num_passes for phase in phases_of(workload, one))
+    passes = 239 * sum(phase.num_passes for phase in phases_of(workload, one.room))
     assert passes == pytest.approx(sum(n for n, _ in job_loads(workload, one)), rel=0.05)
 
 
@@ -345,7 +345,7 @@ def test_phases_know_how_few_sequences_the_last_round_has(batch: int, tokens: in
     alone have as few as they have."""
     workload = Workload.uniform(prompt_tokens=512, new_tokens=256, num_sequences=2000)
     one = policy(batch, tokens, num_kv_pages=batch * 48)
-    phases = [(2000 * phase.num_passes, phase.load) for phase in phases_of(workload, one)]
+    phases = [(2000 * phase.num_passes, phase.load) for phase in phases_of(workload, one.room)]
     exact = job_loads(workload, one)
     assert sum(n for n, _ in phases) == pytest.approx(sum(n for n, _ in exact), rel=0.02)
     unlike, unlike_exact = (

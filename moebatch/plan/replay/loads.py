@@ -66,7 +66,7 @@ def rough_work(workload: Workload, policy: Policy) -> float:
     pass costs as much as many sequences in it; those in which none begins or ends are one."""
     caps = _caps(workload, policy)
     count, by = _num_replayed(workload, caps), _tokens_for_one(workload, caps)
-    full, *others = (phase.num_passes * count / by for phase in phases_of(workload, policy))
+    full, *others = (phase.num_passes * count / by for phase in phases_of(workload, policy.room))
     places = caps.sequences / _places_for_one(workload, caps)
     return (full + min(count, sum(others))) * (places + _WORK_OF_PASS)
 

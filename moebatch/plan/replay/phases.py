@@ -16,7 +16,7 @@ from typing import NamedTuple
 from moebatch.layout.admission import AHEAD_TOKENS
 from moebatch.layout.load import PassLoad
 from moebatch.layout.scratch import PROMPT_ROWS
-from moebatch.spec.policy.policy import PAGE_TOKENS, Policy, pages_of
+from moebatch.spec.policy.policy import PAGE_TOKENS, pages_of
 from moebatch.spec.workload import Workload
 
 _FEW_WAVES = 4
@@ -31,18 +31,18 @@ class Phase(NamedTuple):
     load: PassLoad
 
 
-def phases_of(workload: Workload, policy: Policy) -> tuple[Phase, ...]:
-    """Full and decoding passes of a job under mixed batching, per sequence.
+def phases_of(workload: Workload, room: tuple[int, int, int]) -> tuple[Phase, ...]:
+    """Full and decoding passes of a job under mixed batching, per sequence, in a policy's room.
 
     A job without a number of sequences has neither a beginning nor an end.
     """
     total = workload.num_sequences
     prompt, steps = workload.mean_own_tokens, _steps(workload, workload.mean_new_tokens)
-    tokens = policy.tokens_per_pass
-    places = min(policy.batch_size, total or inf, sequences_held(workload, policy))
+    batch_size, tokens, pages = room
+    places = min(batch_size, total or inf, sequences_held(workload, pages))
     waves, in_full, filling = _filled(workload, places, tokens)
     if filling < steps and _ends_together(workload):
-        places = min(places, sequences_held(workload, policy, within=filling))
+        places = min(places, sequences_held(workload, pages, within=filling))
         waves, in_full, filling = _filled(workload, places, tokens)
     # A job has whole passes, however little there is to take in.
     at_start = 0.0 if total is None else max(1.0, filling)
@@ -95,8 +95,8 @@ def _filled(workload: Workload, places: float, tokens: int) -> tuple[float, floa
     return waves, in_full, places * workload.mean_own_tokens / max(1.0, tokens - in_full)
 
 
-def sequences_held(workload: Workload, policy: Policy, *, within: float | None = None) -> float:
-    """Sequences in the middle of their answers that the pages of a policy hold, half of a last page
+def sequences_held(workload: Workload, pages: int, *, within: float | None = None) -> float:
+    """Sequences in the middle of their answers that so many pages hold, half of a last page
     counted; what they share is held once. All of it where sequences are alike and so near to each
     other that they hardly begin a page.
 
@@ -115,7 +115,7 @@ def sequences_held(workload: Workload, policy: Policy, *, within: float | None =
         last = ceil(workload.mean_own_tokens) + ceil(workload.mean_new_tokens)
         ends = range(last - max(1, ceil(apart)) + 1, last + 1)
         each = mean(pages_of(min(end, workload.most_cached)) for end in ends)
-    return max(1.0, (policy.num_kv_pages - shared / PAGE_TOKENS) / each)
+    return max(1.0, (pages - shared / PAGE_TOKENS) / each)
 
 
 def _passes_at_end(workload: Workload, total: int, filling: float) -> float:

@@ -96,12 +96,12 @@ def candidates(problem: Problem, *, slots: int = STREAMING_SLOTS) -> Iterator[Ca
     computed; and they, like keys and values, may live on that level only, or on lower ones too.
     """
     of_machine = _gpu_policies if problem.ladder.top == "vram" else _cpu_policies
-    phases: dict[tuple[int, int], tuple[Phase, ...]] = {}  # of all policies with as many tokens
+    phases: dict[tuple[int, int, int], tuple[Phase, ...]] = {}
     for policy, is_widest in of_machine(problem, (min(slots, problem.num_experts), 0)):
-        sizes = policy.batch_size, policy.tokens_per_pass
-        if sizes not in phases:
-            phases[sizes] = phases_of(problem.workload, policy)
-        yield from _kinds(problem, policy, phases[sizes], is_widest=is_widest)
+        room = policy.room
+        if room not in phases:
+            phases[room] = phases_of(problem.workload, room)
+        yield from _kinds(problem, policy, phases[room], is_widest=is_widest)
 
 
 def _cpu_policies(problem: Problem, slot_counts: Sequence[int]) -> Iterator[tuple[Policy, bool]]:

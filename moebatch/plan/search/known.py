@@ -105,11 +105,9 @@ class Known:
         return [(one.num_passes, self._cost_of(one.load, policy)) for one in phases]
 
     def _phases_of(self, policy: Policy) -> tuple[Phase, ...]:
-        """Those of all policies with as much room for sequences and tokens."""
-        key = policy.batch_size, policy.tokens_per_pass, policy.num_kv_pages
-        found = self._phases.get(key)
+        found = self._phases.get(policy.room)
         if found is None:
-            found = self._phases[key] = phases_of(self._problem.workload, policy)
+            found = self._phases[policy.room] = phases_of(self._problem.workload, policy.room)
         return found
 
     def replayed_s(self, policy: Policy, *, most: int = FEW_LOADS) -> float:

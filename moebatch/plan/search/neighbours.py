@@ -283,7 +283,7 @@ def _slot_counts(num_slots: int) -> Iterator[int]:
 
 def _slots_never_full(problem: Problem, policy: Policy) -> int:
     """In passes of which there are most; two at least, as anywhere."""
-    usual = max(phases_of(problem.workload, policy), key=lambda phase: phase.num_passes)
+    usual = max(phases_of(problem.workload, policy.room), key=lambda phase: phase.num_passes)
     return max(FEWEST_SLOTS, problem.cost_of(usual.load, policy).slots_never_full)
 
 

@@ -170,7 +170,7 @@ def _way(policy: Policy, *, keeps_on_disk: bool) -> tuple[str, bool, bool, bool]
 
 
 def _held(problem: Problem, policy: Policy) -> float:
-    return min(policy.batch_size, sequences_held(problem.workload, policy))
+    return min(policy.batch_size, sequences_held(problem.workload, policy.num_kv_pages))
 
 
 def best_seconds(screened: Sequence[Screened]) -> float:

@@ -60,5 +60,5 @@ def _pages_within(room: int, kinds: Sequence[CachePages], most: int) -> int:
 
 def _without_idle_places(problem: Problem, policy: Policy) -> Policy:
     """No more sequences, all alike, than the pages hold at any time."""
-    most = ceil(sequences_held(problem.workload, policy) * _BESIDE)
+    most = ceil(sequences_held(problem.workload, policy.num_kv_pages) * _BESIDE)
     return with_batch(policy, min(policy.batch_size, most))

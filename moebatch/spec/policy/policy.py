@@ -197,6 +197,11 @@ class Policy(OpenPolicy):
         """Micro-batches of a full batch (M = N / mu)."""
         return -(-self.batch_size // self.micro_batch_size)
 
+    @property
+    def room(self) -> tuple[int, int, int]:
+        """Sequences and tokens of a pass, and pages: all that decides how a job goes on."""
+        return self.batch_size, self.tokens_per_pass, self.num_kv_pages
+
     def kv_levels(self, num_layers: int) -> tuple[LevelName, ...]:
         """Where keys and values of each layer live."""
         return kv_levels(self.kv_cache, num_layers)
