@@ -31,7 +31,7 @@ from moebatch.spec.model.recurrence import (
 )
 from tests.model import oracle
 from tests.model.driver import Driver, read_tensors
-from tests.model.test_oracle import assert_same
+from tests.model.test_oracle import assert_as_transformers
 from tests.native import kernels
 from tests.tiny import write_checkpoint
 
@@ -258,11 +258,9 @@ def test_prompts_may_be_cut_anywhere(
 ) -> None:
     monkeypatch.setenv(loader.SWITCH, native)
     folder = tiny_checkpoint(family)
-    model = oracle.load(folder)
-    for seq in Driver(folder).generate(
-        oracle.prompts(lengths=(1, 2, 3, 100)), 5, slice_tokens=slice_tokens
-    ):
-        assert_same(seq, *oracle.greedy(model, seq.prompt, 5))
+    assert_as_transformers(
+        Driver(folder), 5, prompts=oracle.prompts(lengths=(1, 2, 3, 100)), slice_tokens=slice_tokens
+    )
 
 
 @pytest.mark.parametrize("native", WAYS)
@@ -280,8 +278,10 @@ def test_channels_that_fade_by_all_they_are_stay_numbers(
         if name.endswith("A_log"):
             tensor += torch.tensor([-6.0, 0.0, 3.0, 5.0]).view(tensor.shape)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    model = oracle.load(folder)
+    assert_long_prompts_are_answered_as_by_transformers(folder, slice_tokens)
+
+
+def assert_long_prompts_are_answered_as_by_transformers(folder: Path, slice_tokens: int) -> None:
     limits = Limits(pass_tokens=1213, micro_batch_tokens=1213, context_tokens=703, gather_rows=64)
-    prompts = oracle.prompts(lengths=(600, 333))
-    for seq in Driver(folder, limits=limits).generate(prompts, 8, slice_tokens=slice_tokens):
-        assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
+    prompts, driver = oracle.prompts(lengths=(600, 333)), Driver(folder, limits=limits)
+    assert_as_transformers(driver, prompts=prompts, slice_tokens=slice_tokens)

@@ -27,7 +27,7 @@ from moebatch.spec.model.models import load_model
 from tests.model import oracle
 from tests.model.driver import Driver, Seq
 from tests.model.test_native_attention import DTYPES, KERNELS, TOLERANCE
-from tests.model.test_oracle import assert_same
+from tests.model.test_oracle import assert_as_transformers
 from tests.model.ways import ApartDriver, CgoPipeDriver
 from tests.tiny import LATENT
 
@@ -70,9 +70,9 @@ def test_long_prompts(
         "deepseek_v3", max_position_embeddings=1024, num_hidden_layers=2, **options
     )
     prompts = oracle.prompts(lengths=(700, 508, 5))
-    model = oracle.load(folder)
-    for seq in Driver(folder, limits=LONG).generate(prompts, 3, slice_tokens=slice_tokens):
-        assert_same(seq, *oracle.greedy(model, seq.prompt, 3))
+    assert_as_transformers(
+        Driver(folder, limits=LONG), 3, prompts=prompts, slice_tokens=slice_tokens
+    )
 
 
 @pytest.mark.few(2)
@@ -91,8 +91,7 @@ def test_where_attention_has_no_weights_it_meets_latents_alone(
         return plan(spans, attention_device=torch.device("cpu"))
 
     monkeypatch.setattr(planner, "plan", elsewhere)
-    for seq in driver.generate(oracle.prompts(), 8, slice_tokens=7, micro_batch=3, stagger=2):
-        assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
+    assert_as_transformers(driver, model=model, slice_tokens=7, micro_batch=3, stagger=2)
 
 
 def test_slices_are_expanded_where_that_is_less_work() -> None:
@@ -150,9 +149,7 @@ def test_with_8_bits_and_sinks_kernels_say_what_torch_says(
 
 def test_a_window_as_long_as_a_sequence_changes_nothing(tiny_checkpoint: Checkpoint) -> None:
     folder = tiny_checkpoint("deepseek_v2")
-    model = oracle.load(folder)
-    for seq in Driver(folder, sink_window=SinkWindow(4, 500)).generate(oracle.prompts(), 6):
-        assert_same(seq, *oracle.greedy(model, seq.prompt, 6))
+    assert_as_transformers(Driver(folder, sink_window=SinkWindow(4, 500)), 6)
 
 
 @pytest.mark.parametrize("slice_tokens", [3, 7, 29, 1000])
@@ -196,8 +193,7 @@ def test_layers_that_guess_ahead_are_not_read(tmp_path: Path) -> None:
     tensors[behind + "eh_proj.weight"] = torch.zeros(32, 64)
     save_file(tensors, path, metadata={"format": "pt"})
     tiny.edit_config(folder, num_nextn_predict_layers=1, num_mtp_layers=None)
-    for seq in Driver(folder).generate(oracle.prompts(), 4):
-        assert_same(seq, *oracle.greedy(model, seq.prompt, 4))
+    assert_as_transformers(Driver(folder), 4, model=model)
 
 
 @pytest.mark.skipif(not isinstance(KERNELS, Kernels), reason=f"no kernels: {KERNELS}")

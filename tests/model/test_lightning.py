@@ -8,13 +8,13 @@ import torch
 from transformers.models.minimax import modeling_minimax
 from transformers.models.minimax_m2 import modeling_minimax_m2
 
-from moebatch.layout.scratch import Limits
 from moebatch.model.native import loader
 from moebatch.spec.model.models import load_model
 from moebatch.spec.model.recurrence import LightningAttention
 from tests.model import oracle
 from tests.model.driver import Driver
-from tests.model.test_oracle import NUM_NEW, assert_same
+from tests.model.test_gated_delta import assert_long_prompts_are_answered_as_by_transformers
+from tests.model.test_oracle import assert_as_transformers
 from tests.native import kernels
 from tests.tiny import edit_config, write_checkpoint
 
@@ -69,8 +69,7 @@ def test_as_it_is_released(
         shared_intermediate_size=0,
         shared_moe_mode="sigmoid",
     )
-    for seq in Driver(folder).generate(oracle.prompts(), NUM_NEW, slice_tokens=7):
-        assert_same(seq, *oracle.greedy(model, seq.prompt, NUM_NEW))
+    assert_as_transformers(Driver(folder), model=model, slice_tokens=7)
 
 
 def test_files_that_say_nothing_of_positions(tmp_path: Path) -> None:
@@ -79,8 +78,7 @@ def test_files_that_say_nothing_of_positions(tmp_path: Path) -> None:
     edit_config(folder, rope_parameters=None)
     model = oracle.load(folder)
     assert model.config.rope_parameters["rope_theta"] == 1e6
-    for seq in Driver(folder).generate(oracle.prompts(), NUM_NEW):
-        assert_same(seq, *oracle.greedy(model, seq.prompt, NUM_NEW))
+    assert_as_transformers(Driver(folder), model=model)
 
 
 @pytest.mark.parametrize("native", WAYS)
@@ -98,11 +96,7 @@ def test_heads_of_all_layers_fade_as_fast_as_those_of_transformers(
         num_hidden_layers=5,
         layer_types=[*3 * ["linear_attention"], "full_attention", "linear_attention"],
     )
-    model = oracle.load(folder)
-    limits = Limits(pass_tokens=1213, micro_batch_tokens=1213, context_tokens=703, gather_rows=64)
-    prompts = oracle.prompts(lengths=(600, 333))
-    for seq in Driver(folder, limits=limits).generate(prompts, 8, slice_tokens=slice_tokens):
-        assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
+    assert_long_prompts_are_answered_as_by_transformers(folder, slice_tokens)
 
 
 def test_fading_of_the_released_model() -> None:

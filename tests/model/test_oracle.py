@@ -47,12 +47,7 @@ def test_greedy_tokens_are_those_of_transformers(case: str, tiny_checkpoint: Che
     """Prompts in slices of seven, joining one by one, mixed with decoding, three to a batch."""
     family, options = CASES[case]
     folder = tiny_checkpoint(family, **options)
-    model = oracle.load(folder)
-    seqs = Driver(folder).generate(
-        oracle.prompts(), NUM_NEW, slice_tokens=7, micro_batch=3, stagger=2
-    )
-    for seq in seqs:
-        assert_same(seq, *oracle.greedy(model, seq.prompt, NUM_NEW))
+    assert_as_transformers(Driver(folder), slice_tokens=7, micro_batch=3, stagger=2)
 
 
 @pytest.mark.few(family=tiny.CACHED_APART)
@@ -60,9 +55,7 @@ def test_greedy_tokens_are_those_of_transformers(case: str, tiny_checkpoint: Che
 def test_whole_prompts_at_once(family: str, tiny_checkpoint: Checkpoint) -> None:
     """No slices: causal attention without a mask."""
     folder = tiny_checkpoint(family)
-    model = oracle.load(folder)
-    for seq in Driver(folder).generate(oracle.prompts(), 4, shuffled=False):
-        assert_same(seq, *oracle.greedy(model, seq.prompt, 4))
+    assert_as_transformers(Driver(folder), 4, shuffled=False)
 
 
 @pytest.mark.few()
@@ -81,9 +74,9 @@ def test_long_prompts(window: int | None, slice_tokens: int, tiny_checkpoint: Ch
         expert_rows=500,
     )
     prompts = oracle.prompts(lengths=(700, 513))
-    model = oracle.load(folder)
-    for seq in Driver(folder, limits=limits).generate(prompts, 3, slice_tokens=slice_tokens):
-        assert_same(seq, *oracle.greedy(model, seq.prompt, 3))
+    assert_as_transformers(
+        Driver(folder, limits=limits), 3, prompts=prompts, slice_tokens=slice_tokens
+    )
 
 
 @pytest.mark.few(family=("mixtral", "deepseek_v3"))
@@ -119,9 +112,7 @@ def test_bfloat16_is_as_close_to_float32_as_transformers(
 @pytest.mark.parametrize("fused", [False, True])
 def test_stored_bfloat16_computed_in_float32(fused: bool, tiny_checkpoint: Checkpoint) -> None:
     folder = tiny_checkpoint("qwen2_moe", dtype="bfloat16", fused=fused)
-    model = oracle.load(folder)
-    for seq in Driver(folder).generate(oracle.prompts(), 8):
-        assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
+    assert_as_transformers(Driver(folder))
 
 
 def test_kimi_linear_as_it_is_released(tmp_path: Path) -> None:
@@ -150,9 +141,7 @@ def test_kimi_linear_as_it_is_released(tmp_path: Path) -> None:
         tensors[name] = tensor
     assert "model.layers.0.mlp.down_proj.weight" in tensors
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    model = oracle.load(folder)
-    for seq in Driver(folder).generate(oracle.prompts(), NUM_NEW, slice_tokens=7):
-        assert_same(seq, *oracle.greedy(model, seq.prompt, NUM_NEW))
+    assert_as_transformers(Driver(folder), slice_tokens=7)
 
 
 def test_ling_as_it_is_released(tmp_path: Path) -> None:
@@ -225,8 +214,7 @@ def test_kimi_k2_5_as_it_is_released(tmp_path: Path) -> None:
         text_config=text | {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "kimi_k2"},
     )
     assert any(name.startswith("language_model.model.") for name in read_tensors(folder))
-    for seq in Driver(folder).generate(oracle.prompts(), NUM_NEW, slice_tokens=7):
-        assert_same(seq, *oracle.greedy(model, seq.prompt, NUM_NEW))
+    assert_as_transformers(Driver(folder), model=model, slice_tokens=7)
 
 
 def test_internvl_as_it_is_released(tmp_path: Path) -> None:
@@ -241,8 +229,7 @@ def test_internvl_as_it_is_released(tmp_path: Path) -> None:
         llm_config=config["text_config"],
         text_config=None,
     )
-    for seq in Driver(folder).generate(oracle.prompts(), NUM_NEW, slice_tokens=7):
-        assert_same(seq, *oracle.greedy(model, seq.prompt, NUM_NEW))
+    assert_as_transformers(Driver(folder), model=model, slice_tokens=7)
 
 
 def test_rope_as_older_files_spell_it(tmp_path: Path) -> None:
@@ -252,8 +239,7 @@ def test_rope_as_older_files_spell_it(tmp_path: Path) -> None:
     tiny.edit_config(folder, rope_parameters=None, rope_theta=777.0, rope_scaling=scaling)
     model = oracle.load(folder)
     assert model.config.rope_parameters["rope_theta"] == 777.0
-    for seq in Driver(folder).generate(oracle.prompts(), 8):
-        assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
+    assert_as_transformers(Driver(folder), model=model)
 
 
 def test_the_length_that_longrope_begins_at_may_stand_beside_its_parameters(tmp_path: Path) -> None:
@@ -265,8 +251,7 @@ def test_the_length_that_longrope_begins_at_may_stand_beside_its_parameters(tmp_
     )
     model = oracle.load(folder)
     assert model.config.rope_parameters["original_max_position_embeddings"] == 32
-    for seq in Driver(folder).generate(oracle.prompts(), 8):
-        assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
+    assert_as_transformers(Driver(folder), model=model)
 
 
 @pytest.mark.parametrize(
@@ -293,8 +278,7 @@ def test_text_models_in_checkpoints_that_hold_others_beside_them(
     config = {"architectures": [architecture], "model_type": family, "text_config": text}
     config["tie_word_embeddings"] = text["tie_word_embeddings"]
     (whole / "config.json").write_text(json.dumps(config))
-    for seq in Driver(whole).generate(oracle.prompts(), 8, slice_tokens=7):
-        assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
+    assert_as_transformers(Driver(whole), model=model, slice_tokens=7)
 
 
 def test_the_thinker_of_qwen3_omni_lies_beside_what_speaks(tmp_path: Path) -> None:
@@ -317,8 +301,7 @@ def test_the_thinker_of_qwen3_omni_lies_beside_what_speaks(tmp_path: Path) -> No
         "talker_config": {"text_config": {"hidden_size": 7}},
     }
     (whole / "config.json").write_text(json.dumps(config))
-    for seq in Driver(whole).generate(oracle.prompts(), NUM_NEW, slice_tokens=7):
-        assert_same(seq, *oracle.greedy(model, seq.prompt, NUM_NEW))
+    assert_as_transformers(Driver(whole), model=model, slice_tokens=7)
 
 
 def test_rotary_parameters_of_gemma_that_are_null_are_the_usual_ones(tmp_path: Path) -> None:
@@ -326,9 +309,7 @@ def test_rotary_parameters_of_gemma_that_are_null_are_the_usual_ones(tmp_path: P
     path = folder / "config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps(config | {"rope_parameters": None}))
-    model = oracle.load(folder)
-    for seq in Driver(folder).generate(oracle.prompts(), 4):
-        assert_same(seq, *oracle.greedy(model, seq.prompt, 4))
+    assert_as_transformers(Driver(folder), 4)
     for kinds in ({"full_attention": None}, {"full_attention": {"rope_type": "default"}}):
         rotary = config["rope_parameters"] | kinds
         path.write_text(json.dumps(config | {"rope_parameters": rotary}))
@@ -358,8 +339,7 @@ def test_dots3_as_it_is_released(tmp_path: Path) -> None:
     save_file(tensors | ahead, folder / "model.safetensors", metadata={"format": "pt"})
     model = oracle.load(folder)
     assert model.config.text_config.layer_types[0] == "indexed_attention"
-    for seq in Driver(folder).generate(oracle.prompts(), NUM_NEW, slice_tokens=7):
-        assert_same(seq, *oracle.greedy(model, seq.prompt, NUM_NEW))
+    assert_as_transformers(Driver(folder), model=model, slice_tokens=7)
 
 
 def test_nemotron_as_released_files_spell_it(tmp_path: Path) -> None:
@@ -379,8 +359,7 @@ def test_nemotron_as_released_files_spell_it(tmp_path: Path) -> None:
     assert "backbone.layers.4.mixer.experts.7.up_proj.weight" in tensors
     ahead = {"mtp.layers.0.mixer.q_proj.weight": torch.ones(3, 5)}
     save_file(tensors | ahead, folder / "model.safetensors")
-    for seq in Driver(folder).generate(oracle.prompts(), 8, slice_tokens=7):
-        assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
+    assert_as_transformers(Driver(folder), model=model, slice_tokens=7)
 
 
 def test_longcat_needs_no_matrices_of_what_computes_nothing(tmp_path: Path) -> None:
@@ -395,8 +374,7 @@ def test_longcat_needs_no_matrices_of_what_computes_nothing(tmp_path: Path) -> N
     }
     ahead = {"model.mtp.layers.0.eh_proj.weight": torch.ones(3, 5)}
     save_file(tensors | ahead, folder / "model.safetensors")
-    for seq in Driver(folder).generate(oracle.prompts(), 8, slice_tokens=7):
-        assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
+    assert_as_transformers(Driver(folder), model=model, slice_tokens=7)
 
 
 def test_llama_without_chunks_sees_everything(tmp_path: Path) -> None:
@@ -406,9 +384,7 @@ def test_llama_without_chunks_sees_everything(tmp_path: Path) -> None:
     config = json.loads(path.read_text()) | {"attention_chunk_size": None}
     del config["layer_types"]
     path.write_text(json.dumps(config))
-    model = oracle.load(folder)
-    for seq in Driver(folder).generate(oracle.prompts(), 8, slice_tokens=7):
-        assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
+    assert_as_transformers(Driver(folder), slice_tokens=7)
 
 
 def test_rope_as_released_files_of_dbrx_spell_it(tmp_path: Path) -> None:
@@ -417,8 +393,7 @@ def test_rope_as_released_files_of_dbrx_spell_it(tmp_path: Path) -> None:
     model = oracle.load(folder)
     assert model.config.rope_parameters["rope_theta"] == 5000.0
     tiny.edit_config(folder, rope_parameters=None)
-    for seq in Driver(folder).generate(oracle.prompts(), 8):
-        assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
+    assert_as_transformers(Driver(folder), model=model)
 
 
 def test_yarn_as_released_files_of_sarvam_spell_it(tmp_path: Path) -> None:
@@ -439,8 +414,7 @@ def test_yarn_as_released_files_of_sarvam_spell_it(tmp_path: Path) -> None:
     )
     model = oracle.load(folder)
     assert model.config.rope_parameters["rope_type"] == "yarn"
-    for seq in Driver(folder).generate(oracle.prompts(), 8):
-        assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
+    assert_as_transformers(Driver(folder), model=model)
 
 
 def test_released_files_of_axk1_correct_no_choice_and_hold_norms_that_are_not_used(
@@ -453,9 +427,7 @@ def test_released_files_of_axk1_correct_no_choice_and_hold_norms_that_are_not_us
     norm = "model.layers.{}.post_mlp_layernorm.weight"
     tensors[norm.format(1)] = 3 * tensors[norm.format(0)]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    model = oracle.load(folder)
-    for seq in Driver(folder).generate(oracle.prompts(), 8, slice_tokens=7):
-        assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
+    assert_as_transformers(Driver(folder), slice_tokens=7)
     del tensors[norm.format(0)]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=r"layers\.0\.post_mlp_layernorm"):
@@ -478,8 +450,7 @@ def test_layers_of_mimo_as_released_files_spell_them(tmp_path: Path) -> None:
     model = oracle.load(folder)
     assert model.config.sliding_window == 6
     assert model.config.rope_parameters["full_attention"]["rope_theta"] == 5e6
-    for seq in Driver(folder).generate(oracle.prompts(), 8, slice_tokens=7):
-        assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
+    assert_as_transformers(Driver(folder), model=model, slice_tokens=7)
 
 
 def test_step_as_it_is_released(tmp_path: Path) -> None:
@@ -538,8 +509,7 @@ def test_step_as_it_is_released(tmp_path: Path) -> None:
     }
     (folder / "model.safetensors").unlink()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    for seq in Driver(folder).generate(oracle.prompts(), 8, slice_tokens=7):
-        assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
+    assert_as_transformers(Driver(folder), model=model, slice_tokens=7)
 
 
 def test_long_factors_and_scales_are_for_long_sequences(
@@ -562,8 +532,7 @@ def test_long_factors_and_scales_are_for_long_sequences(
     prompts = oracle.prompts(lengths=(5, 30, 40))
     forgetful = [oracle.greedy(model, prompt, 6)[0] for prompt in prompts]
     monkeypatch.setattr(Rotary, "forward", knowing)
-    for seq in Driver(folder).generate(prompts, 6, slice_tokens=7):
-        assert_same(seq, *oracle.greedy(model, seq.prompt, 6))
+    assert_as_transformers(Driver(folder), 6, model=model, prompts=prompts, slice_tokens=7)
     assert forgetful != [oracle.greedy(model, prompt, 6)[0] for prompt in prompts]
 
 
@@ -579,18 +548,28 @@ def test_rotary_parameters_of_other_families_are_passed_over(
     folder = tiny_checkpoint(
         "mixtral", head_dim=8, max_position_embeddings=128, rope_parameters=parameters
     )
-    model = oracle.load(folder)
-    for seq in Driver(folder).generate(oracle.prompts(), 4):
-        assert_same(seq, *oracle.greedy(model, seq.prompt, 4))
+    assert_as_transformers(Driver(folder), 4)
 
 
 def test_tied_in_config_but_another_head_in_file(tmp_path: Path) -> None:
     """transformers then believes the file; so do we."""
     folder = tiny.write_checkpoint(tmp_path, "olmoe")
     tiny.edit_config(folder, tie_word_embeddings=True)
-    model = oracle.load(folder)
-    for seq in Driver(folder).generate(oracle.prompts(), 8):
-        assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
+    assert_as_transformers(Driver(folder))
+
+
+def assert_as_transformers(
+    driver: Driver,
+    num_new: int = NUM_NEW,
+    *,
+    model: Any = None,
+    prompts: list[list[int]] | None = None,
+    **cuts: int,
+) -> None:
+    """Greedy answers to prompts in such cuts are those of a model, or of the driver's folder."""
+    model = oracle.load(driver.folder) if model is None else model
+    for seq in driver.generate(prompts or oracle.prompts(), num_new, **cuts):
+        assert_same(seq, *oracle.greedy(model, seq.prompt, num_new))
 
 
 def assert_same(seq: Seq, tokens: list[int], logits: torch.Tensor) -> None:
