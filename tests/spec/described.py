@@ -23,6 +23,14 @@ def transformers(family: str, **entries: Any) -> Any:
         return CONFIG_MAPPING[family].from_dict(json.loads(json.dumps(entries)))
 
 
+def assert_as_many_layers(shape: ModelShape, config: Any) -> None:
+    """And as wide; experts are in those of transformers' that are sparse."""
+    assert (shape.num_layers, shape.hidden_size) == (config.num_hidden_layers, config.hidden_size)
+    kinds = getattr(config, "mlp_layer_types", ())
+    if "sparse" in kinds or "dense" in kinds:
+        assert shape.moe_layers == tuple(n for n, kind in enumerate(kinds) if kind == "sparse")
+
+
 @dataclass(frozen=True, slots=True)
 class Described:
     """Files of one family."""
@@ -59,6 +67,12 @@ class Described:
         if self.text is None:
             return transformers(self.family, **entries)
         return transformers(self.family, text_config=self._text(entries)).text_config
+
+    def both(self, **entries: Any) -> tuple[ModelShape, Any]:
+        """What we and what transformers make of one."""
+        shape, config = self.shape_of(**entries), self.transformers(**entries)
+        assert_as_many_layers(shape, config)
+        return shape, config
 
     def assert_tensors_are_those_of_transformers(self, **entries: Any) -> None:
         """But for those of experts, which are counted where all of them compute something."""

@@ -25,8 +25,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("entries", [{}, OTHERS])
 def test_configurations_mean_what_transformers_takes_them_for(entries: dict[str, Any]) -> None:
-    shape, config = shape_of(**entries), FAMILY.transformers(**entries)
-    assert (shape.num_layers, shape.hidden_size) == (config.num_hidden_layers, config.hidden_size)
+    shape, config = FAMILY.both(**entries)
     assert shape.moe_layers == tuple(range(shape.num_layers))
     assert (shape.num_experts, shape.experts_per_token) == (config.moe_num_experts, config.moe_topk)
     assert shape.expert_width == config.intermediate_size

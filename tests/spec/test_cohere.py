@@ -42,10 +42,7 @@ SIZES = {
     ],
 )
 def test_configurations_mean_what_transformers_takes_them_for(entries: dict[str, Any]) -> None:
-    shape, config = FAMILY.shape_of(**entries), FAMILY.transformers(**entries)
-    assert (shape.num_layers, shape.hidden_size) == (config.num_hidden_layers, config.hidden_size)
-    sparse = [n for n, kind in enumerate(config.mlp_layer_types) if kind == "sparse"]
-    assert list(shape.moe_layers) == sparse
+    shape, config = FAMILY.both(**entries)
     assert (shape.num_experts, shape.experts_per_token) == (
         config.num_experts,
         config.num_experts_per_tok,
@@ -54,7 +51,7 @@ def test_configurations_mean_what_transformers_takes_them_for(entries: dict[str,
     dense = config.prefix_dense_intermediate_size or width
     assert shape.expert_width == width
     assert shape.shared_expert_width == width * config.num_shared_experts
-    assert shape.dense_width == dense * (len(sparse) < shape.num_layers)
+    assert shape.dense_width == dense * (len(shape.moe_layers) < shape.num_layers)
     shares = config.num_shared_experts and config.shared_expert_combination_strategy == "average"
     assert shape.shared_scale == shape.router.scale == (0.5 if shares else 1.0)
     assert shape.router.scores == config.expert_selection_fn
@@ -70,7 +67,7 @@ def test_configurations_mean_what_transformers_takes_them_for(entries: dict[str,
     for layer, kind in enumerate(config.layer_types):
         attention = shape.attention_of(layer)
         assert isinstance(attention, GroupedAttention)
-        rotates = kind == SLIDING or (forced and layer not in sparse)
+        rotates = kind == SLIDING or (forced and layer not in shape.moe_layers)
         assert attention.rotary_dim == config.head_dim * rotates
         assert attention.rotates_neighbours
         assert (attention.num_heads, attention.num_kv_heads) == (

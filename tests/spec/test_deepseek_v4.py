@@ -49,8 +49,7 @@ SIZES = {
     ],
 )
 def test_configurations_mean_what_transformers_takes_them_for(entries: dict[str, Any]) -> None:
-    shape, config = shape_of(**entries), FAMILY.transformers(**entries)
-    assert (shape.num_layers, shape.hidden_size) == (config.num_hidden_layers, config.hidden_size)
+    shape, config = FAMILY.both(**entries)
     hashed = [n for n, kind in enumerate(config.mlp_layer_types) if kind == "hash_moe"]
     assert list(shape.hashed_layers) == hashed
     assert shape.num_experts == config.n_routed_experts

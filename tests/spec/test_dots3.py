@@ -9,7 +9,7 @@ from moebatch.spec.model.latent_attention import LatentAttention
 from moebatch.spec.model.models import load_model
 from moebatch.spec.model.shape import ModelShape
 from moebatch.spec.model.shape_reader import read_shape
-from tests.spec.described import Described, transformers
+from tests.spec.described import Described, assert_as_many_layers, transformers
 
 TEXT = Described("dots3_note_text", "Dots3NoteForCausalLM")
 OWN = {"architectures": ["Dots3NoteForConditionalGeneration"], "model_type": "dots3_note"}
@@ -84,9 +84,7 @@ def test_configurations_mean_what_transformers_takes_them_for(entries: dict[str,
     """Of the text alone, and of files with others beside it, in whose place text may lie."""
     config = transformers("dots3_note_text", **entries)
     shape = TEXT.shape_of(**entries)
-    assert (shape.num_layers, shape.hidden_size) == (config.num_hidden_layers, config.hidden_size)
-    sparse = [n for n, kind in enumerate(config.mlp_layer_types) if kind == "sparse"]
-    assert list(shape.moe_layers) == sparse
+    assert_as_many_layers(shape, config)
     assert shape.num_experts == config.n_routed_experts
     shared = config.n_shared_experts * config.shared_experts_intermediate_size
     assert shape.shared_expert_width == shared

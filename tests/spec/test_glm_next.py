@@ -12,9 +12,8 @@ from moebatch.spec.model.latent_attention import LatentAttention
 from moebatch.spec.model.recurrence import ChannelDelta
 from moebatch.spec.model.shape_reader import read_shape
 from tests import tiny
-from tests.model import oracle
 from tests.model.driver import Driver
-from tests.model.test_oracle import assert_same
+from tests.model.test_oracle import assert_as_transformers
 from tests.spec.described import Described
 
 FAMILY = Described("glm5_next", "Glm5NextForConditionalGeneration", "glm5_next_text")
@@ -38,11 +37,10 @@ shape_of = FAMILY.shape_of
     ],
 )
 def test_configurations_mean_what_transformers_takes_them_for(entries: dict[str, Any]) -> None:
-    shape, config = shape_of(**entries), FAMILY.transformers(**entries)
+    shape, config = FAMILY.both(**entries)
     recurrent = [n for n, kind in enumerate(config.layer_types) if kind == "linear_attention"]
     assert list(shape.recurrent_layers) == recurrent
-    sparse = [n for n, kind in enumerate(config.mlp_layer_types) if kind == "sparse"]
-    assert list(shape.moe_layers) == sparse and shape.num_experts == config.n_routed_experts
+    assert shape.num_experts == config.n_routed_experts
     attention, delta, streams = shape.attention, shape.recurrence, shape.streams
     assert isinstance(attention, LatentAttention) and isinstance(delta, ChannelDelta)
     assert (attention.rope_head_dim, attention.head_dim) == (0, config.qk_head_dim)
@@ -97,6 +95,4 @@ def test_rows_of_which_all_pools_are_chosen_need_no_indexer(tiny_checkpoint: Any
 def test_pools_of_one_token_are_that_token(tmp_path: Path) -> None:
     """Files hold what weighs tokens in pools all the same."""
     folder = tiny.write_checkpoint(tmp_path, "glm5_next", index_kpool=1)
-    model = oracle.load(folder)
-    for seq in Driver(folder).generate(oracle.prompts(), 8, slice_tokens=7):
-        assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
+    assert_as_transformers(Driver(folder), slice_tokens=7)

@@ -16,7 +16,7 @@ from moebatch.spec.model.shape_reader import read_shape
 from tests import tiny
 from tests.model import oracle
 from tests.model.driver import Driver, read_tensors
-from tests.model.test_oracle import assert_same
+from tests.model.test_oracle import assert_as_transformers
 from tests.spec.described import Described
 
 FAMILY = Described("hy_v4", "HYV4ForCausalLM")
@@ -53,10 +53,7 @@ SIZES = {
     ],
 )
 def test_configurations_mean_what_transformers_takes_them_for(entries: dict[str, Any]) -> None:
-    shape, config = shape_of(**entries), FAMILY.transformers(**entries)
-    assert (shape.num_layers, shape.hidden_size) == (config.num_hidden_layers, config.hidden_size)
-    sparse = [n for n, kind in enumerate(config.mlp_layer_types) if kind == "sparse"]
-    assert list(shape.moe_layers) == sparse
+    shape, config = FAMILY.both(**entries)
     assert shape.num_experts == config.n_routed_experts
     assert shape.shared_expert_width == config.n_shared_experts * config.moe_intermediate_size
     assert shape.router.scale == config.routed_scaling_factor
@@ -144,10 +141,8 @@ def test_names_of_released_files_are_read_as_transformers_reads_them(
     (folder / "model.safetensors").unlink()
     save_file(released, folder / "model.safetensors", metadata={"format": "pt"})
     assert not any("attn_hc" in name or ".sinks" in name for name in read_tensors(folder))
-    again = oracle.load(folder)
-    for seq in Driver(folder).generate(oracle.prompts(), 8, slice_tokens=7):
-        assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
-        assert_same(seq, *oracle.greedy(again, seq.prompt, 8))
+    assert_as_transformers(Driver(folder), model=model, slice_tokens=7)
+    assert_as_transformers(Driver(folder), slice_tokens=7)
 
 
 def test_streams_take_their_shares_as_they_are(tiny_checkpoint: Any) -> None:

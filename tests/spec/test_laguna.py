@@ -40,17 +40,16 @@ BY_LAYER = {**SIZES, "num_attention_heads_per_layer": [4, 6, 4, 6]}
     ],
 )
 def test_configurations_mean_what_transformers_takes_them_for(entries: dict[str, Any]) -> None:
-    shape, config = FAMILY.shape_of(**entries), FAMILY.transformers(**entries)
-    assert (shape.num_layers, shape.hidden_size) == (config.num_hidden_layers, config.hidden_size)
-    sparse = [n for n, kind in enumerate(config.mlp_layer_types) if kind == "sparse"]
-    assert list(shape.moe_layers) == sparse
+    shape, config = FAMILY.both(**entries)
     assert (shape.num_experts, shape.experts_per_token) == (
         config.num_experts,
         config.num_experts_per_tok,
     )
     assert shape.expert_width == config.moe_intermediate_size
     assert shape.shared_expert_width == config.shared_expert_intermediate_size
-    assert shape.dense_width == config.intermediate_size * (len(sparse) < shape.num_layers)
+    assert shape.dense_width == config.intermediate_size * (
+        len(shape.moe_layers) < shape.num_layers
+    )
     assert shape.rms_eps == config.rms_norm_eps
     assert shape.router.scale == config.moe_routed_scaling_factor
     assert (shape.router.logit_cap or 0.0) == config.moe_router_logit_softcapping

@@ -45,10 +45,7 @@ SIZES = {
     ],
 )
 def test_configurations_mean_what_transformers_takes_them_for(entries: dict[str, Any]) -> None:
-    shape, config = shape_of(**entries), FAMILY.transformers(**entries)
-    assert (shape.num_layers, shape.hidden_size) == (config.num_hidden_layers, config.hidden_size)
-    sparse = [n for n, kind in enumerate(config.mlp_layer_types) if kind == "sparse"]
-    assert list(shape.moe_layers) == sparse
+    shape, config = FAMILY.both(**entries)
     assert shape.num_experts == config.n_routed_experts
     assert shape.shared_expert_width == config.n_shared_experts * config.moe_intermediate_size
     assert shape.logit_cap == config.final_logit_softcapping
