@@ -26,6 +26,19 @@ def moebatch(*arguments: object, **environment: str) -> "subprocess.CompletedPro
     return subprocess.CompletedProcess(words, answered["code"], out, err)
 
 
+def carried_out_without(modules: str, *arguments: object) -> str:
+    """What a command prints that is carried out in an interpreter of its own and loads none of some
+    modules."""
+    code = (
+        "import sys\nfrom moebatch.cli import app\n"
+        f"app({[*map(str, arguments)]!r}, standalone_mode=False)\n"
+        f"sys.exit(' '.join({{*{modules.split()!r}}} & {{*sys.modules}}) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 class _Server:
     """The process from which commands are forked, as a test sees it."""
 

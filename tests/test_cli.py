@@ -23,7 +23,7 @@ from moebatch.cli.process import explaining_refusals
 from moebatch.errors import ExitCode, MoebatchError, OutOfMemory, StorageError
 from moebatch.measure import machine
 from moebatch.periodic import periodically
-from tests.command import moebatch
+from tests.command import carried_out_without, moebatch
 from tests.patience import PATIENCE_S, until
 
 Checkpoint = Callable[..., Path]
@@ -186,13 +186,7 @@ def test_the_list_of_commands_says_whole_sentences() -> None:
 
 @pytest.mark.parametrize("words", [["--help"], ["plan", "--help"], ["simulate", "--help"]])
 def test_help_loads_nothing_that_draws(words: list[str]) -> None:
-    code = (
-        "import sys\nfrom moebatch.cli import app\n"
-        f"app({words!r}, standalone_mode=False)\n"
-        "sys.exit('matplotlib' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    carried_out_without("matplotlib", *words)
 
 
 INTERRUPTED = """

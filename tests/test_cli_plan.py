@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from moebatch.errors import ExitCode
-from tests.command import moebatch
+from tests.command import carried_out_without, moebatch
 
 SAVED = "moe-lightning-t4-mtbench-128"
 T4 = ("--hw", "t4", "--model", "mixtral-8x7b", "--prompt-len", "77", "--gen-len", "128")
@@ -77,14 +77,7 @@ def test_without_requests_there_is_no_job_time() -> None:
 
 
 def test_neither_torch_nor_transformers_nor_matplotlib_is_loaded() -> None:
-    code = (
-        "import sys\nfrom moebatch.cli import app\n"
-        f"app(['plan', *{T4!r}, '--json'], standalone_mode=False)\n"
-        "heavy = {'torch', 'transformers', 'datasets', 'matplotlib'} & set(sys.modules)\n"
-        "sys.exit(f'loaded {heavy}' if heavy else 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    carried_out_without("torch transformers datasets matplotlib", "plan", *T4, "--json")
 
 
 def test_paper_mode_gives_the_published_policy() -> None:
@@ -151,14 +144,8 @@ def test_bars_are_printed_in_a_locale_that_has_none() -> None:
 
 
 def test_a_picture_is_drawn_without_pyplot_and_its_global_state(tmp_path: Path) -> None:
-    path = str(tmp_path / "out.pdf")
-    code = (
-        "import sys\nfrom moebatch.cli import app\n"
-        f"app(['plan', *{PLANNED!r}, '--json', '--roofline', {path!r}], standalone_mode=False)\n"
-        "sys.exit('matplotlib.pyplot' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    words = *PLANNED, "--json", "--roofline", tmp_path / "out.pdf"
+    carried_out_without("matplotlib.pyplot", "plan", *words)
 
 
 def test_the_roofline_is_an_svg_with_both_operations(tmp_path: Path) -> None:

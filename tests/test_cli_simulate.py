@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,6 +11,7 @@ import pytest
 
 from moebatch.errors import ExitCode
 from moebatch.predict.trace import RoutingTrace
+from tests.command import carried_out_without
 from tests.plan.problems import MIXTRAL
 from tests.test_cli_plan import T4, moebatch
 
@@ -111,14 +110,9 @@ def test_routing_may_come_from_a_trace(few: Few, tmp_path: Path) -> None:
 
 
 def test_neither_torch_nor_transformers_nor_matplotlib_is_loaded(few: Few) -> None:
-    code = (
-        "import sys\nfrom moebatch.cli import app\n"
-        f"app(['simulate', *{few!r}, '--passes', '1', '--json'], standalone_mode=False)\n"
-        "heavy = {'torch', 'transformers', 'datasets', 'matplotlib'} & set(sys.modules)\n"
-        "sys.exit(f'loaded {heavy}' if heavy else 0)"
+    carried_out_without(
+        "torch transformers datasets matplotlib", "simulate", *few, "--passes", "1", "--json"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from moebatch.job.status_file import read_status
 from moebatch.report.console import output_console, show
 from moebatch.report.overview import overview_table
 from moebatch.spec.job import load_job
+from tests.command import carried_out_without
 from tests.job.test_resume import GREEDY, rows, run, write
 
 DYING = """
@@ -161,14 +162,7 @@ def test_a_shard_has_ended_though_the_first_row_of_a_name_is_in_another(
 
 
 def test_torch_is_not_loaded(job: Path) -> None:
-    code = (
-        "import sys\nfrom moebatch.cli import app\n"
-        f"app(['status', {str(job)!r}], standalone_mode=False)\n"
-        "sys.exit('torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "0 of 20 done" in done.stdout
+    assert "0 of 20 done" in carried_out_without("torch", "status", job)
 
 
 def test_nothing_has_to_be_done_while_a_run_is_at_work(job: Path) -> None:
