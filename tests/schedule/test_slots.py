@@ -28,6 +28,11 @@ def bring(slots: SlotQueue, key: ExpertKey) -> None:
         slots.check_integrity()
 
 
+def come(slots: SlotQueue, key: ExpertKey) -> None:
+    slots.require(key)
+    bring(slots, key)
+
+
 def test_a_required_expert_waits_for_one_chunk_of_an_prefetched_one() -> None:
     slots = queue(2)
     slots.prefetch([KEYS[0], KEYS[1]])
@@ -42,15 +47,13 @@ def test_a_required_expert_takes_the_slot_of_the_prefetched_one_that_is_needed_l
     slots = queue(2)
     slots.prefetch([KEYS[0], KEYS[1]])
     bring(slots, KEYS[1])
-    slots.require(KEYS[2])
-    bring(slots, KEYS[2])
+    come(slots, KEYS[2])
     assert slots.holds(KEYS[0]) and not slots.holds(KEYS[1])
 
 
 def test_an_expert_that_is_still_needed_is_never_evicted() -> None:
     slots = queue(1)
-    slots.require(KEYS[0])
-    bring(slots, KEYS[0])
+    come(slots, KEYS[0])
     slots.require(KEYS[1])
     assert slots.next_chunk() is None
     slots.use(KEYS[0])
@@ -97,8 +100,7 @@ def test_a_lost_chunk_makes_its_expert_come_anew() -> None:
     slots.check_integrity()
     assert not slots.holds(KEYS[0])
     slots.forget()
-    slots.require(KEYS[0])
-    bring(slots, KEYS[0])
+    come(slots, KEYS[0])
 
 
 def test_a_resident_with_a_lost_chunk_comes_anew_into_its_own_slot() -> None:
@@ -136,8 +138,7 @@ def test_an_expert_with_a_lost_chunk_is_not_there_when_its_other_chunks_have_arr
 def test_nothing_has_a_claim_to_its_slot_after_a_pass_that_was_given_up() -> None:
     """What had come in part goes on, behind what is required then."""
     slots = queue(4)
-    slots.require(KEYS[0])
-    bring(slots, KEYS[0])
+    come(slots, KEYS[0])
     slots.use(KEYS[0], is_last=True)
     slots.prefetch(KEYS[:1])
     slots.require(KEYS[1])
@@ -160,15 +161,13 @@ def test_nothing_has_a_claim_to_its_slot_after_a_pass_that_was_given_up() -> Non
         assert chunk is not None
         slots.finish_chunk(chunk)
     for key in (KEYS[5], KEYS[7], KEYS[4]):
-        slots.require(key)
-        bring(slots, key)
+        come(slots, key)
     assert not slots.holds(KEYS[0])
 
 
 def test_what_was_wanted_again_by_a_pass_that_was_given_up_leaves_when_its_step_is_over() -> None:
     slots = queue(2)
-    slots.require(KEYS[0])
-    bring(slots, KEYS[0])
+    come(slots, KEYS[0])
     slots.use(KEYS[0])
     slots.prefetch(KEYS[:1])
     slots.forget()
@@ -178,8 +177,7 @@ def test_what_was_wanted_again_by_a_pass_that_was_given_up_leaves_when_its_step_
 
 def test_an_expert_that_is_wanted_again_while_it_is_computed_stays_once() -> None:
     slots = queue(2)
-    slots.require(KEYS[0])
-    bring(slots, KEYS[0])
+    come(slots, KEYS[0])
     slots.use(KEYS[0], is_last=True)
     slots.prefetch(KEYS[:1])
     slots.finish(KEYS[0], keep=False)
@@ -193,8 +191,7 @@ def test_an_expert_that_is_wanted_again_while_it_is_computed_stays_once() -> Non
 
 def test_an_expert_that_is_required_again_while_it_is_computed_is_not_given_up() -> None:
     slots = queue(1)
-    slots.require(KEYS[0])
-    bring(slots, KEYS[0])
+    come(slots, KEYS[0])
     slots.use(KEYS[0])
     slots.require(KEYS[0])
     slots.finish(KEYS[0], keep=True)
@@ -215,8 +212,7 @@ def test_an_expert_that_is_still_computed_when_its_step_is_over_leaves_afterward
 def test_experts_are_prefetched_for_slots_that_will_be_free_by_then() -> None:
     """Of what is required, and of what is being computed for the last time."""
     slots = queue(2)
-    slots.require(KEYS[0])
-    bring(slots, KEYS[0])
+    come(slots, KEYS[0])
     slots.use(KEYS[0])
     slots.require(KEYS[1])
     slots.prefetch(KEYS[4:6])
@@ -316,8 +312,7 @@ def test_what_cannot_be_had_from_below_keeps_nobody_waiting() -> None:
 
 def test_what_its_layer_keeps_makes_no_room_for_others() -> None:
     slots = queue(1, cache=make_cache({0: 1}, "lru"))
-    slots.require(KEYS[4])
-    bring(slots, KEYS[4])
+    come(slots, KEYS[4])
     compute(slots, KEYS[0])
     compute(slots, KEYS[0], keep=True)
     slots.require(KEYS[5])
@@ -363,15 +358,13 @@ def test_experts_come_back_resident_first_then_as_they_arrived() -> None:
     slots = queue(3, resident=[KEYS[3]])
     slots.fill_residents()
     for key in (KEYS[2], KEYS[0]):
-        slots.require(key)
-        bring(slots, key)
+        come(slots, key)
     assert slots.ready(KEYS[:4]) == [KEYS[3], KEYS[2], KEYS[0]]
     assert [slots.state(key) for key in KEYS[:4]] == ["arrived", "absent", "arrived", "resident"]
 
 
 def compute(slots: SlotQueue, key: ExpertKey, *, keep: bool = False) -> None:
-    slots.require(key)
-    bring(slots, key)
+    come(slots, key)
     slots.use(key)
     slots.finish(key, keep=keep)
     slots.check_integrity()
@@ -400,8 +393,7 @@ def test_arrivals_are_told_in_order_from_any_number_on_each_expert_once() -> Non
 
 def test_an_arrival_is_told_of_however_many_have_come_and_gone_since() -> None:
     slots = queue(2)
-    slots.require(KEYS[0])
-    bring(slots, KEYS[0])
+    come(slots, KEYS[0])
     for _ in range(3 * len(KEYS)):
         compute(slots, KEYS[1])
     assert slots.arrived_after(0) == KEYS[:2]
@@ -483,8 +475,7 @@ def test_the_cache_has_room_again_for_what_has_become_resident(rule: Rule) -> No
 
 def test_an_expert_that_several_use_stays_for_all_of_them() -> None:
     slots = queue(2)
-    slots.require(KEYS[0])
-    bring(slots, KEYS[0])
+    come(slots, KEYS[0])
     slots.use(KEYS[0])
     slots.use(KEYS[0])
     slots.grow()
