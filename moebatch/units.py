@@ -115,16 +115,16 @@ def count_of(number: int, thing: str, things: str | None = None) -> str:
     return f"{number} {thing if number == 1 else things or thing + 's'}"
 
 
-def named_runs(thing: str, numbers: Iterable[int]) -> str:
-    """``layer 3``, ``layers 0, 2 to 5``: things by their numbers, neighbours as one."""
+def named_layers(layers: Iterable[int]) -> str:
+    """``layer 3``, ``layers 0, 2 to 5``: by their numbers, neighbours as one."""
     runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
+    for number in sorted(set(layers)):
         if runs and runs[-1][-1] + 1 == number:
             runs[-1].append(number)
         else:
             runs.append([number])
     named = [f"{run[0]}" if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
-    return f"{thing}{'s' if sum(map(len, runs)) > 1 else ''} {', '.join(named)}"
+    return f"layer{'s' if sum(map(len, runs)) > 1 else ''} {', '.join(named)}"
 
 
 def format_bytes(num_bytes: float, *, more_figures: int = 0) -> str:

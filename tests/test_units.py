@@ -12,7 +12,7 @@ from moebatch.units import (
     format_number,
     format_rate,
     format_unlike,
-    named_runs,
+    named_layers,
     parse_bytes,
     parse_duration,
     parse_flops,
@@ -207,4 +207,4 @@ def test_one_is_not_several() -> None:
     [([3], "layer 3"), ([5, 0, 2, 3, 4, 3], "layers 0, 2 to 5"), ([1, 0], "layers 0 to 1")],
 )
 def test_neighbours_are_named_as_one(numbers: list[int], expected: str) -> None:
-    assert named_runs("layer", numbers) == expected
+    assert named_layers(numbers) == expected

@@ -35,7 +35,7 @@ def _compared(table: PathTable, unseen: Sequence[Chosen]) -> tuple[Comparison, .
     for group_tokens in GROUP_TOKENS:
         of_paths, of_marginal = (
             accuracy(CorrelationPredictor(some, learns=False), trace, group_tokens=group_tokens)
-            for some in (table, table.shortened(0))
+            for some in (table, table.without_paths())
         )
         found.append(
             Comparison(group_tokens=group_tokens, correlation=of_paths, marginal=of_marginal)

@@ -32,7 +32,7 @@ from moebatch.spec.model.shape import ModelShape
 from moebatch.spec.model.shape_reader import read_runnable_shape
 from moebatch.spec.model.stored_experts import StoredExperts
 from moebatch.spec.model.tensor_names import Named, TensorNames
-from moebatch.units import named_runs
+from moebatch.units import named_layers
 
 COMPUTE_DTYPES: Mapping[Dtype, torch.dtype] = {
     "float32": torch.float32,
@@ -305,7 +305,7 @@ def _exceptions(
     others = {name: found for name, found in stored.items() if str(found[2]) != usual}
     name, (_, size, each) = next(iter(others.items()))
     path = checkpoint.tensors[each.parts(name, size)[0].name].path
-    where = named_runs("layer", (layer for layer, _, _ in others.values()))
+    where = named_layers(layer for layer, _, _ in others.values())
     return (
         f"{count} of {len(stored)} weights of experts are {usual}, {len(others)} in {where} are "
         f"not: {shown(name)} in {path.name} is {each}"

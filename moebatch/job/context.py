@@ -37,7 +37,7 @@ class RunContext:
         """What changes the answers."""
         return self.opened.approximation
 
-    def with_less_memory(self, vram_bytes: int | None = None) -> "RunContext":
+    def with_less_memory(self, vram_bytes: int | None) -> "RunContext":
         """The same with three quarters of the memory; `vram_bytes` are what it had of a GPU, if
         that is not what the job says."""
         resources = self.job.resources

@@ -141,4 +141,4 @@ class Hints:
         """How often each expert was chosen: as it was counted, else as it will be."""
         if self.hottest is None:  # there is no table, or it is of no use
             return empty_table(self._owner, 0)
-        return self._table.shortened(0)
+        return self._table.without_paths()

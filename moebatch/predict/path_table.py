@@ -87,9 +87,9 @@ class PathTable:
                 before = rows_LTK[max(0, position - self.path_length) : position]
                 self.add(position, list(before), chosen_TK)
 
-    def shortened(self, path_length: int) -> "PathTable":
-        """The same counts without those of longer paths; later counts go into both."""
-        return replace(self, counts=self.counts[: path_length + 1])
+    def without_paths(self) -> "PathTable":
+        """The same counts without those of paths; later counts go into both."""
+        return replace(self, counts=self.counts[:1])
 
 
 def path_codes(before: Sequence[Chosen], num_experts: int, num_rows: int) -> NDArray[np.intp]:

@@ -205,7 +205,7 @@ def _beside(summary: RunSummary, expected: Prediction) -> Iterator[RenderableTyp
         table.add_row(name, shown(before), *hindsight, shown(measured), ratio)
     yield table
     if again:
-        yield Paragraph(f"in hindsight: {' and '.join(_known_now(summary))}", "dim")
+        yield Paragraph(f"in hindsight: {' and '.join(_known_now(summary))}")
 
 
 def _known_now(summary: RunSummary) -> Iterator[str]:

@@ -51,11 +51,11 @@ class NamedRows:
 
 
 class Paragraph:
-    """A paragraph that on a terminal is broken between words."""
+    """A dim paragraph that on a terminal is broken between words."""
 
-    def __init__(self, text: str, style: str = "") -> None:
+    def __init__(self, text: str) -> None:
         """Not markup."""
-        self._text = Text(text, style=style)
+        self._text = Text(text, style="dim")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         yield from wrapped(self._text, options.max_width if options.is_terminal else None)
@@ -63,7 +63,7 @@ class Paragraph:
 
 def notes_view(notes: tuple[str, ...]) -> list[RenderableType]:
     """What a reader should know, one paragraph each."""
-    return [Paragraph(f"note: {note}", "dim") for note in notes]
+    return [Paragraph(f"note: {note}") for note in notes]
 
 
 def named_bars() -> Table:

@@ -42,8 +42,8 @@ def simulated_view(answer: Answer, simulated: Mapping[str, Simulation]) -> Rende
     notes = [note for one in simulated.values() for note in one.notes]
     return Group(
         Text.from_markup(f"{title}: {plain(hardware.title)}"),
-        Paragraph(str(first.policy), "dim"),
-        Paragraph(_PASSES[first.work], "dim"),
+        Paragraph(str(first.policy)),
+        Paragraph(_PASSES[first.work]),
         "",
         simulation_view(simulated),
         *([""] if notes or answer.notes else []),

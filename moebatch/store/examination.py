@@ -22,7 +22,7 @@ from moebatch.formats.decoding import widened
 from moebatch.formats.weight_format import BadParts
 from moebatch.quoting import shown
 from moebatch.store.dense import TensorReader
-from moebatch.units import named_runs
+from moebatch.units import named_layers
 
 _EXPERTS_OF_LAYER = 4
 _LINES = 16
@@ -224,5 +224,5 @@ def _fault(samples: list[_Sample], what: str) -> Fault:
     first, names = samples[0], {each.name for each in samples}
     more = f" and {len(names) - 1} more of those read" if len(names) > 1 else ""
     layers = {each.lines.layer for each in samples if each.lines.layer is not None}
-    where = f", {named_runs('layer', layers)}," if more and layers else ""
+    where = f", {named_layers(layers)}," if more and layers else ""
     return Fault(file=str(first.path), message=f"{shown(first.name)}{more}{where} {what}")

@@ -60,7 +60,7 @@ def test_a_layer_that_has_not_chosen_is_stood_in_for_by_what_is_expected_of_it()
 
 
 def test_a_path_of_length_0_looks_at_no_other_layer() -> None:
-    table = pencil_table().shortened(0)
+    table = pencil_table().without_paths()
     assert told(table, [0, 2]).rank(1) == told(table).rank(1) == [0, 2, 1]
 
 

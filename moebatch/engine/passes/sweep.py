@@ -24,8 +24,8 @@ class PlainSweep(Passes):
         cache: KVCache,
         experts: ReadAhead,
         policy: Policy,
-        observer: RoutingObserver | None = None,
-        streamed: StreamedLayers | None = None,
+        observer: RoutingObserver | None,
+        streamed: StreamedLayers | None,
     ) -> None:
         """`observer` sees what the gates choose; `streamed` are layers whose weights outside
         experts do not stay."""

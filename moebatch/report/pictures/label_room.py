@@ -68,7 +68,7 @@ def around(point: complex, width: float) -> Iterator[Place]:
             yield point + complex(across, up), 1
 
 
-def along(line_2: Points_N, width: float, *, from_end: bool = False) -> Iterator[Place]:
+def along(line_2: Points_N, width: float, *, from_end: bool) -> Iterator[Place]:
     """Places along a line, for a label turned as the line is: above it or, failing that, below
     it, as close to its start as possible, or to its end."""
     start, end = line_2

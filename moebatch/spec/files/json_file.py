@@ -56,7 +56,7 @@ def readable(path: Path) -> Iterator[None]:
         raise model_file_error(error, f"{path}: cannot be read") from error
 
 
-def read_of_model(path: Path, *, most_bytes: int = MOST_BYTES) -> Any:
+def read_of_model(path: Path, *, most_bytes: int) -> Any:
     """What a JSON file of a model folder holds. Raises CheckpointError, and as `readable` does."""
     try:
         with readable(path):
