@@ -39,13 +39,12 @@ def guesses_of(
     expected_E: Sequence[float],
     num_tokens: int,
     *,
-    K: int = 2,
     is_guess: bool = True,
     routing: Routing | None = None,
 ) -> Guesses:
     setup = Setup(num_layers=2, num_experts=4, moe_layers=frozenset({0, 1}), num_hot=4)
     predictor = Fixed(expected_E, guesses=is_guess)
-    guesses = Guesses(setup, predictor, lambda step, k: routing, computed_per_token=K)
+    guesses = Guesses(setup, predictor, lambda step, k: routing, computed_per_token=2)
     begin(guesses, num_tokens)
     return guesses
 

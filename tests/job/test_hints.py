@@ -24,15 +24,13 @@ from moebatch.predict.learnt_files import HABITS, LEARNED, TABLE
 from moebatch.spec.job import load_job
 from moebatch.spec.policy.file import load_policy
 from moebatch.spec.policy.policy import Placement, PredictorName
+from tests.job.test_gating import TEXT
 from tests.job.test_run import EMULATED, on_gpu, policy, run, shown, texts, write
 from tests.tiny import write_checkpoint
 
 Checkpoint = Callable[..., Path]
 FAMILIES = ("mixtral", "deepseek_v3", "qwen3_next", "longcat_flash")
 LEARNT = ("correlation", "token", "next-gate", "learned")
-TEXT = "".join(
-    f"The {noun} counts {n} of the rows.\n" for n in range(40) for noun in ("sea", "fox")
-)
 
 
 @pytest.fixture(scope="module")

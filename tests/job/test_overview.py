@@ -23,6 +23,7 @@ from moebatch.report.console import output_console, show
 from moebatch.report.overview import overview_table
 from moebatch.spec.job import load_job
 from tests.command import carried_out_without
+from tests.job.test_identity import edit
 from tests.job.test_resume import GREEDY, rows, run, write
 
 DYING = """
@@ -181,12 +182,6 @@ def test_of_an_input_without_rows_there_is_nothing_to_merge(
     assert f"cannot go on: {tmp_path / 'in.jsonl'}: holds no rows" in said(job, capsys)
 
 
-def edited(job: Path, section: str, **entries: object) -> None:
-    described = json.loads(job.read_text())
-    described[section].update(entries)
-    job.write_text(json.dumps(described))
-
-
 @pytest.mark.parametrize(
     ("section", "entry", "message"),
     [
@@ -209,10 +204,10 @@ def test_where_a_run_would_be_refused_status_says_so_and_names_no_command(
 ) -> None:
     (job.parent / "mine.txt").write_text("mine")
     (job.parent / "other.jsonl").write_text('{"prompt": "of another"}\n')
-    edited(job, "input", chat=True)
+    edit(job, "input", chat=True)
     run(job, limit=1)
     assert seen(job).obstacle is None
-    edited(job, section, **entry)
+    edit(job, section, **entry)
     with pytest.raises(MoebatchError, match=message):
         run(job)
     assert seen(job).next_command(job) is None
@@ -227,7 +222,7 @@ def test_nothing_is_in_the_way_of_what_is_done_or_at_work(
     with monkeypatch.context() as patch:
         patch.setattr(os, "access", lambda *_: False)  # those who only look may not write
         assert "next" not in said(job, capsys)
-    edited(job, "sampling", max_tokens=7)
+    edit(job, "sampling", max_tokens=7)
     assert "another job" in said(job, capsys)
     rewrite(job, state="running")
     assert "next" not in said(job, capsys)

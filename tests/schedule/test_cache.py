@@ -10,33 +10,14 @@ from moebatch.schedule.drivers.foresight import Foresight
 from moebatch.schedule.slots.cache import Rule, make_cache
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.schedule.slots.slots import SlotQueue
+from tests.schedule.test_slots import KEYS, bring, compute
 
 EXPERTS = 4
-KEYS = [ExpertKey(layer, expert) for layer in range(2) for expert in range(EXPERTS)]
 
 
 def queue(rule: Rule, size: int, *, num_slots: int = 1) -> SlotQueue:
     cache = make_cache(dict.fromkeys((0, 1), size), rule)
     return SlotQueue(dict.fromkeys(KEYS, 2), num_slots=num_slots, cache=cache)
-
-
-def bring(slots: SlotQueue, key: ExpertKey) -> None:
-    while not slots.is_ready(key):
-        chunk = slots.next_chunk()
-        assert chunk is not None
-        slots.finish_chunk(chunk)
-        slots.check_integrity()
-
-
-def compute(slots: SlotQueue, key: ExpertKey, *, keep: bool = False) -> bool:
-    """Whether it was there."""
-    was_there = slots.is_ready(key)
-    slots.require(key)
-    bring(slots, key)
-    slots.use(key)
-    slots.finish(key, keep=keep)
-    slots.check_integrity()
-    return was_there
 
 
 def hits(slots: SlotQueue, experts: Iterable[int], layer: int = 0) -> int:

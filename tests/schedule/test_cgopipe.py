@@ -6,12 +6,11 @@ from dataclasses import replace
 import pytest
 
 from moebatch.schedule.drivers.simulate import Room, simulate
-from moebatch.schedule.lanes import LANES
 from moebatch.schedule.request import Sweep
-from moebatch.schedule.setup import Setup
 from moebatch.schedule.task import Kind
 from moebatch.schedule.timeline.timeline import Timeline
 from tests.schedule.check import check_timeline
+from tests.schedule.test_klotski import SETUP
 from tests.schedule.worlds import TableWorld
 
 GOLDEN = """
@@ -37,14 +36,6 @@ SECONDS = {
     Kind.POST: 2,
     Kind.STAGE: 1,
 }
-SETUP = Setup(
-    num_layers=2,
-    num_experts=4,
-    moe_layers=frozenset({0, 1}),
-    num_hot=2,
-    lanes=LANES,
-    compute="vram",
-)
 
 
 def run(num_micro_batches: int, num_passes: int) -> Timeline:

@@ -363,11 +363,14 @@ def test_experts_come_back_resident_first_then_as_they_arrived() -> None:
     assert [slots.state(key) for key in KEYS[:4]] == ["arrived", "absent", "arrived", "resident"]
 
 
-def compute(slots: SlotQueue, key: ExpertKey, *, keep: bool = False) -> None:
+def compute(slots: SlotQueue, key: ExpertKey, *, keep: bool = False) -> bool:
+    """Whether it was there."""
+    was_there = slots.is_ready(key)
     come(slots, key)
     slots.use(key)
     slots.finish(key, keep=keep)
     slots.check_integrity()
+    return was_there
 
 
 def residents(slots: SlotQueue) -> list[ExpertKey]:
