@@ -80,23 +80,22 @@ def _task(pid: int, tid: int, span: Span, num_layers: int) -> _Event:
         "chunk": task.part,
         "slots": list(span.slots) or None,
         "waited_for": span.waited_for,
-        "seconds": span.seconds,
     }
-    label = task_label(task, num_layers)
-    return _complete(pid, tid, label, str(task.kind), span.start_s, span.end_s, args)
+    return _complete(pid, tid, span, task_label(task, num_layers), str(task.kind), args)
 
 
 def _wait(pid: int, tid: int, bubble: Bubble, num_layers: int) -> _Event:
     words = wait_text(reason_kind(bubble.waited_for))
-    args = {"before": bubble_text(bubble, num_layers), "seconds": bubble.seconds}
-    return _complete(pid, tid, words, "wait", bubble.start_s, bubble.end_s, args)
+    args = {"before": bubble_text(bubble, num_layers)}
+    return _complete(pid, tid, bubble, words, "wait", args)
 
 
 def _complete(
-    pid: int, tid: int, name: str, kind: str, start_s: float, end_s: float, args: _Event
+    pid: int, tid: int, part: Span | Bubble, name: str, kind: str, args: _Event
 ) -> _Event:
     # Both ends are rounded, not the length: so neighbours meet and never overlap.
-    start_us = _us(start_s)
+    start_us = _us(part.start_s)
+    args = {**args, "seconds": part.seconds}
     return {
         "ph": "X",
         "name": name,
@@ -104,7 +103,7 @@ def _complete(
         "pid": pid,
         "tid": tid,
         "ts": start_us,
-        "dur": round(_us(end_s) - start_us, 3),
+        "dur": round(_us(part.end_s) - start_us, 3),
         "args": {key: value for key, value in args.items() if value is not None},
     }
 
