@@ -109,18 +109,9 @@ def build_engine(
     vocab_size = spec.files.shape.vocab_size
     sampler = Sampler(vocab_size=vocab_size, end_tokens=end_tokens, job_seed=job_seed)
 
-    def engine(passes: Passes, cache: KVCache, tail: Tail | None = None) -> Engine:
+    def engine(passes: Passes, tail: Tail | None = None) -> Engine:
         passes.losses = spec.losses
-        return Engine(
-            passes=passes,
-            cache=cache,
-            policy=spec.policy,
-            sampler=sampler,
-            decoder=decoder,
-            end_tokens=end_tokens,
-            grammars=grammars,
-            tail=tail,
-        )
+        return Engine(passes=passes, sampler=sampler, decoder=decoder, grammars=grammars, tail=tail)
 
     with ExitStack() as opening:
         assembly = _Assembly(spec, opening, engine)
@@ -154,7 +145,7 @@ class _Assembly:
             decoder, cache, reading, self._policy, self._spec.observer, self._streamed
         )
         return BuiltEngine(
-            engine=self._engine(sweep, cache),
+            engine=self._engine(sweep),
             cache=cache,
             memory=self._memory,
             reads=reading.statistics,
@@ -189,7 +180,7 @@ class _Assembly:
         )
         pipeline = self._started(context, executor, {READ: reads, WRITE: writes})
         return BuiltEngine(
-            engine=self._engine(pipeline, cache, self._tail(store, cache)),
+            engine=self._engine(pipeline, self._tail(store, cache)),
             cache=cache,
             memory=self._memory,
             reads=reads,

@@ -15,9 +15,8 @@ from moebatch.engine.tail import Tail
 from moebatch.engine.text import AnswerText, TextDecoder, end_reason
 from moebatch.errors import CheckpointError, OutOfMemory
 from moebatch.quoting import reason
-from moebatch.spec.policy.policy import PAGE_TOKENS, Policy
+from moebatch.spec.policy.policy import PAGE_TOKENS
 from moebatch.spec.request import Begun, Choice, End, Outcome, Request, RowError
-from moebatch.store.kv.cache import KVCache
 from moebatch.store.memory import is_out_of_memory, return_freed_memory
 from moebatch.units import count_of
 
@@ -35,22 +34,17 @@ class Engine:
         self,
         *,
         passes: Passes,
-        cache: KVCache,
-        policy: Policy,
         sampler: Sampler,
         decoder: TextDecoder,
-        end_tokens: frozenset[int],
         grammars: Grammars | None = None,
         tail: Tail | None = None,
     ) -> None:
         self.statistics = EngineStatistics(num_layers=passes.num_layers)
         self.course = Course()
         self._passes = passes
-        self._cache = cache
-        self._policy = policy
+        self._cache, self._policy = passes.cache, passes.policy
         self._sampler = sampler
         self._decoder = decoder
-        self._end_tokens = end_tokens
         self._grammars = grammars
         self._tail = tail
         self._num_broken = 0
@@ -188,7 +182,7 @@ class Engine:
 
     def _end_of(self, sequence: Sequence) -> End | None:
         sampling, tokens = sequence.request.sampling, sequence.output_tokens
-        end = end_reason(sampling, tokens, self._end_tokens)
+        end = end_reason(sampling, tokens, self._sampler.end_tokens)
         if end is not None and end.by_token:
             return end
         stop = sequence.answer.push(tokens)

@@ -80,11 +80,8 @@ def _usual_s(num_sequences: int, device: torch.device, swept: Tensor) -> float:
     passes = _BarePasses(decoder, cache, policy, main=place, swept=swept)
     engine = Engine(
         passes=passes,
-        cache=cache,
-        policy=policy,
         sampler=Sampler(vocab_size=decoder.shape.vocab_size, end_tokens=frozenset(), job_seed=0),
         decoder=_NoText(),
-        end_tokens=frozenset(),
     )
     for _ in engine.run(map(_request, range(num_sequences))):
         pass

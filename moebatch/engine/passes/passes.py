@@ -65,8 +65,8 @@ class Passes(ABC):
     ) -> None:
         """`main` computes everything, but for attention that is computed `beside` it."""
         self._decoder = decoder
-        self._cache = cache
-        self._policy = policy
+        self.cache = cache
+        self.policy = policy
         self._main: Place = main
         self._beside = beside
         self.computing = computing
@@ -94,14 +94,14 @@ class Passes(ABC):
         """
         layout = lay_out(
             slices,
-            self._policy.micro_batch_size,
+            self.policy.micro_batch_size,
             decode_place="dram" if self._beside else self._main,
             prompt_place=self._main,
         )
         tokens = layout.pass_tokens
         with self.computing():
             x_TD = self._decoder.embed(torch.from_numpy(tokens.tokens_T), layout.prompts)
-            inputs = attention_inputs(layout, self._cache, self._micro_batch)
+            inputs = attention_inputs(layout, self.cache, self._micro_batch)
         given = PassInput(
             x_TD,
             layout,

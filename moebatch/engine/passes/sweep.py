@@ -60,7 +60,7 @@ class PlainSweep(Passes):
             if self._streamed is not None and layer in self._streamed:
                 self._streamed.bring(layer)
             for item in given.inputs:
-                parts = self._cache.parts("dram", layer, item.window)
+                parts = self.cache.parts("dram", layer, item.window)
                 decoder.attend(layer, x_TD, item.direct, parts)
             rows = given.layout.rows_in(shape, layer)
             if not shape.is_moe(layer):

@@ -46,7 +46,7 @@ class Sampler:
     def __init__(self, *, vocab_size: int, end_tokens: frozenset[int], job_seed: int) -> None:
         assert vocab_size <= mass.MAX_VOCAB, f"masses of {vocab_size} tokens could overflow"
         self._vocab_size = vocab_size
-        self._end_tokens = end_tokens
+        self.end_tokens = end_tokens
         self._job_seed = job_seed
 
     def sample(self, logits_RV: Tensor, rows: Sequence[TokenSequence]) -> list[Sampled]:
@@ -70,7 +70,7 @@ class Sampler:
         for logits_V, row in zip(logits_RV, rows, strict=True):
             faults.append(_restrict(logits_V, row))
             if penalties.changes_logits(row.request.sampling, len(row.output_tokens)):
-                penalties.adjust(logits_V, row.request, row.output_tokens, self._end_tokens)
+                penalties.adjust(logits_V, row.request, row.output_tokens, self.end_tokens)
         sampled = self._choose(logits_RV, rows)
         if logprobs_RV is not None:
             most = [rows[i].request.sampling.logprobs or 0 for i in reported]
