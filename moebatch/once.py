@@ -1,7 +1,10 @@
-"""What follows from an object that does not change, worked out when it is first asked for."""
+"""What follows from what does not change, worked out when it is first asked for."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+Found = TypeVar("Found")
 
 if TYPE_CHECKING:
     from functools import cached_property
@@ -25,4 +28,12 @@ else:
             return found
 
 
-__all__ = ["cached_property"]
+def once(known: dict[Key, Found], key: Key, work_out: Callable[[], Found]) -> Found:
+    """What is known by that key, and from now on is."""
+    found = known.get(key)
+    if found is None:
+        found = known[key] = work_out()
+    return found
+
+
+__all__ = ["cached_property", "once"]

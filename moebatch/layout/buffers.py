@@ -34,6 +34,7 @@ from moebatch.layout.scratch import (
     needs_matrix,
     num_library_products,
 )
+from moebatch.once import once
 from moebatch.schedule.setup import NUM_LAYER_PLACES
 from moebatch.schedule.steps.attention import LOOK_AHEAD
 from moebatch.schedule.steps.kv import NUM_WINDOWS
@@ -160,15 +161,15 @@ class MemoryUse:
             policy.ffn_on_gpu,
             policy.streamed_layers,
         )
-        found = self._known.get(key)
-        if found is None:
-            terms = _no_terms()
-            buffers = [*self._program(policy), *self._activations(policy)]
-            _add(terms, buffers)
-            dense = [*self._dense(policy, terms["dram"].get(ACTIVATIONS_TERM, 0))]
-            _add(terms, dense)
-            found = self._known[key] = _Usual([*buffers, *dense], terms)
-        return found
+        return once(self._known, key, lambda: self._usual_of(policy))
+
+    def _usual_of(self, policy: Policy) -> "_Usual":
+        terms = _no_terms()
+        buffers = [*self._program(policy), *self._activations(policy)]
+        _add(terms, buffers)
+        dense = [*self._dense(policy, terms["dram"].get(ACTIVATIONS_TERM, 0))]
+        _add(terms, dense)
+        return _Usual([*buffers, *dense], terms)
 
     @cached_property
     def _known(self) -> dict[Hashable, "_Usual"]:

@@ -9,7 +9,7 @@ from moebatch.layout.lanes import LaneSeconds, takes_turns_by_micro_batch
 from moebatch.layout.load import PassLoad
 from moebatch.layout.routing import chosen_experts, distinct_experts, layers_of, routed
 from moebatch.layout.scratch import prompt_rows
-from moebatch.once import cached_property
+from moebatch.once import cached_property, once
 from moebatch.plan.pricing.prices import LaneTime, Prices
 from moebatch.plan.pricing.task_prices import KV_KINDS, TaskPrices
 from moebatch.schedule.drivers.emission import Launched, computes_together, launched
@@ -86,11 +86,7 @@ class PassTasks:
     @cached_property
     def computing_s(self) -> LaneSeconds:
         """The same by lane."""
-        key = self.key
-        found = self.known.get(key)
-        if found is None:
-            found = self.known[key] = self.computing()
-        return found
+        return once(self.known, self.key, self.computing)
 
     @cached_property
     def outside_s(self) -> float:

@@ -7,10 +7,12 @@ neither is linear in them; with candidates both are exact, and the rest is linea
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from math import ceil
 
 from moebatch.layout.footprint import cache_bytes
+from moebatch.once import once
 from moebatch.plan.problem import Problem
 from moebatch.plan.replay.phases import Phase, phases_of
 from moebatch.schedule.definition import Traits
@@ -99,9 +101,8 @@ def candidates(problem: Problem, *, slots: int = STREAMING_SLOTS) -> Iterator[Ca
     phases: dict[tuple[int, int, int], tuple[Phase, ...]] = {}
     for policy, is_widest in of_machine(problem, (min(slots, problem.num_experts), 0)):
         room = policy.room
-        if room not in phases:
-            phases[room] = phases_of(problem.workload, room)
-        yield from _kinds(problem, policy, phases[room], is_widest=is_widest)
+        found = once(phases, room, partial(phases_of, problem.workload, room))
+        yield from _kinds(problem, policy, found, is_widest=is_widest)
 
 
 def _cpu_policies(problem: Problem, slot_counts: Sequence[int]) -> Iterator[tuple[Policy, bool]]:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 
 from moebatch.layout.load import PassLoad
+from moebatch.once import once
 from moebatch.plan.prediction import at_end
 from moebatch.plan.pricing.cost import PassCost
 from moebatch.plan.pricing.pass_tasks import Arithmetic
@@ -53,27 +54,18 @@ class Known:
 
     def limits(self, load: PassLoad, policy: Policy) -> Mapping[str, float]:
         """Seconds of every lane during a pass, and what else limits it."""
-        found = self._limits.get((load, policy))
-        if found is None:
-            found = self._cost_of(load, policy).limits
-            self._limits[load, policy] = found
-        return found
+        return once(self._limits, (load, policy), lambda: self._cost_of(load, policy).limits)
 
     def affine(self, candidate: Candidate) -> AffineCandidate:
         """Probes cost and footprint of a candidate at the corners of its shares."""
-        found = self._items.get(candidate)
-        if found is None:
-            found = self._items[candidate] = self._probed(candidate)
-        return found
+        return once(self._items, candidate, lambda: self._probed(candidate))
 
     def _probed(self, candidate: Candidate) -> AffineCandidate:
-        corners = corners_of(candidate)
-        if candidate not in self._memory:
-            self._memory[candidate] = probe(corners, partial(self._bytes, candidate))
+        corners, of_bytes = corners_of(candidate), partial(self._bytes, candidate)
         return AffineCandidate(
             candidate=candidate,
             lanes=tuple(probe(corners, partial(self.limits, p.load)) for p in candidate.phases),
-            memory=self._memory[candidate],
+            memory=once(self._memory, candidate, lambda: probe(corners, of_bytes)),
         )
 
     def _bytes(self, candidate: Candidate, policy: Policy) -> dict[LevelName, float]:
@@ -82,10 +74,7 @@ class Known:
 
     def mean_s(self, policy: Policy) -> float:
         """Seconds per sequence of the job by mean lengths."""
-        found = self._mean_s.get(policy)
-        if found is None:
-            found = self._mean_s[policy] = _seconds(self._passes(policy))
-        return found
+        return once(self._mean_s, policy, lambda: _seconds(self._passes(policy)))
 
     def is_faster(self, policy: Policy, enough_s: float) -> bool:
         """Whether a policy takes less than that by mean lengths. No more is worked out of one that
@@ -105,10 +94,8 @@ class Known:
         return [(one.num_passes, self._cost_of(one.load, policy)) for one in phases]
 
     def _phases_of(self, policy: Policy) -> tuple[Phase, ...]:
-        found = self._phases.get(policy.room)
-        if found is None:
-            found = self._phases[policy.room] = phases_of(self._problem.workload, policy.room)
-        return found
+        workload, room = self._problem.workload, policy.room
+        return once(self._phases, room, lambda: phases_of(workload, room))
 
     def replayed_s(self, policy: Policy, *, most: int = FEW_LOADS) -> float:
         """Seconds of a token of the job, by a rough replay in so many loads at the most."""

@@ -8,6 +8,7 @@ from math import inf
 from moebatch.errors import DoesNotFit
 from moebatch.layout.division import comes_in_pages
 from moebatch.layout.footprint import dense_bytes, slot_bytes
+from moebatch.once import once
 from moebatch.plan.problem import Problem
 from moebatch.plan.replay.phases import sequences_held
 from moebatch.plan.runnable import require_schedule
@@ -232,10 +233,7 @@ def ranked_among(known: Known, some: Iterable[Candidate]) -> Ranked:
         places = policy.attention_on_gpu, policy.ffn_on_gpu
         # Where nothing streams, levels below and slots do nothing: many candidates share one.
         key = candidate.phases, policy.micro_batch_size, policy.schedule, places
-        found = least.get(key)
-        if found is None:
-            found = least[key] = least_seconds(known, candidate)
-        return found
+        return once(least, key, lambda: least_seconds(known, candidate))
 
     return sorted(((least_s(c), c) for c in some), key=lambda pair: pair[0])
 
