@@ -665,6 +665,22 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
         "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
         "layer_rope_theta": [0, 50.0, 50.0],
     },
+    "muse_spark_text": {
+        "num_hidden_layers": 4,
+        "intermediate_size": 44,
+        "moe_intermediate_size": 20,
+        "moe_hidden_size": 24,
+        "num_local_experts": 7,
+        "head_dim": 10,
+        "sliding_window": 9,
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 300.0},
+        "qk_scale_factor": 1.7,
+        "output_multiplier": 0.7,
+        "routed_scaling_factor": 1.4,
+        "post_norm_eps": 1e-3,
+        "final_logit_softcapping": 8.0,
+    },
     "switch_transformers": {
         "vocab_size": 320,
         "d_model": 30,
@@ -700,6 +716,7 @@ _TEXT_OF = {
     "mistral_large4": "mistral_large4_text",
     "dots3_note": "dots3_note_text",
     "step3p7": "step3p5",
+    "muse_spark": "muse_spark_text",
 }
 """Families that see images beside text, and those of their text models."""
 _MINIMAX = {
@@ -753,7 +770,17 @@ _KIMI = {
     "pos_emb_height": 4,
     "pos_emb_width": 4,
 }
+_MUSE = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "pos_emb_height": 4,
+    "pos_emb_width": 4,
+    "max_position_embeddings": 16,
+}
 _VISIONS = {
+    "muse_spark": _MUSE,
     "dots3_note": _DOTS | {"adapter_in_dim": 16, "mlp_layer_types": ["dense"]},
     "mistral3": _PIXTRAL,
     "kimi_k25": _KIMI,
@@ -765,6 +792,13 @@ _VISIONS = {
     "minimax_m3_vl": _MINIMAX,
 }
 _HEARINGS = {
+    "muse_spark": {
+        "patch_sizes": [4],
+        "hidden_sizes": [8],
+        "depths": [1],
+        "num_hidden_layers": 1,
+        "out_hidden_size": _COMMON["hidden_size"],
+    },
     "qwen3_omni_moe_thinker": _HEARING,
     "dots3_note": _DOTS | {"adapter_input_size": 16, "downsample_hidden_size": 8},
 }

@@ -101,7 +101,7 @@ def _weights(files: ModelFiles) -> Iterator[tuple[str, Weight]]:
 
 
 def _kind_of(role: str) -> str:
-    if role.removesuffix("_bias").endswith("norm") or "_norm_gate" in role:
+    if role.removesuffix("_bias").endswith(("norm", "_share")) or "_norm_gate" in role:
         return "norms"
     if "_streams" in role:
         return "streams"

@@ -14,8 +14,10 @@ def norm_states(shape: ModelShape) -> int:
 
 
 def choice_states(shape: ModelShape) -> float:
-    """Hidden states that are moved for each choice of an expert, which may see narrower ones."""
-    return _CHOICE_STATES * shape.expert_size / shape.hidden_size
+    """Hidden states that are moved for each choice of an expert, which may see narrower ones, and
+    whose output may be normed in its place."""
+    states = _CHOICE_STATES * (1 + shape.norms_each_expert)
+    return states * shape.expert_size / shape.hidden_size
 
 
 def elementwise_bytes(shape: ModelShape, dtype_bytes: int) -> float:

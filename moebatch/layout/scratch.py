@@ -213,7 +213,7 @@ def decoder_buffers(
             dtype_bytes,
         ),
         "chosen experts": (choices, _WEIGHT_BYTES + _INDEX_BYTES),
-        "weights of outputs": (choices * shape.router.weighs_inputs, _WEIGHT_BYTES),
+        "weights of outputs": (choices * shape.places_unweighed, _WEIGHT_BYTES),
         "experts without room": (choices if shape.router.capacity else 0, _INDEX_BYTES),
     }
     return [Buffer(name, level, ACTIVATIONS_TERM, *size) for name, size in sizes.items()]
@@ -296,6 +296,8 @@ def step_elements(shape: ModelShape, limits: Limits) -> int:
         rows * D * (L > 0),  # what is made of it
         rows * D * bool(shape.router.num_identities),  # what is given back
         rows * D * 2 * shape.adds_experts_late,  # a sum with what is added late, in float32
+        rows * max(D, L) * 2 * shape.norms_each_expert,  # what one has made, in float32
+        rows * D * 2 * (shape.mlp_residual.mixing is not None),  # what is mixed, in float32
         *(num_biased * [width, width, D]),  # biases of experts that are computed together
     )
     mlp += (rows * of_streams, *(bool(of_streams) * [_ALIGNMENT, rows * D, rows * D * 2]))
@@ -310,6 +312,7 @@ def step_elements(shape: ModelShape, limits: Limits) -> int:
         rows * D * 2 * shape.router.has_exact_logits,  # normed input in float32
         rows * shape.num_choices * words,  # logits
         rows * L,  # latents
+        rows * L * 2 * shape.norms_latents,  # the same in float32
         rows * D * shape.router.has_own_norm,  # input normed for the gate
         rows * D * 2 * shape.router.has_own_norm,  # the norm's input in float32
         rows * of_streams,  # what is merged of them
@@ -335,6 +338,7 @@ def _attention_elements(
         *attention.step_rooms(rows, limits.kv_rows),
         rows * D,  # projected output
         rows * D * 2 * ("attention_out_norm" in shape.norms),  # its norm's input in float32
+        rows * D * 2 * (shape.attention_residual.mixing is not None),  # what is mixed, in float32
         *gate,
     )
 

@@ -136,6 +136,8 @@ class Decoder:
         [T, D]."""
         self._choices.begin(tokens_T, prompts)
         x_TD = F.embedding(tokens_T.to(self.device), self._weights.globals["embedding"])
+        for rows in self._chunks(slice(0, len(x_TD))) if self.shape.norms_embedding else ():
+            self._residuals.embedded(self.scratch.frame(), x_TD[rows])
         scale = self.shape.embedding_scale
         if self.shape.rounds_embedding_scale:
             scale = torch.tensor(scale, dtype=self.dtype).item()
@@ -221,7 +223,11 @@ class Decoder:
             normed_ND = self._products.bucketed(frame, normed_MD)
             if self._choices.latents_TL is not None:
                 latents_NL = self._products.of_role(frame, normed_ND, weights, "latent_in")
-                self._choices.latents_TL[chunk] = latents_NL[: len(x_MD)]
+                latents_ML = latents_NL[: len(x_MD)]
+                if "latent_norm" in weights:
+                    norm_L, eps = weights["latent_norm"], self.shape.rms_eps
+                    self._elementwise.norm(frame, latents_ML, norm_L, eps)
+                self._choices.latents_TL[chunk] = latents_ML
             if "router_norm" in weights:
                 normed_ND = self._residuals.normed(frame, x_MD, layer, "router_norm")
             self._choices.choose(layer, chunk, frame, normed_ND)
@@ -250,7 +256,7 @@ class Decoder:
         weights = self._weights.layers[layer]
         for rows in self._chunks(*routing.rows):
             frame, normed_MD = self.scratch.frame(), routing.normed_TD[rows]
-            parts: tuple[Tensor, ...] = (routing.outputs_TKD[rows],)
+            parts: tuple[Tensor, ...] = (self._weighed(frame, layer, routing, rows),)
             if "latent_out" in weights:
                 sum_NL = self._products.bucketed(frame, self._elementwise.sum(frame, *parts))
                 sum_ND = self._products.of_role(frame, sum_NL, weights, "latent_out")
@@ -264,6 +270,17 @@ class Decoder:
                 y_MD = self._shared_expert(frame, layer, x_TD[rows], normed_MD)
                 parts += self._residuals.made(frame, weights, "shared_out_norm", y_MD)
             self._residuals.end(frame, layer, x_TD, rows, normed_MD, *parts)
+
+    def _weighed(self, frame: Frame, layer: int, routing: Routing, rows: slice) -> Tensor:
+        """What experts have made of rows, [M, K, D], weighed; normed before where each expert's
+        is, which happens once."""
+        outputs_MKD = routing.outputs_TKD[rows]
+        if self.shape.norms_each_expert:
+            norm_D = self._weights.layers[layer]["each_expert_norm"]
+            for y_MD in outputs_MKD.unbind(1):
+                self._residuals.norm_made(frame, y_MD, norm_D)
+            outputs_MKD.mul_(routing.weights_TK[rows, :, None])
+        return outputs_MKD
 
     def _shared_expert(self, frame: Frame, layer: int, x_MD: Tensor, normed_MD: Tensor) -> Tensor:
         weights, num_rows = self._weights.layers[layer], len(normed_MD)

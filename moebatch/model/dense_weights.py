@@ -136,8 +136,11 @@ def prepared(shape: ModelShape, layer: int, role: str, weight: Tensor) -> Tensor
             columns.copy_(columns.index_select(0, rows))
     if role == "router_norm":
         weight.mul_(shape.hidden_size**-0.5)
-    is_counted = shape.norm.counts_from_one and role in shape.norm.exact_roles
-    return weight.add_(1) if is_counted else weight
+    if role == "router" and shape.router.logit_scale != 1:
+        weight.mul_(shape.router.logit_scale)
+    if (mixing := shape.mixing_of(role, layer)) is not None:
+        weight.div_(mixing.temperature).sigmoid_()
+    return weight.add_(1) if shape.norm.counts(role) else weight
 
 
 def _with_joined(roles: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ R rank of gates.
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from moebatch.model import layers
@@ -17,7 +18,7 @@ from moebatch.model.operators import Operators
 from moebatch.model.products import Weights
 from moebatch.model.scratch import Frame
 from moebatch.model.streams import StreamMixer
-from moebatch.spec.model.blocks import Residual
+from moebatch.spec.model.blocks import Mixing, Residual
 from moebatch.spec.model.shape import ModelShape
 
 
@@ -29,6 +30,8 @@ class _Part(NamedTuple):
     out_norm: str
     """Role of that of what it makes, which few models have."""
     residual: Residual
+    share: str
+    """Role of what says by how much it changes them, which few have."""
 
 
 class Residuals:
@@ -41,7 +44,10 @@ class Residuals:
         self._shape, self._layers, self._globals = shape, weights.layers, weights.globals
         self._products, self._elementwise = operators
         self._streams = StreamMixer(shape) if shape.streams else None
-        self._last = _Part(shape.norm_of_mlps, "mlp_out_norm", shape.mlp_residual)
+        self._last = _Part(shape.norm_of_mlps, "mlp_out_norm", shape.mlp_residual, "mlp_share")
+        self._ones_D = torch.ones(
+            max(shape.hidden_size, shape.expert_size), device=operators.device
+        )
         room, size = weights.globals["embedding"].new_empty, (pass_tokens, shape.hidden_size)
         self._late_TD = room(size if shape.adds_experts_late else 0)
         """What experts have made that is added at the end of the next layer."""
@@ -93,11 +99,24 @@ class Residuals:
     def made(self, frame: Frame, weights: Weights, norm: str, *parts: Tensor) -> tuple[Tensor, ...]:
         """What has been made, [M, D] or [M, K, D] each; or its sum through the norm of that role,
         where the layer has it."""
-        if norm not in weights:
+        if norm not in weights and not self._shape.is_unweighed(norm):
             return parts
         y_MD = self._sum(frame, *parts)
-        self._elementwise.norm(frame, y_MD, weights[norm], self._shape.rms_eps)
+        self.norm_made(frame, y_MD, weights.get(norm))
         return (y_MD,)
+
+    def norm_made(self, frame: Frame, y: Tensor, weight: Tensor | None) -> None:
+        """The norm of what has been made, of whatever width, in place."""
+        if self._shape.out_norms is not None:
+            if weight is not None:
+                y.mul_(weight)
+            weight = self._ones_D[: y.shape[-1]]
+        assert weight is not None, "norms of others have some"
+        self._elementwise.norm(frame, y, weight, self._shape.out_eps)
+
+    def embedded(self, frame: Frame, x_MD: Tensor) -> None:
+        """Norms embeddings in place."""
+        self._elementwise.norm(frame, x_MD, self._ones_D[: x_MD.shape[1]], self._shape.rms_eps)
 
     def add_mixed(self, work: LayerWork, x_TD: Tensor, out_ND: Tensor) -> None:
         """Adds what attention or recurrence has made of rows as it saw them; or keeps it for the
@@ -140,7 +159,8 @@ class Residuals:
             x_MD.mul_(weights["layer_scale"])
 
     def _first(self, layer: int) -> _Part:
-        return _Part("input_norm", "attention_out_norm", self._shape.mixer_residual(layer))
+        residual = self._shape.mixer_residual(layer)
+        return _Part("input_norm", "attention_out_norm", residual, "mixer_share")
 
     def _add(
         self,
@@ -159,6 +179,10 @@ class Residuals:
             made_MD = self._sum(frame, *made)
             self._streams.spread(frame, x_MD, weights, part.norm, made_MD)
             return
+        if residual.mixing is not None:
+            made_MD = self._sum(frame, *made)
+            mix(frame, x_MD, made_MD, weights[part.share], residual.mixing)
+            return
         if residual.keeps_normed:
             x_MD.copy_(normed_MD)
         if residual.kept != 1:
@@ -169,3 +193,11 @@ class Residuals:
         """That of parts [M, D] or [M, K, D], which may be the only one."""
         is_sum = len(parts) == 1 and parts[0].dim() == 2
         return parts[0] if is_sum else self._elementwise.sum(frame, *parts)
+
+
+def mix(frame: Frame, x_MD: Tensor, made_MD: Tensor, share_D: Tensor, mixing: Mixing) -> None:
+    """Hidden states with what has been made, whose shares are known, in place; rounded once."""
+    mixed_MD = frame.branch().take_float(*x_MD.shape).copy_(x_MD)
+    kept_D = torch.rsub(share_D.square(), 1).clamp_(min=mixing.least).sqrt_()
+    mixed_MD.mul_(kept_D)
+    x_MD.copy_(mixed_MD.addcmul_(made_MD, share_D))

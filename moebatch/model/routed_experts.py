@@ -5,6 +5,7 @@ token, D hidden.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -45,9 +46,9 @@ class RoutedExperts:
         self._kernels = expert_kernels(shape, operators.products) if formula is mlp else None
         choices = limits.pass_tokens, shape.experts_per_token
         self._ones_TK = (
-            torch.ones(choices, device=operators.device) if shape.router.weighs_inputs else None
+            torch.ones(choices, device=operators.device) if shape.places_unweighed else None
         )
-        """Weights of what experts make, where those of tokens are for what they see."""
+        """Weights of what experts make, where those of tokens are not for that."""
 
     @property
     def num_bytes(self) -> int:
@@ -69,6 +70,8 @@ class RoutedExperts:
         if together and self._kernels is not None:
             frame = self._scratch.frame()
             clamped = self._shape.expert_clamp(layer)
+            if self._ones_TK is not None:
+                routing = replace(routing, weights_TK=self._ones_TK[: len(routing.weights_TK)])
             self._kernels.run(frame, together, routing, most_rows=self._most_rows, clamped=clamped)
 
     def _prepared(
@@ -102,10 +105,9 @@ class RoutedExperts:
             frame, num_rows = self._scratch.frame(), len(rows_M)
             x_ND = frame.take(operators.products.rows(num_rows), self._shape.expert_size)
             torch.index_select(routing.inputs_TI, 0, rows_M, out=x_ND[:num_rows])
-            weights_TK = routing.weights_TK
-            if self._ones_TK is not None:
-                x_ND[:num_rows].mul_(weights_TK[rows_M, choices_M][:, None])
-                weights_TK = self._ones_TK
+            if self._shape.router.weighs_inputs:
+                x_ND[:num_rows].mul_(routing.weights_TK[rows_M, choices_M][:, None])
             y_MD = self._formula(frame, x_ND, num_rows, matrices, operators)
             part = ExpertTokens(rows_M, choices_M)
+            weights_TK = routing.weights_TK if self._ones_TK is None else self._ones_TK
             operators.elementwise.place(y_MD, part, routing.outputs_TKD, weights_TK)

@@ -349,6 +349,7 @@ def test_models_whose_gates_cannot_learn_are_refused_before_anything_is_read(
         ("glm5_next", {"pregate": True}, "transformers cannot load it"),
         ("ernie4_5_vl_moe", {"gating": "adaptive"}, "transformers cannot load it"),
         ("minimax_m3_vl", {"pregate": True}, "transformers cannot load it"),
+        ("muse_spark", {"gating": "adaptive"}, "transformers cannot load it"),
     ],
 )
 def test_what_transformers_cannot_do_with_gates_is_refused_before_anything_is_read(

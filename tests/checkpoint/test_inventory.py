@@ -21,6 +21,7 @@ from moebatch.checkpoint.model_files import open_model
         ({"family": "mistral_large4"}, "attention"),
         ({"family": "dots3_note"}, "attention"),
         ({"family": "beam"}, "attention"),
+        ({"family": "muse_spark"}, "norms"),
     ],
 )
 def test_every_number_of_a_model_is_of_a_kind(

@@ -206,6 +206,7 @@ def decoded(
         ("minimax_m3_vl", False),
         ("dots3_note", False),
         ("beam", False),
+        ("muse_spark", False),
         ("cohere2_moe", False),
         ("phimoe", False),
         ("deepseek_v3", False),
@@ -230,6 +231,7 @@ def decoded(
         pytest.param("kimi_linear", True, marks=pytest.mark.exhaustive),
         pytest.param("bailing_hybrid", True, marks=pytest.mark.exhaustive),
         pytest.param("minimax", True, marks=pytest.mark.exhaustive),
+        pytest.param("muse_spark", True, marks=pytest.mark.exhaustive),
     ],
     indirect=["counting"],
 )
@@ -374,6 +376,7 @@ def assert_planned(counting: CountingDevice, launches: Launches) -> None:
         ("mistral_large4", False),
         ("dots3_note", False),
         ("beam", False),
+        ("muse_spark", False),
         ("laguna", False),
         pytest.param("granitemoeshared", True, marks=pytest.mark.exhaustive),  # takes 5 s
     ],

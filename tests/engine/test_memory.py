@@ -117,7 +117,10 @@ def test_a_device_holds_what_was_priced(
 
 @pytest.mark.parametrize(
     "family",
-    ["mixtral", "qwen2_moe", "deepseek_v32", "deepseek_v4", "axk2", "mistral_large4", "dots3_note"],
+    [
+        *("mixtral", "qwen2_moe", "deepseek_v32", "deepseek_v4", "axk2", "mistral_large4"),
+        *("dots3_note", "muse_spark"),
+    ],
 )
 def test_buffers_have_the_sizes_of_what_an_engine_allocates(
     tiny_checkpoint: Callable[..., Path], tmp_path: Path, family: str

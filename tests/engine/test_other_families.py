@@ -20,7 +20,7 @@ OTHERS = (
     *("step3p7", "glm4v_moe", "granitemoe_swa", "kolibri1", "flint", "laguna", "cohere2_moe"),
     *("qwen3_omni_moe_thinker", "aria_text", "deepseek_v4", "deepseek_v32", "hy_v4", "hy_v4_vl"),
     *("axk2", "mistral_large4", "glm5_next", "ernie4_5_vl_moe"),
-    *("minimax_m3_vl", "dots3_note", "beam", "kimi_k25", "internvl"),
+    *("minimax_m3_vl", "dots3_note", "beam", "kimi_k25", "internvl", "muse_spark"),
 )
 CASES = [
     (title, family) for title, chosen in WHERE.items() for family in OTHERS if suits(family, chosen)

@@ -44,7 +44,7 @@ def deep(tiny_checkpoint: Callable[..., Path]) -> Deep:
         kinds: dict[str, Any] = {}
         if family in (*RECURRENT, "minimax", "bailing_hybrid"):
             kinds = {"layer_types": (["linear_attention", "full_attention"] * LAYERS)[:LAYERS]}
-        elif family == "axk1":
+        elif family in ("axk1", "muse_spark"):
             kinds = {"mlp_layer_types": None}
         elif family == "mistral_large4":
             kinds = {"no_rope_layers": None}
@@ -125,7 +125,7 @@ def test_every_schedule_equals_transformers_however_many_layers_come_up(
         *("nemotron_h", "minimax", "dbrx", "sarvam_moe", "axk1", "mimo_v2_flash", "longcat_flash"),
         *("bailing_hybrid", "lara_mini", "kolibri1", "step3p7", "laguna", "cohere2_moe"),
         *("deepseek_v4", "hy_v4", "jamba", "axk2", "mistral_large4", "glm5_next"),
-        *("minimax_m3_vl", "dots3_note", "beam", "kimi_k25", "internvl"),
+        *("minimax_m3_vl", "dots3_note", "beam", "kimi_k25", "internvl", "muse_spark"),
     ],
 )
 def test_all_families_compute_with_what_has_come_up(

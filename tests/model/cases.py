@@ -925,6 +925,28 @@ CASES: dict[str, Case] = {
         {"use_sliding_window": True, "sliding_window": 9, "norm_topk_prob": True},
     ),
     "dots3-yarn": ("dots3_note_text", {"rope_scaling": _latent_yarn(1.0, 0.7)}),
+    "muse-spark": ("muse_spark", {}),
+    "muse-spark-fused": ("muse_spark", {"fused": True, "attention_bias": True}),
+    "muse-spark-sparse": (
+        "muse_spark",
+        {
+            "mlp_layer_types": None,
+            "layer_types": ["full_attention", "sliding_attention"] * 2,
+            "layer_rope_theta": [300.0, 0, 0, 300.0],
+            "hidden_act": "gelu",
+        },
+    ),
+    "muse-spark-wide": (
+        "muse_spark",
+        {
+            "moe_hidden_size": 46,  # more than hidden states have
+            "num_experts_per_tok": 5,
+            "num_attention_heads": 8,
+            "residual_gate_temperature": 0.1,  # some shares are nearly one
+            "rms_norm_eps": 0.1,
+        },
+    ),
+    "muse-spark-yarn": ("muse_spark", {"rope_parameters": {"rope_theta": 300.0, **ROPES["yarn"]}}),
     "beam": ("beam", {}),
     "beam-fused": ("beam", {"fused": True, "attention_bias": True}),
     "beam-ungrouped": (

@@ -29,7 +29,7 @@ ALL = (
     *("flex_olmo", "mimo_v2_flash", "longcat_flash", "step3p7", "glm4v_moe"),
     *("laguna", "cohere2_moe", "deepseek_v4", "hy_v4", "hy_v4_vl", "jamba", "axk2"),
     *("mistral_large4", "glm5_next", "ernie4_5_vl_moe", "minimax_m3_vl", "minimax_m3_vl_text"),
-    *("dots3_note", "dots3_note_text", "beam", "kimi_k25", "internvl"),
+    *("dots3_note", "dots3_note_text", "beam", "kimi_k25", "internvl", "muse_spark"),
 )
 MOST_OFF = {"minimax": 0.2, "dots3_note": 0.12}
 """Where layers keep what norms have made of hidden states, or latents and queries are multiplied by

@@ -171,6 +171,7 @@ def test_frames_hand_out_separate_views_of_one_buffer() -> None:
         {"family": "mistral_large4"},
         {"family": "dots3_note"},
         {"family": "beam"},
+        {"family": "muse_spark"},
         {"family": "glm5_next"},
     ],
 )

@@ -87,6 +87,7 @@ BILLIONS = {
     "mellum2-12b-a2.5b": 12.1,
     "mistral-small-4-119b": 119,
     "mistral-large-4-1t-a52b": 1050,
+    "muse-spark-open-816b-a42b": 820,  # its name does not count embedding and head
     "gemma-4-26b-a4b": 25.2,
     "llama-4-scout": 107.8,
     "llama-4-maverick": 400.7,

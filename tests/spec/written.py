@@ -15,7 +15,7 @@ from moebatch.spec.families.registry import FAMILIES
 FILE = Path(family.__file__).with_name("written.json")
 _OF_OTHERS = re.compile(
     r".*(_token_id|_coef|pdrop|dropout|dropout_rate|sink_init)"
-    r"|(initializer|mtp_loss|output|pretraining|rescale|use_associative|use_cache|use_mamba).*"
+    r"|(initializer|mtp_loss|output_router|pretraining|rescale|use_associative|use_cache|use_mamba).*"
 )
 """For what trains, which kernels compute, or what goes on from a token."""
 _OF_ALL = {field.name for field in fields(PreTrainedConfig)} - {"tie_word_embeddings"}

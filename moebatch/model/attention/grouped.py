@@ -33,6 +33,7 @@ class GroupedAttentionBlock:
         plain = {"q", "k"} if attention.qk_norm == "unscaled" else set[str]()
         self._unscaled = plain | ({"v"} if attention.norms_values else set())
         self._ones_C = torch.ones(attention.head_dim, device=operators.device)
+        self._ones_V = torch.ones(attention.cached_value_dim, device=operators.device)
 
     def project(self, work: LayerWork) -> Qkv:
         """Rotated queries and keys, and values; rows beyond the micro-batch hold garbage."""
@@ -48,6 +49,9 @@ class GroupedAttentionBlock:
 
     def output(self, work: LayerWork, out_NHV: Tensor) -> Tensor:
         """What attention adds to the hidden states, [N, D]."""
+        if self._attention.norms_results:
+            result_THV = out_NHV[: work.num_tokens]
+            self._elementwise.norm(work.frame, result_THV, self._ones_V, self._eps)
         return put_out(work, self._attention, out_NHV, self._products)
 
     def attend(self, work: LayerWork) -> Tensor:

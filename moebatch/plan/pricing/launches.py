@@ -99,11 +99,11 @@ class Launches(MixerLaunches):
         shape = self.shape
         own_norm = self._norm * shape.router.has_own_norm
         chosen = _LOGITS + shape.router.has_exact_logits + self._choice
-        latents = _LATENTS * (shape.latent_width is not None)
+        latents = _LATENTS * (shape.latent_width is not None) + self._norm * shape.norms_latents
         before = self._before(shape.norm_of_mlps)
         gate = self._before(shape.norm_of_mlps, has_experts=True) + own_norm + chosen + latents
         gate += self._grouping + _READING_BACK + _LEFT_OUT * bool(shape.router.num_identities)
-        behind = self._norm * ("mlp_out_norm" in shape.norms)
+        behind = self._norm_made("mlp_out_norm")
         added = self._spread or (self._rows.add if shape.adds_experts_late else 1)
         dense = before + self._mlp + behind + added + self._attended
         dense += self._residual(shape.mlp_residual)
@@ -179,7 +179,10 @@ class Launches(MixerLaunches):
             shared = self._mlp + beside + scaled + self._clamping(shape.mlp_clamp)
         given_back = (_GIVEN_BACK + (not self.is_fused)) * bool(shape.router.num_identities)
         mixed = 3 * bool(shared and shape.shared_expert_gate)
-        norms = (self._norm + self._rows.sum) * len(MLP_NORMS & {*shape.norms, *shape.moe_norms})
+        own_norms = MLP_NORMS & {*shape.norms, *shape.moe_norms}
+        norms = sum(self._norm_made(role) + self._rows.sum for role in own_norms)
+        if shape.norms_each_expert:
+            norms += shape.experts_per_token * (self._norm + 1) + 1
         latents = (self._rows.sum + 1) * (shape.latent_width is not None)
         others = self._residual(shape.mlp_residual) + shape.scales_layers + latents + given_back
         added = (self._rows.sum + 1 if late else self._rows.add) + _LOOKING

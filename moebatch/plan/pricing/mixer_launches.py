@@ -42,7 +42,7 @@ class _Attending(NamedTuple):
     parts: int
     """Of what is cached of a token."""
     behind: int
-    """Gates, the projection, and what it is added to."""
+    """Norms of results, gates, the projection, and what it is added to."""
 
 
 class MixerLaunches(RowLaunches):
@@ -83,7 +83,7 @@ class MixerLaunches(RowLaunches):
             own, normed = attention.launches, gates > 0 or residual.keeps_normed
             again = self._before("input_norm") * normed
             reopened = own.reopening + self._norm * (own.reopening > 0)
-            return again + reopened + own.brought_back + gates
+            return again + reopened + own.brought_back + self._behind(attention)
 
         return self._mean(of) + self._added(residual)
 
@@ -113,7 +113,7 @@ class MixerLaunches(RowLaunches):
                     attention.launches,
                     before=self._projection(attention),
                     parts=self._num_parts(attention),
-                    behind=self._gates(attention) + added,
+                    behind=self._behind(attention) + added,
                 ),
             )
             for attention, count in self._attentions
@@ -139,6 +139,10 @@ class MixerLaunches(RowLaunches):
         own = attention.launches
         rotations = self._rows.rotation * own.rotations
         return self._before("input_norm") + own.projected + self._norm * own.norms + rotations
+
+    def _behind(self, attention: Attention) -> int:
+        """Norms and gates of what a layer puts out."""
+        return self._norm * attention.launches.results + self._gates(attention)
 
     @staticmethod
     def _gates(attention: Attention) -> int:
@@ -179,5 +183,4 @@ class MixerLaunches(RowLaunches):
         """What is projected at last, and added to the hidden states."""
         if self.shape.streams is not None:
             return 1 + self._spread
-        normed = self._norm * ("attention_out_norm" in self.shape.norms)
-        return _OUT + self._residual(residual) + normed
+        return _OUT + self._residual(residual) + self._norm_made("attention_out_norm")

@@ -43,6 +43,9 @@ _SPREAD_UNMIXED = 16
 """The same, over streams that are not mixed with each other."""
 _WEIGHED = 6
 """What a norm has made: two products, what follows each, a copy, and what is weighed."""
+_MIXED = 8
+"""Hidden states with what a part of a layer has made: into float32, four for what is left of them,
+both products, and back."""
 _BALANCING = 6
 """Of its rows and columns, once more."""
 
@@ -89,7 +92,16 @@ class RowLaunches:
             return _SPREAD_UNMIXED
         return _SPREAD + _BALANCING * (streams.num_balancings - 1)
 
+    def _norm_made(self, role: str) -> int:
+        """A norm of what has been made, if layers have it; weights may be multiplied before."""
+        shape = self.shape
+        is_weighed_first = shape.out_norms is not None and not shape.is_unweighed(role)
+        return (self._norm + is_weighed_first) * (role in (*shape.norms, *shape.moe_norms))
+
     def _residual(self, residual: Residual) -> int:
-        """What becomes of hidden states, and of what is added to them, before."""
+        """What becomes of hidden states, and of what is added to them, before; where they are
+        mixed, in place of the sum."""
+        if residual.mixing is not None:
+            return _MIXED - 1
         kept = residual.keeps_normed + (residual.kept != 1)
         return kept + (residual.added != 1 and not self.is_fused)

@@ -75,6 +75,8 @@ class AttentionLaunches(NamedTuple):
     """For each that is attended by itself, a slice of a prompt among them."""
     query_block: int = 0
     """For some of its queries."""
+    results: int = 0
+    """Norms of what heads put out."""
     reopening: int = 0
     """Products up to what opens gates of the output, beside a norm, where that is not what the
     layer sees and has been lost since."""

@@ -13,7 +13,7 @@ _NORMS = frozenset(
     f"{name}_norm"
     for name in (
         *("input", "attention_out", "mlp", "shared", "experts_out", "shared_out", "mlp_out"),
-        *("final", "q", "k", "index_q", "index_k"),
+        *("final", "latent", "each_expert", "q", "k", "index_q", "index_k"),
     )
 )
 
@@ -65,6 +65,8 @@ class Router:
     """Over all experts, or each by itself; or one expert after the other, weighed by a softmax over
     those that are left and `near` (SparseMixer-v2 of GRIN MoE, Liu et al. 2024, at inference). In
     float32."""
+    logit_scale: float = 1.0
+    """By what logits are multiplied before all else: the gate's matrix is, when it is read."""
     logit_cap: float | None = None
     """Logits are brought between minus and plus this by its tanh before they become scores."""
     near: float = 0.0
@@ -127,6 +129,13 @@ class Norm:
     too."""
     counts_from_one: bool = False
     """Stored weights are what is added to one, and `rounds_once` holds."""
+    counts_last: bool = True
+    """That goes for the last norm of a model, too."""
+
+    def counts(self, role: str) -> bool:
+        """Whether weights of that role are stored as what is added to one."""
+        is_counted = role in _NORMS and (self.counts_last or role != "final_norm")
+        return self.counts_from_one and is_counted
 
     @property
     def exact_roles(self) -> frozenset[str]:
@@ -152,6 +161,28 @@ class NormGates:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class OutNorms:
+    """How norms of what experts and parts of layers have made differ from those before them: they
+    are of what their weights have multiplied, and nothing is multiplied behind (Muse Spark)."""
+
+    eps: float
+    """What is added to mean squares."""
+    unweighed: tuple[str, ...] = ()
+    """Roles of those that have no weights."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mixing:
+    """Each number of hidden states has a learnt share, a sigmoid: what a part of a layer has made
+    is multiplied by it, and hidden states by what makes squares of both sum to one (Muse Spark)."""
+
+    temperature: float
+    """What is learnt is divided by this before its sigmoid."""
+    least: float = 1e-3
+    """The square of what hidden states are multiplied by is at least this."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Residual:
     """How what a part of a layer has made is added to hidden states."""
 
@@ -162,6 +193,8 @@ class Residual:
     keeps_normed: bool = False
     """They are what the norm before that part has made of them, and not what it has seen: from
     there on, nothing else of them is left (MiniMax-Text-01)."""
+    mixing: Mixing | None = None
+    """What does so number by number, in place of all that."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

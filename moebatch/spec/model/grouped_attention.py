@@ -46,6 +46,8 @@ class GroupedAttention(Attention):
     """By what values are multiplied before they are cached."""
     norms_values: bool = False
     """Values are normed per head, without weights."""
+    norms_results: bool = False
+    """What a head puts out is normed, without weights, before gates weigh it."""
     values_are_keys: bool = False
     """Values are projected as keys are: they are keys before their norm and rotation."""
     clip_qkv: float | None = None
@@ -103,6 +105,7 @@ class GroupedAttention(Attention):
             norms=self.num_norms + 2 * chooses,
             rotations=(self.rotary_dim > 0) + 2 * chooses,
             group=heads * (_GROUP + scored + chooses * _PLANNED),
+            results=int(self.norms_results),
             prompt_slice=_PROMPT_SLICE + scored,
             sequence=chooses * (_INDEX_KEYS + heads * _ROWS_OF_CHOSEN),
             query_block=chooses * _CHOSEN,
@@ -145,9 +148,11 @@ class GroupedAttention(Attention):
 
     def step_rooms(self, num_rows: int, num_cached: int) -> tuple[int, ...]:
         """Queries or keys in float32 that are normed, all three, and results; what chooses."""
-        normed = 2 * self.query_width * bool(self.num_norms)
+        widest = max(
+            self.query_width * bool(self.num_norms), self.result_width * self.norms_results
+        )
         projected = self.query_width + self.kv_width
-        widths = (normed, projected, self.value_width, self.result_width)
+        widths = (2 * widest, projected, self.value_width, self.result_width)
         choosing = self.indexer.step_rooms(num_rows, num_cached) if self.indexer else ()
         return (*(num_rows * width for width in widths), *choosing)
 

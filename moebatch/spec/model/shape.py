@@ -15,9 +15,11 @@ from moebatch.spec.machine.hardware import Dtype
 from moebatch.spec.model.attention import Attention, Sizes
 from moebatch.spec.model.blocks import (
     ClampedGate,
+    Mixing,
     Mlp,
     Norm,
     NormGates,
+    OutNorms,
     Residual,
     Router,
     Streams,
@@ -70,6 +72,8 @@ class Layers:
     gate and the shared expert see hidden states (Nemotron 3)."""
     latent_bias: bool = False
     """Both matrices have one."""
+    norms_latents: bool = False
+    """Experts see norms of what the first one makes."""
     adds_experts_late: bool = False
     """What the experts of a layer make is added at the end of the next one, which has an MLP
     ("shortcut-connected", Cai et al. 2024); what the shared expert makes, at once. All the same
@@ -105,6 +109,11 @@ class Layers:
     is what the shared one sees of hidden states, where that is not what experts see."""
     moe_norms: tuple[str, ...] = ()
     """Roles of those that only layers with experts have beside these."""
+    out_norms: OutNorms | None = None
+    """None where norms of what has been made are like those before."""
+    norms_each_expert: bool = False
+    """What each expert makes is normed before it is weighed, with weights that all of a layer
+    share: `out_norms` says how."""
     scales_layers: bool = False
     """Hidden states are multiplied by a learnt number at the end of each layer."""
     recurrence: Recurrence | None = None
@@ -126,6 +135,8 @@ class Layers:
     """None where no norm weighs what it makes."""
     encoder: Encoder | None = None
     """None where prompts go through the same layers as answers."""
+    norms_embedding: bool = False
+    """Embeddings are normed before the first layer, without weights."""
     embedding_scale: float = 1.0
     """By what embeddings are multiplied before the first layer."""
     divides_by_depth: bool = False
@@ -195,6 +206,21 @@ class ModelShape(Layers):
         if not self.has_mlp(layer):
             return tuple(role for role in self.norms if role in _NORMS_OF_MIXERS)
         return self.norms + self.moe_norms * self.is_moe(layer)
+
+    def is_unweighed(self, norm: str) -> bool:
+        """Whether a norm of what has been made has no weights."""
+        return self.out_norms is not None and norm in self.out_norms.unweighed
+
+    @property
+    def out_eps(self) -> float:
+        """What is added to mean squares of what has been made."""
+        return self.rms_eps if self.out_norms is None else self.out_norms.eps
+
+    @property
+    def places_unweighed(self) -> bool:
+        """Whether what experts make is not weighed when it is put in its place: weights have been
+        for what they see, or will be for norms of it."""
+        return self.router.weighs_inputs or self.norms_each_expert
 
     def norm_eps(self, role: str, layer: int | None) -> float:
         """What is added to mean squares of hidden states where a layer norms them, or behind the
@@ -352,7 +378,8 @@ class ModelShape(Layers):
     def layer_tensors(self, layer: int) -> Sizes:
         """Sizes of everything in a layer but its experts, by role."""
         scale: Sizes = {"layer_scale": (1,)} if self.scales_layers else {}
-        norms = self._norm_tensors(*self.norms_of(layer))
+        roles = (role for role in self.norms_of(layer) if not self.is_unweighed(role))
+        norms = self._norm_tensors(*roles) | self._mixing_tensors(layer)
         streams: Sizes = {}
         for role in ("input_norm", "mlp_norm") if self.streams else ():
             assert self.streams is not None, "there are several"
@@ -411,6 +438,16 @@ class ModelShape(Layers):
         biases = [f"{role}_bias" for role in roles if self.norm.has_bias]
         return dict.fromkeys((*roles, *biases), (self.hidden_size,))
 
+    def mixing_of(self, role: str, layer: int) -> Mixing | None:
+        """That of which a tensor of that role has the shares, if it has such."""
+        if role == "mixer_share":
+            return self.mixer_residual(layer).mixing
+        return self.mlp_residual.mixing if role == "mlp_share" else None
+
+    def _mixing_tensors(self, layer: int) -> Sizes:
+        roles = ("mixer_share", "mlp_share")[: 1 + self.has_mlp(layer)]
+        return {role: (self.hidden_size,) for role in roles if self.mixing_of(role, layer)}
+
     def _norm_gate_tensors(self, layer: int) -> Sizes:
         sizes: Sizes = {}
         if (gates := self.norm_gates) is not None:
@@ -460,6 +497,10 @@ class ModelShape(Layers):
             moe |= {"latent_in": (L, D), "latent_out": (D, L)}
             if self.latent_bias:
                 moe |= {"latent_in_bias": (L,), "latent_out_bias": (D,)}
+            if self.norms_latents:
+                moe["latent_norm"] = (L,)
+        if self.norms_each_expert:
+            moe["each_expert_norm"] = (self.expert_size,)
         if self.shared_expert:
             moe |= _prefixed("shared", self.shared_expert, D)
             if self.shared_expert_gate:
@@ -497,7 +538,8 @@ class ModelShape(Layers):
             for end in ("", "_base", "_scale")
         }
         found = self.router.exact_roles | self.norm.exact_roles | of_recurrence | of_attention
-        return found | of_streams | {"router_table", "rotary_growth"}
+        shares = {"mixer_share", "mlp_share"}
+        return found | of_streams | shares | {"router_table", "rotary_growth"}
 
     @cached_property
     def exact_params(self) -> int:
