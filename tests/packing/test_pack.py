@@ -44,6 +44,11 @@ _WIDTHS = {
     "sarvam_moe": {"hidden_size": 64, "moe_intermediate_size": 96},
     "jamba": {"hidden_size": 64, "intermediate_size": 96},
     "axk2": {"hidden_size": 64, "moe_intermediate_size": 96},
+    "muse_spark": {
+        "moe_hidden_size": 64,
+        "moe_intermediate_size": 96,
+        "mlp_layer_types": None,
+    },
     "mistral_large4": {
         "hidden_size": 64,
         "moe_intermediate_size": 96,
@@ -278,12 +283,12 @@ def test_transformers_loads_it_and_says_the_same(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("to", ["int4", "int8", "fp8"])
-@pytest.mark.parametrize("family", ["dbrx", "kimi_linear", "bailing_hybrid"])
+@pytest.mark.parametrize("family", ["dbrx", "kimi_linear", "bailing_hybrid", "muse_spark"])
 def test_experts_of_what_transformers_does_not_load_are_written_as_all_others(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, family: str, to: Precision, dtype: str
 ) -> None:
     """Of DBRX they lie transposed in flat stacks; of Kimi-Linear, whose convolutions transformers
-    does not find beside integers, they are as they were."""
+    does not find beside integers, they are as they were; of Muse Spark it finds stacks alone."""
     source, output = model_of(tiny_checkpoint, family, dtype=dtype), tmp_path / "out"
     summary = packed(source, output, to)
     before, after = open_model(source, "auto"), open_model(output, "auto")
