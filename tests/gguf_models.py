@@ -17,6 +17,7 @@ from tests.model.driver import read_tensors
 
 ARCHITECTURES = {
     "mixtral": gguf.MODEL_ARCH.LLAMA,
+    "llama4_text": gguf.MODEL_ARCH.LLAMA4,
     "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE,
     "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
     "qwen3_vl_moe": gguf.MODEL_ARCH.QWEN3VLMOE,
@@ -105,7 +106,7 @@ def write_gguf(
     older: bool = False,
     metadata: Mapping[str, Any] = MappingProxyType({}),
     left_out: Sequence[str] = (),
-    factors: bool = False,
+    factors: Mapping[str, Any] = MappingProxyType({}),
     cuts: str | None = None,
     trimmed: bool = False,
 ) -> Path:
@@ -116,10 +117,10 @@ def write_gguf(
     a file has so many tensors; with `apart` each expert has its own, as in the first files of
     Mixtral; with `joined` gates lie above what they gate; `older` converters left projections
     whole. `metadata` are numbers and texts beside the usual ones, or in their place, and those
-    that begin with one of `left_out` are not written. With `factors` positions are scaled by a
-    tensor, as Gemma 4's always are. With the name of a way to cut text the file has the tokenizer
-    of the source, and none lies beside it. With `trimmed` no tensor begins with a dimension of one,
-    as none does once llama.cpp has quantised a file.
+    that begin with one of `left_out` are not written. With `factors` positions are scaled by
+    tensors of such names. With the name of a way to cut text the file has the tokenizer of the
+    source, and none lies beside it. With `trimmed` no tensor begins with a dimension of one, as
+    none does once llama.cpp has quantised a file.
     """
     config = json.loads((source / "config.json").read_text())
     for beside in ("text_config", "attn_config", "ffn_config"):
@@ -154,8 +155,8 @@ def write_gguf(
         name: numbers.view(each.shape)
         for (name, each), numbers in zip(tensors.items(), torch.split(flat, sizes), strict=True)
     }
-    if factors or config["model_type"] == "gemma4_text":
-        stored["rope_freqs.weight"] = "F32", np.ones(4, np.float32)
+    for name, each in {**_factors(config), **factors}.items():
+        stored[name] = str(each.dtype).replace("float", "F"), each
     said = {
         key: value
         for key, value in {**_metadata(config, older=older), **metadata}.items()
@@ -288,6 +289,13 @@ def _parts(name: str, weight: Tensor, config: Mapping[str, Any]) -> list[tuple[s
     if family == "qwen3_vl_moe" and "experts" in name:
         roles = ("gate", "up") if "gate_up" in name else ("down",)
         stem, parts = name.rpartition(".")[0], torch.chunk(weight, len(roles), dim=1)
+        return [
+            (f"{stem}.{role}_proj.weight", part) for role, part in zip(roles, parts, strict=True)
+        ]
+    if family == "llama4_text" and ".experts." in name:
+        roles = ("gate", "up") if "gate_up" in name else ("down",)
+        stem, by_row = name.rpartition(".")[0], weight.transpose(1, 2)
+        parts = torch.chunk(by_row, len(roles), dim=1)
         return [
             (f"{stem}.{role}_proj.weight", part) for role, part in zip(roles, parts, strict=True)
         ]
@@ -580,6 +588,12 @@ def _metadata(config: Mapping[str, Any], *, older: bool) -> dict[str, Any]:
             "rope.freq_base": full["rope_theta"],
             "rope.freq_base_swa": kinds["sliding_attention"]["rope_theta"],
         }
+    if family == "llama4_text":
+        found |= {
+            "feed_forward_length": config["intermediate_size_mlp"],
+            "expert_feed_forward_length": config["intermediate_size"],
+            "interleave_moe_layer_step": config["interleave_moe_layer_step"],
+        }
     if family == "lfm2_moe":
         found |= {
             "attention.head_count_kv": by_layer,
@@ -619,8 +633,24 @@ def _metadata(config: Mapping[str, Any], *, older: bool) -> dict[str, Any]:
     return found
 
 
+def _factors(config: Mapping[str, Any]) -> dict[str, Any]:
+    """By what frequencies are divided, as the converter works it out."""
+    rotary = config.get("rope_parameters") or {}
+    if config["model_type"] == "gemma4_text":
+        return {"rope_freqs.weight": np.ones(4, np.float32)}
+    if rotary.get("rope_type") != "llama3":
+        return {}
+    size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    low, high = rotary["low_freq_factor"], rotary["high_freq_factor"]
+    turns = rotary["original_max_position_embeddings"] / (2 * np.pi)
+    turns = turns / rotary["rope_theta"] ** (np.arange(0, size, 2) / size)
+    share = ((turns - low) / (high - low)).clip(0, 1)
+    divided = 1 / ((1 - share) / rotary["factor"] + share)
+    return {"rope_freqs.weight": divided.astype(np.float32)}
+
+
 def _scaling(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    if parameters.get("rope_type", "default") == "default":
+    if parameters.get("rope_type", "default") in ("default", "llama3"):
         return {}
     found = {
         "type": parameters["rope_type"],

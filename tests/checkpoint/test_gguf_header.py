@@ -144,11 +144,22 @@ def test_metadata_that_make_no_sense_are_named(
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "numbers", "message"),
+    [
+        ("rope_factors_long", np.ones(4, np.float32), "scaled ('rope_factors_long.weight')"),
+        ("rope_freqs", np.ones(4, np.float16), "expected at most 4096 numbers in F32, got [4] in"),
+        ("rope_freqs", np.ones(4097, np.float32), "expected at most 4096 numbers in F32, got"),
+        ("rope_freqs", np.zeros(4, np.float32), "scales positions by what is not above 0"),
+        ("rope_freqs", np.full(4, np.nan, np.float32), "scales positions by what is not above 0"),
+    ],
+)
 def test_positions_are_not_scaled_by_a_tensor_that_is_not_read(
-    written: Callable[..., Path],
+    name: str, numbers: Any, message: str, written: Callable[..., Path]
 ) -> None:
-    with pytest.raises(CheckpointError, match=r"positions are scaled \('rope_freqs\.weight'\)"):
-        open_model(written(factors=True), "auto")
+    with pytest.raises(CheckpointError) as caught:
+        open_model(written(factors={f"{name}.weight": numbers}), "auto")
+    assert message in str(caught.value)
 
 
 def test_a_folder_with_two_models_says_so(written: Callable[..., Path]) -> None:

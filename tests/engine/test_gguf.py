@@ -20,6 +20,13 @@ from tests.quantised import decoded_beside
 NEW_TOKENS = 5
 WIDTHS: dict[str, dict[str, Any]] = {
     "mixtral": {"intermediate_size": 512},
+    "llama4_text": {
+        "intermediate_size": 256,
+        "intermediate_size_mlp": 512,
+        "num_hidden_layers": 4,
+        "attention_chunk_size": 8192,
+        "floor_scale": 8192,
+    },
     "qwen2_moe": {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 256},
     "qwen3_moe": {"moe_intermediate_size": 256, "norm_topk_prob": True},
     "qwen3_vl_moe": {"moe_intermediate_size": 256, "mlp_only_layers": []},
@@ -110,6 +117,14 @@ SCALED: dict[str, dict[str, Any]] = {
     "deepseek_v2": YARN | {"mscale": 0.707, "mscale_all_dim": 0.707},
     "mixtral": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0},
 }
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
 PLAIN = ("F32", "F16", "BF16")
 TYPES = (*PLAIN, "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 
@@ -173,6 +188,14 @@ def test_positions_are_scaled_as_in_the_model(family: str, written: Callable[...
     folder = written("F32", family, {"rope_parameters": SCALED[family]})
     found = open_model(folder, "auto").config["rope_parameters"]
     assert {key: found[key] for key in SCALED[family]} == pytest.approx(SCALED[family], abs=1e-6)
+    require_tokens_of_transformers(folder, folder, 0.0)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "llama4_text"])
+def test_frequencies_are_divided_by_a_tensor(family: str, written: Callable[..., Path]) -> None:
+    folder = written("F32", family, {"rope_parameters": LLAMA3})
+    divided = open_model(folder, "auto").config["rope_parameters"]["short_factor"]
+    assert divided[0] == 1 and divided[-1] == 8 and any(1 < each < 8 for each in divided)
     require_tokens_of_transformers(folder, folder, 0.0)
 
 

@@ -141,11 +141,12 @@ def test_turns_may_end_with_tokens_of_their_own(file: Callable[..., Path]) -> No
     assert load(file(change=lambda writer: writer.add_eot_token_id(5))).end_tokens == {2, 5}
 
 
+@pytest.mark.parametrize("cuts", ["of another model", "llama4"])
 def test_a_tokenizer_beside_the_file_is_the_one_that_counts(
-    original: Path, file: Callable[..., Path]
+    cuts: str, original: Path, file: Callable[..., Path]
 ) -> None:
-    path = file("of another model")
-    with pytest.raises(CheckpointError, match=r"\('of another model'\) is not known; put tok"):
+    path = file(cuts)
+    with pytest.raises(CheckpointError, match=rf"\('{cuts}'\) is not known; put tok"):
         load(path)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (path.parent / name).write_bytes((original / name).read_bytes())

@@ -3,7 +3,13 @@
 from dataclasses import replace
 from typing import Any
 
-from moebatch.checkpoint.gguf.family import Arranged, GgufFamily, GgufMetadata, rotated_share
+from moebatch.checkpoint.gguf.family import (
+    DIVIDES,
+    Arranged,
+    GgufFamily,
+    GgufMetadata,
+    rotated_share,
+)
 from moebatch.formats.ggml_rearranged import (
     AsRows,
     ByKeyHead,
@@ -173,6 +179,18 @@ def _qwen3_next(said: GgufMetadata) -> Arranged:
 
 def _qwen3_5(said: GgufMetadata) -> Arranged:
     return {**_from_zero(said), **_recurrence(said, by_turns=True)}
+
+
+def _llama4(said: GgufMetadata) -> dict[str, Any]:
+    """Chunks, layers without positions and the temperature of these are not in files; they are
+    those of all released models. Maverick, which has 128 experts, does not norm what it rotates."""
+    if said.get("attention.sliding_window") == 0:
+        raise said.fault("layers do not attend in chunks, which is not read of this architecture")
+    return {
+        "intermediate_size": said.count("expert_feed_forward_length"),
+        "intermediate_size_mlp": said.count("feed_forward_length"),
+        "use_qk_norm": said.count("expert_count") != 128,
+    }
 
 
 def _dense_first(said: GgufMetadata) -> dict[str, Any]:
@@ -380,7 +398,15 @@ _MAMBA_SIZES = {
 }
 _QWEN3 = GgufFamily(architecture="Qwen3MoeForCausalLM", entries={"norm_topk_prob": True})
 FAMILIES = {
-    "llama": GgufFamily(architecture="MixtralForCausalLM", arranged=_interleaved),
+    "llama": GgufFamily(
+        architecture="MixtralForCausalLM", arranged=_interleaved, scaling_tensors=DIVIDES
+    ),
+    "llama4": GgufFamily(
+        architecture="Llama4ForCausalLM",
+        sizes={"interleave_moe_layer_step": "interleave_moe_layer_step"},
+        keys=_llama4,
+        scaling_tensors=DIVIDES,
+    ),
     "qwen2moe": GgufFamily(architecture="Qwen2MoeForCausalLM"),
     "qwen3moe": _QWEN3,
     "qwen3vlmoe": _QWEN3,  # of text alone, whose positions are those of one axis
@@ -498,7 +524,7 @@ FAMILIES = {
         sizes=_WINDOW | {"final_logit_softcapping": "final_logit_softcapping"},
         entries={"enable_moe_block": True},
         keys=_gemma,
-        knows_factors=True,
+        scaling_tensors=DIVIDES,
     ),
     "qwen3next": GgufFamily(
         architecture="Qwen3NextForCausalLM",

@@ -7,11 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from moebatch.checkpoint.gguf.header import Value
+from moebatch.checkpoint.header import Extent
 from moebatch.errors import CheckpointError
 from moebatch.formats.ggml_rearranged import Arrangement
 from moebatch.quoting import shown
 from moebatch.spec.families.registry import FAMILIES
+from moebatch.spec.files.json_file import readable
 from moebatch.spec.model.blocks import Router
 
 Arranged = Mapping[str, Arrangement]
@@ -52,15 +56,19 @@ _SOFTMAX, _SIGMOID = 1, 2
 """How gates score, in GGUF's numbers."""
 _CORRECTION = "exp_probs_b.bias"
 _FACTORS = re.compile(r"(blk\.\d+\.)?rope_(freqs|factors_\w+)\.weight")
+DIVIDES = ("rope_freqs.weight",)
+"""The tensor by which frequencies of rows of any length are divided."""
+_MOST_FACTORS = 2**12
+_NO_ROW_IS_LONGER = 2**40
 
 
 class GgufMetadata:
     """What a model says of itself."""
 
     def __init__(
-        self, where: Path, metadata: Mapping[str, Value], tensors: Collection[str]
+        self, where: Path, metadata: Mapping[str, Value], tensors: Mapping[str, Extent]
     ) -> None:
-        """`tensors` are the names of all it holds."""
+        """`tensors` are all that it holds."""
         self.where, self._metadata, self._tensors = where, metadata, tensors
         self.architecture = metadata.get("general.architecture")
 
@@ -101,9 +109,25 @@ class GgufMetadata:
             )
 
     @property
-    def positional_factors(self) -> str | None:
-        """The tensor by which positions are scaled (Llama 3, LongRoPE), if there is one."""
-        return next((name for name in self._tensors if _FACTORS.fullmatch(name)), None)
+    def scaling_tensors(self) -> list[str]:
+        """Those by which positions are scaled (Llama 3, LongRoPE)."""
+        return sorted(name for name in self._tensors if _FACTORS.fullmatch(name))
+
+    def factors(self, tensor: str) -> list[float]:
+        """The numbers in such a tensor, which is there. Raises CheckpointError for others than float32
+        above 0, and StorageError if the disk fails."""
+        place = self._tensors[tensor]
+        if place.dtype != "F32" or not 0 < place.num_bytes <= 4 * _MOST_FACTORS:
+            raise self.fault(
+                f"tensor {shown(tensor)} scales positions; expected at most {_MOST_FACTORS} "
+                f"numbers in F32, got {list(place.shape)} in {place.dtype}"
+            )
+        with readable(place.path), place.path.open("rb") as file:
+            file.seek(place.offset)
+            numbers = np.frombuffer(file.read(place.num_bytes), "<f4")
+        if not (np.isfinite(numbers) & (numbers > 0)).all():
+            raise self.fault(f"tensor {shown(tensor)} scales positions by what is not above 0")
+        return [float(number) for number in numbers]
 
     def has(self, tensor: str) -> bool:
         """Whether any layer has it."""
@@ -143,8 +167,8 @@ class GgufFamily:
     """Keys of transformers that take more than one of GGUF."""
     positions: Mapping[str, Any] = field(default_factory=dict)
     """What llama.cpp takes for granted of scaled positions."""
-    knows_factors: bool = False
-    """Files have a tensor by which positions are scaled, whose numbers `keys` know."""
+    scaling_tensors: Collection[str] = ()
+    """Those by which positions may be scaled. One of `DIVIDES` is read; `keys` know of others."""
     arranged: Callable[[GgufMetadata], Arranged] = lambda said: {}
     """Weights that are not as the model has them."""
 
@@ -183,18 +207,32 @@ class GgufFamily:
 
     def _scaled_positions(self, said: GgufMetadata) -> dict[str, Any]:
         """YaRN (Peng et al. 2023), or all positions closer together."""
-        kind = said.get("rope.scaling.type")
-        factors = said.positional_factors
-        if kind not in (None, "none", "yarn", "linear") or (factors and not self.knows_factors):
+        kind, tensors = said.get("rope.scaling.type"), said.scaling_tensors
+        known = ("none",) if tensors else ("none", "yarn", "linear")
+        if kind not in (None, *known) or not {*self.scaling_tensors}.issuperset(tensors):
+            by = tensors[0] if tensors else kind
             raise said.fault(
-                f"positions are scaled ({shown(factors or kind)}), which is not read from GGUF; "
-                "use the model's safetensors files"
+                f"positions are scaled ({shown(by)}), which is not read from GGUF; use the model's "
+                "safetensors files"
             )
         if kind in (None, "none"):
-            return {"rope_type": "default"}
+            divides = next((name for name in tensors if name in DIVIDES), None)
+            return divided(said.factors(divides)) if divides else {"rope_type": "default"}
         found = {key: said.get(f"rope.scaling.{name}") for key, name in _YARN.items()}
         given = {key: value for key, value in found.items() if value is not None}
         return {"rope_type": kind, **given, **self.positions, **_strength(said)}
+
+
+def divided(factors: list[float]) -> dict[str, Any]:
+    """Frequencies are divided by these (Llama 3), in rows of any length."""
+    return {
+        "rope_type": "longrope",
+        "short_factor": factors,
+        "long_factor": factors,
+        "factor": 1.0,
+        "attention_factor": 1.0,
+        "original_max_position_embeddings": _NO_ROW_IS_LONGER,
+    }
 
 
 def _in_objects(values: Mapping[str, Any]) -> dict[str, Any]:
