@@ -31,6 +31,7 @@ ARCHITECTURES = {
     "glm4_moe_lite": gguf.MODEL_ARCH.DEEPSEEK2,
     "qwen3_next": gguf.MODEL_ARCH.QWEN3NEXT,
     "qwen3_5_moe_text": gguf.MODEL_ARCH.QWEN35MOE,
+    "mistral3": gguf.MODEL_ARCH.MISTRAL4,
     "dots1": gguf.MODEL_ARCH.DOTS1,
     "ernie4_5_moe": gguf.MODEL_ARCH.ERNIE4_5_MOE,
     "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE,
@@ -51,8 +52,10 @@ ARCHITECTURES = {
     "afmoe": gguf.MODEL_ARCH.AFMOE,
     "mimo_v2_flash": gguf.MODEL_ARCH.MIMO2,
     "dbrx": gguf.MODEL_ARCH.DBRX,
+    "step3p7": gguf.MODEL_ARCH.STEP35,
+    "phimoe": gguf.MODEL_ARCH.PHIMOE,
 }
-LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "glm_moe_dsa")
+LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "glm_moe_dsa", "mistral3")
 RECURRENT = ("qwen3_next", "qwen3_5_moe_text")
 HYBRID = ("granitemoehybrid", "lfm2_moe", "nemotron_h", "jamba")
 """Those whose files say by heads of keys which layers recur."""
@@ -224,7 +227,7 @@ def _of_text(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {
         name.replace("language_model.", ""): each
         for name, each in tensors.items()
-        if ".visual." not in name
+        if not any(part in name for part in ("visual", "vision", "vit_", "projector"))
     }
 
 
@@ -262,6 +265,7 @@ def _gguf_name(name: str, names: Any) -> str:
     merged = merged.removeprefix("model.") if is_short else merged
     merged = merged.replace("e_score_correction_bias", "e_score_correction.bias")
     merged = merged.replace("expert_bias", "expert_bias.bias")
+    merged = merged.replace("router_bias", "router_bias.bias")
     merged = merged.replace("attention_sink_bias", "attention_sink_bias.weight")
     if ".mixer.experts." in merged:
         merged = merged.replace("backbone", "model").replace("mixer", "mlp")
@@ -308,6 +312,8 @@ def _parts(name: str, weight: Tensor, config: Mapping[str, Any]) -> list[tuple[s
             (f"{stem.replace('gate_up', role)}.{kind}", by_row[:, place::2])
             for place, role in enumerate(("gate", "up"))
         ]
+    if family == "mistral3" and ".experts." in name:
+        return [(f"{name}.weight", weight)]
     if family == "gemma4_text" and ("router." in name or "experts" in name or "scalar" in name):
         return [(_of_gemma(name), weight)]
     if family == "bailing_moe" and "query_key_value" in name:
@@ -415,7 +421,7 @@ def _as_before(weight: Tensor, name: str, config: Mapping[str, Any]) -> Tensor:
 
 def _counts_from_one(name: str, config: Mapping[str, Any]) -> bool:
     is_norm = name.endswith("norm.weight") and "ssm" not in name
-    return is_norm and config["model_type"] in RECURRENT
+    return is_norm and config["model_type"] in (*RECURRENT, "step3p7")
 
 
 def _metadata(config: Mapping[str, Any], *, older: bool) -> dict[str, Any]:
@@ -574,7 +580,7 @@ def _metadata(config: Mapping[str, Any], *, older: bool) -> dict[str, Any]:
         }
     if family == "dbrx":
         found |= {"attention.clamp_kqv": config["clip_qkv"], "attention.layer_norm_epsilon": 1e-5}
-    if family in ("exaone_moe", "mimo_v2_flash"):
+    if family in ("exaone_moe", "mimo_v2_flash", "step3p7"):
         slides = [kind == "sliding_attention" for kind in config["layer_types"]]
         found["attention.sliding_window_pattern"] = slides
     if family == "mimo_v2_flash":
@@ -593,6 +599,24 @@ def _metadata(config: Mapping[str, Any], *, older: bool) -> dict[str, Any]:
             "feed_forward_length": config["intermediate_size_mlp"],
             "expert_feed_forward_length": config["intermediate_size"],
             "interleave_moe_layer_step": config["interleave_moe_layer_step"],
+        }
+    if family == "step3p7":
+        kinds, heads = config["rope_parameters"], config["num_attention_heads"]
+        of_kind = (heads, config["num_sliding_attention_heads"])
+        limits = {
+            name: [limit or 0.0 for limit in config[key]]
+            for name, key in (("exp", "swiglu_limits"), ("shexp", "swiglu_limits_shared"))
+        }
+        found |= {
+            "attention.head_count": [of_kind[each] for each in slides],
+            "attention.head_count_kv": [config["num_key_value_heads"]] * len(slides),
+            "expert_shared_feed_forward_length": config["share_expert_dim"],
+            "expert_weights_scale": config["moe_router_scaling_factor"],
+            "leading_dense_block_count": config["mlp_layer_types"].index("sparse"),
+            "moe_every_n_layers": 1,
+            "rope.freq_base": kinds["full_attention"]["rope_theta"],
+            "rope.freq_base_swa": kinds["sliding_attention"]["rope_theta"],
+            **{f"swiglu_clamp_{name}": each for name, each in limits.items()},
         }
     if family == "lfm2_moe":
         found |= {
@@ -638,19 +662,32 @@ def _factors(config: Mapping[str, Any]) -> dict[str, Any]:
     rotary = config.get("rope_parameters") or {}
     if config["model_type"] == "gemma4_text":
         return {"rope_freqs.weight": np.ones(4, np.float32)}
+    if rotary.get("rope_type") == "longrope":
+        return {
+            f"rope_factors_{kind}.weight": np.array(rotary[f"{kind}_factor"], np.float32)
+            for kind in ("long", "short")
+        }
     if rotary.get("rope_type") != "llama3":
         return {}
     size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    return {"rope_freqs.weight": divisors(rotary, size)}
+
+
+def divisors(rotary: Mapping[str, Any], size: int) -> Any:
+    """Of the frequencies with which so many numbers of a head rotate (Llama 3)."""
     low, high = rotary["low_freq_factor"], rotary["high_freq_factor"]
     turns = rotary["original_max_position_embeddings"] / (2 * np.pi)
     turns = turns / rotary["rope_theta"] ** (np.arange(0, size, 2) / size)
     share = ((turns - low) / (high - low)).clip(0, 1)
-    divided = 1 / ((1 - share) / rotary["factor"] + share)
-    return {"rope_freqs.weight": divided.astype(np.float32)}
+    return (1 / ((1 - share) / rotary["factor"] + share)).astype(np.float32)
 
 
 def _scaling(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    if parameters.get("rope_type", "default") in ("default", "llama3"):
+    kind = parameters.get("rope_type", "default")
+    if kind == "longrope":
+        length = parameters["original_max_position_embeddings"]
+        return {"rope.scaling.original_context_length": length, "rope.scaling.attn_factor": 1.19}
+    if kind in ("default", "llama3"):
         return {}
     found = {
         "type": parameters["rope_type"],

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from moebatch.checkpoint.model_files import open_model
@@ -12,12 +13,20 @@ from moebatch.errors import CheckpointError
 from moebatch.layout.footprint import slot_bytes
 from moebatch.layout.scratch import needs_matrix
 from tests.engine.test_engine import policy, requests, run, tokens_of
-from tests.gguf_models import HYBRID, LATENT, RECURRENT, Types, write_gguf
+from tests.gguf_models import HYBRID, LATENT, RECURRENT, Types, divisors, write_gguf
 from tests.model.oracle import greedy_answers, load
 from tests.packing.test_pack import packed
 from tests.quantised import decoded_beside
 
 NEW_TOKENS = 5
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 5000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 16.0,
+    "beta_slow": 2.0,
+}
 WIDTHS: dict[str, dict[str, Any]] = {
     "mixtral": {"intermediate_size": 512},
     "llama4_text": {
@@ -42,6 +51,12 @@ WIDTHS: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"qk_nope_head_dim": 32, "kv_lora_rank": 64, "moe_intermediate_size": 256},
     "deepseek_v3": {"q_lora_rank": None, "moe_intermediate_size": 256},
     "glm4_moe_lite": {"qk_nope_head_dim": 32, "moe_intermediate_size": 256},
+    "mistral3": {
+        "qk_nope_head_dim": 32,
+        "moe_intermediate_size": 256,
+        "rope_parameters": YARN
+        | {"mscale": 0.7, "mscale_all_dim": 0.7, "llama_4_scaling_beta": 0.1},
+    },
     "dots1": {"moe_intermediate_size": 256, "first_k_dense_replace": 1},
     "ernie4_5_moe": {"moe_intermediate_size": 256, "moe_norm_min": 1e-12},
     "granitemoe": {"intermediate_size": 256},
@@ -95,6 +110,23 @@ WIDTHS: dict[str, dict[str, Any]] = {
             for kind, base in (("full_attention", 300.0), ("sliding_attention", 20.0))
         },
     },
+    "phimoe": {"intermediate_size": 256, "router_jitter_noise": 0.01},
+    "step3p7": {
+        "moe_intermediate_size": 256,
+        "share_expert_dim": 256,
+        "intermediate_size": 256,
+        "num_hidden_layers": 4,
+        "head_dim": 8,
+        "query_pre_attn_scalar": None,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "default",
+                "rope_theta": 300.0,
+                "partial_rotary_factor": 0.5,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
+        },
+    },
     "dbrx": {
         "d_model": 256,
         "ffn_config": {"ffn_hidden_size": 256, "moe_num_experts": 6, "moe_top_k": 2},
@@ -103,14 +135,6 @@ WIDTHS: dict[str, dict[str, Any]] = {
     "qwen3_5_moe_text": {"moe_intermediate_size": 256, "linear_value_head_dim": 64},
 }
 DELTA_LAYERS = {"layer_types": ["linear_attention", "full_attention"]}
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 5000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 16,
-    "beta_fast": 16.0,
-    "beta_slow": 2.0,
-}
 SCALED: dict[str, dict[str, Any]] = {
     "gpt_oss": YARN | {"truncate": False},
     "qwen3_moe": YARN | {"attention_factor": 1.25},
@@ -199,6 +223,40 @@ def test_frequencies_are_divided_by_a_tensor(family: str, written: Callable[...,
     require_tokens_of_transformers(folder, folder, 0.0)
 
 
+def test_frequencies_of_phi_are_divided_as_rows_are_long(written: Callable[..., Path]) -> None:
+    """Those of longer rows transformers does not take."""
+    rotary = {
+        "rope_type": "longrope",
+        "rope_theta": 5000.0,
+        "original_max_position_embeddings": 64,
+        "long_factor": [float(1 + n) for n in range(32)],
+        "short_factor": [1 + n / 32 for n in range(32)],
+        "long_mscale": 1.243163121016122,
+        "short_mscale": 1.243163121016122,
+    }
+    folder = written("F32", "phimoe", {"rope_parameters": rotary, "sliding_window": 131072})
+    assert open_model(folder, "auto").config["rope_parameters"] == rotary
+    require_tokens_of_transformers(folder, folder, 0.0)
+
+
+@pytest.mark.parametrize("is_older", [False, True])
+def test_frequencies_of_step_are_divided_where_half_of_a_head_rotates(
+    is_older: bool, written: Callable[..., Path]
+) -> None:
+    """Older converters took all of it to rotate."""
+    half = divisors(LLAMA3, 16)
+    factors = divisors(LLAMA3, 32) if is_older else np.append(half, np.ones_like(half))
+    rotary = {
+        "full_attention": LLAMA3 | {"partial_rotary_factor": 0.5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
+    }
+    config = {"rope_parameters": rotary, "head_dim": 32}
+    folder = written("F32", "step3p7", config, factors={"rope_freqs.weight": factors})
+    found = open_model(folder, "auto").config["rope_parameters"]["full_attention"]
+    assert found["short_factor"] == half.tolist()
+    require_tokens_of_transformers(folder, folder, 0.0)
+
+
 @pytest.mark.parametrize("family", ["glm4_moe", *RECURRENT])
 def test_all_of_a_head_may_rotate_where_usually_a_part_does(
     family: str, written: Callable[..., Path]
@@ -254,6 +312,17 @@ def test_files_that_do_not_say_how_gates_score_show_it_by_their_correction(
 def test_queries_with_a_temperature_are_refused(written: Callable[..., Path]) -> None:
     folder = written("F32", "deepseek_v3", metadata={"attention.temperature_scale": 0.1})
     with pytest.raises(CheckpointError, match="queries have a temperature"):
+        open_model(folder, "auto")
+
+
+@pytest.mark.parametrize(("scale", "length"), [(0.2, 16), (0.1, 17)])
+def test_queries_of_mistral_4_have_the_temperature_of_released_models(
+    scale: float, length: int, written: Callable[..., Path]
+) -> None:
+    """Files leave it out."""
+    said = {"attention.temperature_scale": scale, "attention.temperature_length": length}
+    folder = written("F32", "mistral3", metadata=said)
+    with pytest.raises(CheckpointError, match=r"temperature of queries is .*, expected .*: 16"):
         open_model(folder, "auto")
 
 

@@ -8,6 +8,7 @@ from moebatch.checkpoint.gguf.family import (
     Arranged,
     GgufFamily,
     GgufMetadata,
+    divided,
     rotated_share,
 )
 from moebatch.formats.ggml_rearranged import (
@@ -75,8 +76,6 @@ def _latent(said: GgufMetadata) -> dict[str, Any]:
     key, value = (
         said.count(name if said.get(f"{name}_mla") is None else f"{name}_mla") for name in names
     )
-    if said.get("attention.temperature_scale"):
-        raise said.fault("queries have a temperature, which is not read of this architecture")
     return {
         "num_key_value_heads": heads,
         "head_dim": None,  # which files have of latents
@@ -88,6 +87,21 @@ def _latent(said: GgufMetadata) -> dict[str, Any]:
         "norm_topk_prob": said.get("expert_weights_norm") is True,
         **_groups(said),
     }
+
+
+def _deepseek(said: GgufMetadata) -> dict[str, Any]:
+    if said.get("attention.temperature_scale"):
+        raise said.fault("queries have a temperature, which is not read of this architecture")
+    return _latent(said)
+
+
+def _mistral4(said: GgufMetadata) -> dict[str, Any]:
+    """The temperature of queries is that of all released models, which files leave out."""
+    usual = {"scale": 0.1, "length": said.get("rope.scaling.original_context_length")}
+    found = {name: said.get(f"attention.temperature_{name}") for name in usual}
+    if any(value not in (None, usual[name]) for name, value in found.items()):
+        raise said.fault(f"the temperature of queries is {shown(found)}, expected {shown(usual)}")
+    return _latent(said)
 
 
 def _groups(said: GgufMetadata) -> dict[str, Any]:
@@ -111,7 +125,7 @@ def _choosing(said: GgufMetadata) -> dict[str, Any]:
         indexed = said.layers_with("indexer.attn_k.weight")
         types = [layer in indexed for layer in range(said.count("block_count"))]
     kinds = ["full" if each else "shared" for each in said.of_layers(types)]
-    return {**_latent(said), "indexer_types": kinds}
+    return {**_deepseek(said), "indexer_types": kinds}
 
 
 def _latent_halves(said: GgufMetadata) -> Arranged:
@@ -143,7 +157,8 @@ def _recurrent(said: GgufMetadata) -> dict[str, Any]:
 
 def _from_zero(said: GgufMetadata) -> Arranged:
     """Norms count from one, but that behind a recurrence."""
-    norms = ("attn_norm", "post_attention_norm", "attn_q_norm", "attn_k_norm", "output_norm")
+    layer = ("attn_norm", "post_attention_norm", "ffn_norm", "attn_q_norm", "attn_k_norm")
+    norms = (*layer, "output_norm")
     return {f"{norm}.weight": CountedFromZero() for norm in norms}
 
 
@@ -191,6 +206,25 @@ def _llama4(said: GgufMetadata) -> dict[str, Any]:
         "intermediate_size_mlp": said.count("feed_forward_length"),
         "use_qk_norm": said.count("expert_count") != 128,
     }
+
+
+def _phimoe(said: GgufMetadata) -> dict[str, Any]:
+    """By what cosines and sines are multiplied is not in files; it is as in all released models."""
+    keys = {"sliding_window": said.get("attention.sliding_window") or None}
+    if not said.scaling_tensors:
+        return keys
+    long, short = (said.factors(name) for name in _BY_LENGTH)
+    strength = 1.243163121016122
+    rotary = {
+        "rope_type": "longrope",
+        "rope_theta": said.get("rope.freq_base") or 1e4,
+        "original_max_position_embeddings": said.count("rope.scaling.original_context_length"),
+        "long_factor": long,
+        "short_factor": short,
+        "long_mscale": strength,
+        "short_mscale": strength,
+    }
+    return keys | {"rope_parameters": rotary}
 
 
 def _dense_first(said: GgufMetadata) -> dict[str, Any]:
@@ -301,9 +335,9 @@ def _by_window(said: GgufMetadata) -> dict[str, Any]:
     return {"layer_types": _windows(said)}
 
 
-def _heads_by_window(said: GgufMetadata) -> dict[str, Any]:
-    """Heads of keys by the kind of a layer."""
-    kinds, heads = _windows(said), said.get(_KEY_HEADS)
+def _heads_by_window(said: GgufMetadata, key: str = _KEY_HEADS) -> dict[str, Any]:
+    """Heads by the kind of a layer."""
+    kinds, heads = _windows(said), said.get(key)
     by_layer = heads if isinstance(heads, list) else [heads] * len(kinds)
     return dict(zip(kinds, by_layer, strict=False))
 
@@ -332,10 +366,50 @@ def _gemma(said: GgufMetadata) -> dict[str, Any]:
     }
 
 
+def _mlp_kinds(said: GgufMetadata) -> list[str]:
+    sparse = said.layers_with("ffn_gate_inp.weight")
+    return ["sparse" if layer in sparse else "dense" for layer in range(len(_windows(said)))]
+
+
+def _step(said: GgufMetadata) -> dict[str, Any]:
+    heads = _heads_by_window(said, "attention.head_count")
+    limits = {"swiglu_limits": "swiglu_clamp_exp", "swiglu_limits_shared": "swiglu_clamp_shexp"}
+    by_layer = {name: said.get(key) for name, key in limits.items()}
+    return {
+        "layer_types": _windows(said),
+        "mlp_layer_types": _mlp_kinds(said),
+        "num_attention_heads": heads.get(FULL, heads.get(SLIDING)),
+        "num_sliding_attention_heads": heads.get(SLIDING),
+        "num_key_value_heads": _key_heads(said),
+        "rope_parameters": {FULL: _half(said), SLIDING: _unscaled(said, "rope.freq_base_swa")},
+        **{
+            name: said.of_layers(found) if isinstance(found, list) else found
+            for name, found in by_layer.items()
+        },
+    }
+
+
+def _unscaled(said: GgufMetadata, base: str) -> dict[str, Any]:
+    return {"rope_type": "default", "rope_theta": said.get(base) or 1e4}
+
+
+def _half(said: GgufMetadata) -> dict[str, Any]:
+    """Half of a head rotates where layers see everything, in all released models. The first
+    converters worked out what divides frequencies as if all of it did: of twice as many, every
+    other one is one of the half's. Later ones have nothing but ones behind those of the half."""
+    rotary = _unscaled(said, "rope.freq_base") | {"partial_rotary_factor": 0.5}
+    if not said.scaling_tensors:
+        return rotary
+    factors = said.factors(said.scaling_tensors[0])
+    middle = len(factors) // 2
+    is_padded = all(each == 1 for each in factors[middle:])
+    return rotary | divided(factors[:middle] if is_padded else factors[::2])
+
+
 def _mimo(said: GgufMetadata) -> dict[str, Any]:
     """The window of files leaves out the token itself, as that of released ones does. Both kinds of
     layers rotate the same share of a head."""
-    of_kind, sparse = _heads_by_window(said), said.layers_with("ffn_gate_inp.weight")
+    of_kind = _heads_by_window(said)
     if of_kind.keys() == {FULL, SLIDING} and of_kind[SLIDING] != 2 * of_kind[FULL]:
         raise said.fault(
             f"{said.architecture}.{_KEY_HEADS} is {shown(said.get(_KEY_HEADS))}, expected twice as "
@@ -344,9 +418,7 @@ def _mimo(said: GgufMetadata) -> dict[str, Any]:
     bases = {FULL: said.get("rope.freq_base"), SLIDING: said.get("rope.freq_base_swa")}
     return {
         "layer_types": _windows(said),
-        "mlp_layer_types": [
-            "sparse" if layer in sparse else "dense" for layer in range(len(_windows(said)))
-        ],
+        "mlp_layer_types": _mlp_kinds(said),
         "num_key_value_heads": of_kind.get(FULL),
         "sliding_window_size": said.get("attention.sliding_window"),
         "rope_parameters": {
@@ -359,7 +431,7 @@ def _mimo(said: GgufMetadata) -> dict[str, Any]:
 def _kimi(said: GgufMetadata) -> dict[str, Any]:
     """All layers have as many heads. Groups are not in files of models without them."""
     return {
-        **_latent(said),
+        **_deepseek(said),
         **_kinds_by_heads(said, recurs=LINEAR, attends=FULL),
         "num_key_value_heads": said.count("attention.head_count"),
         "linear_num_heads": said.count("attention.head_count"),
@@ -384,6 +456,8 @@ _INDEXER_SIZES = {
     "index_topk": "attention.indexer.top_k",
 }
 _WINDOW = {"sliding_window": "attention.sliding_window"}
+_BY_LENGTH = ("rope_factors_long.weight", "rope_factors_short.weight")
+"""Tensors by which frequencies of longer and of shorter rows are divided."""
 _GRANITE_SCALES = {
     "embedding_multiplier": "embedding_scale",
     "residual_multiplier": "residual_scale",
@@ -425,7 +499,13 @@ FAMILIES = {
     ),
     "deepseek": GgufFamily(architecture="DeepseekForCausalLM", arranged=_interleaved),
     "deepseek2": GgufFamily(
-        architecture="DeepseekV2ForCausalLM", keys=_latent, arranged=_latent_halves
+        architecture="DeepseekV2ForCausalLM", keys=_deepseek, arranged=_latent_halves
+    ),
+    "mistral4": GgufFamily(
+        architecture="Mistral4ForCausalLM",
+        keys=_mistral4,
+        arranged=_latent_halves,
+        positions={"llama_4_scaling_beta": 0.1},
     ),
     "bailingmoe": GgufFamily(architecture="BailingMoeForCausalLM", arranged=_interleaved),
     "bailingmoe2": GgufFamily(
@@ -454,6 +534,23 @@ FAMILIES = {
             "attention_value_scale": "attention.value_scale",
         },
         keys=_mimo,
+    ),
+    "phimoe": GgufFamily(
+        architecture="PhimoeForCausalLM",
+        keys=_phimoe,
+        flags={"attention_bias": "attn_q.bias", "lm_head_bias": "output.bias"},
+        scaling_tensors=_BY_LENGTH,
+    ),
+    "step35": GgufFamily(
+        architecture="Step3p5ForCausalLM",
+        sizes=_WINDOW
+        | {
+            "share_expert_dim": "expert_shared_feed_forward_length",
+            "moe_router_scaling_factor": "expert_weights_scale",
+        },
+        keys=_step,
+        arranged=_from_zero,
+        scaling_tensors=DIVIDES,
     ),
     "dbrx": GgufFamily(
         architecture="DbrxForCausalLM",

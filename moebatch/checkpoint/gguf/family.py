@@ -114,9 +114,11 @@ class GgufMetadata:
         return sorted(name for name in self._tensors if _FACTORS.fullmatch(name))
 
     def factors(self, tensor: str) -> list[float]:
-        """The numbers in such a tensor, which is there. Raises CheckpointError for others than float32
-        above 0, and StorageError if the disk fails."""
-        place = self._tensors[tensor]
+        """The numbers in such a tensor. Raises CheckpointError for others than float32 above 0, and
+        StorageError if the disk fails."""
+        place = self._tensors.get(tensor)
+        if place is None:
+            raise self.fault(f"tensor {shown(tensor)}, by which positions are scaled, is missing")
         if place.dtype != "F32" or not 0 < place.num_bytes <= 4 * _MOST_FACTORS:
             raise self.fault(
                 f"tensor {shown(tensor)} scales positions; expected at most {_MOST_FACTORS} "
@@ -134,8 +136,8 @@ class GgufMetadata:
         return self.num_with(tensor) > 0
 
     def num_with(self, tensor: str) -> int:
-        """How many layers have it."""
-        return sum(name.endswith(f".{tensor}") for name in self._tensors)
+        """How many layers have it; one of no layer counts as of one."""
+        return sum(f".{name}".endswith(f".{tensor}") for name in self._tensors)
 
     def layers_with(self, tensor: str) -> list[int]:
         """Their numbers."""

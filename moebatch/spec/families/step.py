@@ -176,6 +176,7 @@ STEP3P5 = FamilySpec(
             "router_correction": ("moe.router_bias", "mlp.gate.e_score_correction_bias"),
         },
         shared=("share_expert", "mlp.shared_experts"),
+        in_gguf={"output_gate": "attn_gate.weight"},
         experts=(_HUB_EXPERTS, STACKED_EXPERTS),
     ),
 )

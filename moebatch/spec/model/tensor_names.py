@@ -326,7 +326,9 @@ _GGUF_EMBEDDING = "token_embd.weight"
 _GGUF_LAYER, _GGUF_MLP = "blk.{layer}.", "blk.{mlp}."
 _IN_GGUF_LAYERS = {
     "input_norm": ("attn_norm.weight",),
+    "input_norm_bias": ("attn_norm.bias",),
     "mlp_norm": ("ffn_norm.weight", "post_attention_norm.weight"),
+    "mlp_norm_bias": ("ffn_norm.bias",),
     **{role: (f"attn_{role}.weight",) for role in "qkv"},
     "qkv": ("attn_qkv.weight",),
     "gated_q": ("attn_q.weight",),
@@ -370,7 +372,9 @@ def _in_gguf_layer(role: str, name: str) -> str:
 _GGUF_ROLES = {
     "embedding": (_GGUF_EMBEDDING,),
     "final_norm": ("output_norm.weight", "token_embd_norm.weight"),
+    "final_norm_bias": ("output_norm.bias",),
     "head": ("output.weight",),
+    "head_bias": ("output.bias",),
     **{
         role: tuple(_in_gguf_layer(role, name) for name in names)
         for role, names in _IN_GGUF_LAYERS.items()
