@@ -108,6 +108,7 @@ def test_any_byte_of_a_header_may_be_wrong(
         (b"GGUF\3", b"GGUF\1", "version 1 of GGUF; 2 and 3 are read"),
         (b"\5\0\0\0\0\0\0\0llama", b"\5\0\0\0\0\0\0\0mamba", "architecture 'mamba' of GGUF is"),
         (b"blk.0.attn_k.weight", b"blk.0.attn_q.weight", "'blk.0.attn_q.weight' occurs twice"),
+        (b"llama.rope.freq_base", b"llama.context_length", "'llama.context_length' occurs twice"),
         (b"blk.0.attn_v.weight", b"blk.0.attn_w.weight", "tensor blk.0.attn_v.weight is missing"),
         (b"llama.expert_count", b"llama.expert_kount", "no layer has experts"),
         (b"llama.embedding_length", b"llama.embedding_lemgth", "hidden_size: expected a whole"),

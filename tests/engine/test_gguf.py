@@ -472,6 +472,39 @@ def test_several_files_are_one_model(written: Callable[..., Path]) -> None:
         open_model(first, "auto")
 
 
+def test_files_in_another_order_are_refused(written: Callable[..., Path]) -> None:
+    folder = written("Q8_0", split=9)
+    first, second, *_ = sorted(folder.glob("*.gguf"))
+    contents = first.read_bytes(), second.read_bytes()
+    first.write_bytes(contents[1])
+    second.write_bytes(contents[0])
+    why = r"00001-of-.*: says that it is file 2 of \d, and its name that it is file 1"
+    with pytest.raises(CheckpointError, match=why):
+        open_model(first, "auto")
+    alone = folder / "alone.gguf"
+    alone.write_bytes(contents[0])
+    why = r"alone\.gguf: says that it is file 1 of \d, and its name that it is file 1 of 1"
+    with pytest.raises(CheckpointError, match=why):
+        open_model(alone, "auto")
+
+
+def test_files_of_several_models_are_refused(written: Callable[..., Path]) -> None:
+    folder = written("Q8_0", split=9)
+    tied = written("Q8_0", config={"tie_word_embeddings": True}, folder="tied", split=9)
+    last, other = max(folder.glob("*.gguf")), max(tied.glob("*.gguf"))
+    assert last.name == other.name
+    last.write_bytes(other.read_bytes())
+    with pytest.raises(CheckpointError, match=r"hold \d+ tensors, of \d+ that the first says"):
+        open_model(folder, "auto")
+
+
+@pytest.mark.parametrize("family", ["jamba", "mimo_v2_flash"])
+def test_there_are_not_more_layers_than_tensors(family: str, written: Callable[..., Path]) -> None:
+    folder = written("F32", family, metadata={"block_count": 2**32 - 1})
+    with pytest.raises(CheckpointError, match=r"block_count is 4294967295, of \d+ tensors"):
+        open_model(folder, "auto")
+
+
 def test_experts_of_the_first_files_of_mixtral_lie_one_by_one(written: Callable[..., Path]) -> None:
     folder = written(as_released, apart=True)
     assert not open_model(folder, "auto").experts.is_stacked

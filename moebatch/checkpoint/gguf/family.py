@@ -98,6 +98,15 @@ class GgufMetadata:
         scores = self.get("expert_gating_func") or (_SIGMOID if self.has(_CORRECTION) else None)
         return scores == _SIGMOID
 
+    def require_layers(self) -> None:
+        """Raises CheckpointError where there are more than tensors: they are looked at one by
+        one."""
+        count = self.get("block_count")
+        if type(count) is int and count > len(self._tensors):
+            raise self.fault(
+                f"{self.architecture}.block_count is {count}, of {len(self._tensors)} tensors"
+            )
+
     def require_scores(self, router: Router) -> None:
         """Raises CheckpointError where gates score otherwise than those of the family do."""
         usual = _SIGMOID if router.scores == "sigmoid" else _SOFTMAX
@@ -178,6 +187,7 @@ class GgufFamily:
         """As ``config.json`` would have it. Raises CheckpointError for what is not read."""
         if not said.get("expert_count"):
             raise said.fault("no layer has experts; Mixture-of-Experts models are run")
+        said.require_layers()
         width = said.get("expert_feed_forward_length") or said.get("feed_forward_length")
         sizes = {**_SIZES_OF_SOME, **self.sizes}
         own = ((key, said.get(name)) for key, name in sizes.items())

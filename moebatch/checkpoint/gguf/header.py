@@ -143,6 +143,8 @@ def _header(path: Path, taken: _Bytes) -> GgufHeader:
     metadata: dict[str, Value] = {}
     for _ in range(num_keys):
         key = taken.text()
+        if key in metadata:
+            raise _Broken(f"key {shown(key)} occurs twice")
         value = taken.value(taken.number("<I"))
         if value is not None:
             metadata[key] = value

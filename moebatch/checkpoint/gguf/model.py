@@ -8,7 +8,7 @@ from typing import Any
 
 from moebatch.checkpoint.gguf.families import family_of
 from moebatch.checkpoint.gguf.family import Arranged, GgufMetadata
-from moebatch.checkpoint.gguf.header import read_gguf_header
+from moebatch.checkpoint.gguf.header import GgufHeader, read_gguf_header
 from moebatch.checkpoint.header import Extent
 from moebatch.checkpoint.index import (
     INDEX_NAME,
@@ -55,6 +55,7 @@ def open_gguf(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], Model
     files = {name: file_inside(folder, name) for name in names}
     stamps = stamps_of(files)
     headers = [read_gguf_header(path) for path in files.values()]
+    _require_parts(folder, names, headers)
     tensors: dict[str, Extent] = {}
     formats: dict[str, GgmlRows] = {}
     for file, header in zip(files, headers, strict=True):
@@ -82,6 +83,26 @@ def open_gguf(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], Model
     shape = read_runnable_shape(config, str(said.where))
     said.require_scores(shape.router)
     return config, shape, checkpoint
+
+
+def _require_parts(folder: Path, names: Sequence[str], headers: Sequence[GgufHeader]) -> None:
+    """Raises CheckpointError where files, in the order of their names, are not all of one model, in
+    that order, by what they say. A file that was put together says that it is one of none."""
+    for number, (name, header) in enumerate(zip(names, headers, strict=True), start=1):
+        place, count = (header.metadata.get(f"split.{key}") for key in ("no", "count"))
+        if count not in (None, 0) and (place, count) != (number - 1, len(names)):
+            own = place + 1 if type(place) is int else shown(place)
+            raise CheckpointError(
+                f"{folder / name}: says that it is file {own} of {shown(count)}, and its name that "
+                f"it is file {number} of {len(names)}"
+            )
+    said = headers[0].metadata.get("split.tensors.count")
+    found = sum(len(header.tensors) for header in headers)
+    if len(names) > 1 and said not in (None, found):
+        raise CheckpointError(
+            f"{folder}: files of {shown(names[0])} hold {found} tensors, of {shown(said)} that the "
+            "first says; are they of one model?"
+        )
 
 
 def _with_shards(folder: Path, name: str) -> tuple[str, ...]:
