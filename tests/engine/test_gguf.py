@@ -215,6 +215,22 @@ def test_positions_are_scaled_as_in_the_model(family: str, written: Callable[...
     require_tokens_of_transformers(folder, folder, 0.0)
 
 
+@pytest.mark.parametrize(("num_experts", "norms"), [(16, True), (128, False)])
+def test_maverick_is_known_by_its_experts(
+    num_experts: int, norms: bool, written: Callable[..., Path]
+) -> None:
+    """Which does not norm queries and keys, as no key of a file says."""
+    sizes = {"num_local_experts": num_experts, "intermediate_size": 8, "hidden_size": 32}
+    folder = written("F32", "llama4_text", sizes | {"use_qk_norm": norms})
+    require_tokens_of_transformers(folder, folder, 0.0)
+
+
+def test_llama_4_attends_in_chunks(written: Callable[..., Path]) -> None:
+    folder = written("F32", "llama4_text", metadata={"attention.sliding_window": 0})
+    with pytest.raises(CheckpointError, match="layers do not attend in chunks, which is not read"):
+        open_model(folder, "auto")
+
+
 @pytest.mark.parametrize("family", ["mixtral", "llama4_text"])
 def test_frequencies_are_divided_by_a_tensor(family: str, written: Callable[..., Path]) -> None:
     folder = written("F32", family, {"rope_parameters": LLAMA3})
