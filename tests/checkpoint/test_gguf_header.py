@@ -1,5 +1,6 @@
 """GGUF files: what is damaged, hostile or not supported is named."""
 
+import struct
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -105,6 +106,7 @@ def test_any_byte_of_a_header_may_be_wrong(
     ("before", "after", "message"),
     [
         (b"GGUF\3", b"GGML\3", "does not start with GGUF"),
+        (b"GGUF\3", b"version https://git-lfs", "is a pointer of Git LFS"),
         (b"GGUF\3", b"GGUF\1", "version 1 of GGUF; 2 and 3 are read"),
         (b"\5\0\0\0\0\0\0\0llama", b"\5\0\0\0\0\0\0\0mamba", "architecture 'mamba' of GGUF is"),
         (b"blk.0.attn_k.weight", b"blk.0.attn_q.weight", "'blk.0.attn_q.weight' occurs twice"),
@@ -143,6 +145,22 @@ def test_metadata_that_make_no_sense_are_named(
     with pytest.raises(CheckpointError) as caught:
         open_model(written(metadata=metadata), "auto")
     assert message in str(caught.value)
+
+
+def test_lists_are_kept_up_to_a_limit(damaged: Callable[[bytes], Path]) -> None:
+    """Those of a hostile file would take many times its size."""
+    keys = [bytes([65 + number]) for number in range(20)]
+    lists = [struct.pack("<Q1sIIQ", 1, key, 9, 0, 2**16) + bytes(2**16) for key in keys]
+    content = b"GGUF" + struct.pack("<IQQ", 3, 0, len(lists)) + b"".join(lists)
+    with pytest.raises(CheckpointError, match="lists have more than 1048576 numbers"):
+        open_model(damaged(content), "auto")
+
+
+def test_tensors_have_a_size_that_can_be(damaged: Callable[[bytes], Path]) -> None:
+    tensor = struct.pack("<Q1sIqqIQ", 1, b"t", 2, -1, 4, 0, 0)
+    why = r"'t' of shape \[4, 18446744073709551615\] has more numbers than a file can hold"
+    with pytest.raises(CheckpointError, match=why):
+        open_model(damaged(b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + tensor), "auto")
 
 
 @pytest.mark.parametrize(

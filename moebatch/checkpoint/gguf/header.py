@@ -17,7 +17,7 @@ from moebatch.errors import CheckpointError
 from moebatch.formats.ggml import PLAIN_TYPES, GgmlRows, ggml_types
 from moebatch.formats.weight_format import StoredPart
 from moebatch.quoting import shown
-from moebatch.spec.files.json_file import readable
+from moebatch.spec.files.json_file import LFS_POINTER, NOT_FETCHED, readable
 
 Value = int | float | bool | str | list[int | float | bool]
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
@@ -39,6 +39,8 @@ _FLOAT32 = 6
 """A number of few digits, as a configuration has it: 1e-06 and not 9.99999997e-07."""
 _MOST_KEPT = 2**16
 """Longest list that is kept, by layer for one; vocabularies are longer, and left aside."""
+_MOST_KEPT_IN_ALL = 2**20
+"""Numbers of such lists: each takes many times its bytes."""
 _MOST_KEYS = 2**16
 _MOST_DIMENSIONS = 4
 _ALIGNMENT = 32
@@ -65,7 +67,7 @@ class _Bytes:
 
     def __init__(self, file: BinaryIO, file_bytes: int) -> None:
         self._file, self.file_bytes = file, file_bytes
-        self.place = 0
+        self.place = self._num_kept = 0
 
     def take(self, count: int) -> bytes:
         self.require(count)
@@ -106,6 +108,7 @@ class _Bytes:
             raise _Broken(f"a value of type {kind}, which GGUF does not have")
         kind, count = self.number("<I"), self.number("<Q")
         if kind == _TEXT:
+            self.require(count * struct.calcsize("<Q"))  # each has a length
             for _ in range(count):
                 self.skip(self.number("<Q"))
             return None
@@ -115,6 +118,9 @@ class _Bytes:
         if count > _MOST_KEPT:
             self.skip(num_bytes)
             return None
+        self._num_kept += count
+        if self._num_kept > _MOST_KEPT_IN_ALL:
+            raise _Broken(f"its lists have more than {_MOST_KEPT_IN_ALL} numbers, the most allowed")
         return [value for (value,) in struct.iter_unpack(_SCALARS[kind], self.take(num_bytes))]
 
 
@@ -132,7 +138,10 @@ def read_gguf_header(path: Path) -> GgufHeader:
 
 
 def _header(path: Path, taken: _Bytes) -> GgufHeader:
-    if taken.take(len(_MAGIC)) != _MAGIC:
+    magic = taken.take(len(_MAGIC))
+    if LFS_POINTER.startswith(magic):
+        raise _Broken(NOT_FETCHED)
+    if magic != _MAGIC:
         raise _Broken("does not start with GGUF; is this a GGUF file?")
     version = taken.number("<I")
     if version not in _VERSIONS:
@@ -168,7 +177,11 @@ def _tensor(taken: _Bytes) -> _Tensor:
         raise _Broken(f"tensor {shown(name)} has {num_dimensions} dimensions")
     shape = tuple(taken.number("<Q") for _ in range(num_dimensions))[::-1]
     stored, offset = _format(name, taken.number("<I")), taken.number("<Q")
-    if prod(shape) >= 2**63 or shape[-1] % stored.block:
+    if prod(shape) >= 2**63:
+        raise _Broken(
+            f"tensor {shown(name)} of shape {list(shape)} has more numbers than a file can hold"
+        )
+    if shape[-1] % stored.block:
         raise _Broken(
             f"tensor {shown(name)} of shape {list(shape)} is no {stored.type}, whose rows are "
             f"multiples of {stored.block}"
