@@ -472,14 +472,12 @@ _MAMBA_SIZES = {
 }
 _QWEN3 = GgufFamily(architecture="Qwen3MoeForCausalLM", entries={"norm_topk_prob": True})
 FAMILIES = {
-    "llama": GgufFamily(
-        architecture="MixtralForCausalLM", arranged=_interleaved, scaling_tensors=DIVIDES
-    ),
+    "llama": GgufFamily(architecture="MixtralForCausalLM", arranged=_interleaved, divides=True),
     "llama4": GgufFamily(
         architecture="Llama4ForCausalLM",
         sizes={"interleave_moe_layer_step": "interleave_moe_layer_step"},
         keys=_llama4,
-        scaling_tensors=DIVIDES,
+        divides=True,
     ),
     "qwen2moe": GgufFamily(architecture="Qwen2MoeForCausalLM"),
     "qwen3moe": _QWEN3,

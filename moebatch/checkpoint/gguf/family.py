@@ -58,7 +58,6 @@ _CORRECTION = "exp_probs_b.bias"
 _FACTORS = re.compile(r"(blk\.\d+\.)?rope_(freqs|factors_\w+)\.weight")
 DIVIDES = ("rope_freqs.weight",)
 """The tensor by which frequencies of rows of any length are divided."""
-_MOST_FACTORS = 2**12
 _NO_ROW_IS_LONGER = 2**40
 
 
@@ -123,15 +122,15 @@ class GgufMetadata:
         return sorted(name for name in self._tensors if _FACTORS.fullmatch(name))
 
     def factors(self, tensor: str) -> list[float]:
-        """The numbers in such a tensor. Raises CheckpointError for others than float32 above 0, and
-        StorageError if the disk fails."""
+        """The numbers in such a tensor, one for each pair of a head. Raises CheckpointError for
+        others than float32 above 0, and StorageError if the disk fails."""
         place = self._tensors.get(tensor)
         if place is None:
             raise self.fault(f"tensor {shown(tensor)}, by which positions are scaled, is missing")
-        if place.dtype != "F32" or not 0 < place.num_bytes <= 4 * _MOST_FACTORS:
+        if place.dtype != "F32" or place.shape != (self._num_pairs,):
             raise self.fault(
-                f"tensor {shown(tensor)} scales positions; expected at most {_MOST_FACTORS} "
-                f"numbers in F32, got {list(place.shape)} in {place.dtype}"
+                f"tensor {shown(tensor)} scales positions; expected {self._num_pairs} numbers in "
+                f"F32, got {list(place.shape)} in {place.dtype}"
             )
         with readable(place.path), place.path.open("rb") as file:
             file.seek(place.offset)
@@ -139,6 +138,12 @@ class GgufMetadata:
         if not (np.isfinite(numbers) & (numbers > 0)).all():
             raise self.fault(f"tensor {shown(tensor)} scales positions by what is not above 0")
         return [float(number) for number in numbers]
+
+    @property
+    def _num_pairs(self) -> int:
+        if self.get("attention.key_length") is not None:
+            return self.count("attention.key_length") // 2
+        return self.count("embedding_length") // self.count("attention.head_count") // 2
 
     def has(self, tensor: str) -> bool:
         """Whether any layer has it."""
@@ -179,7 +184,9 @@ class GgufFamily:
     positions: Mapping[str, Any] = field(default_factory=dict)
     """What llama.cpp takes for granted of scaled positions."""
     scaling_tensors: Collection[str] = ()
-    """Those by which positions may be scaled. One of `DIVIDES` is read; `keys` know of others."""
+    """Those by which positions may be scaled, of which `keys` know."""
+    divides: bool = False
+    """Files may have one of `DIVIDES`, which is read."""
     arranged: Callable[[GgufMetadata], Arranged] = lambda said: {}
     """Weights that are not as the model has them."""
 
@@ -221,15 +228,16 @@ class GgufFamily:
         """YaRN (Peng et al. 2023), or all positions closer together."""
         kind, tensors = said.get("rope.scaling.type"), said.scaling_tensors
         known = ("none",) if tensors else ("none", "yarn", "linear")
-        if kind not in (None, *known) or not {*self.scaling_tensors}.issuperset(tensors):
+        read = DIVIDES if self.divides else self.scaling_tensors
+        if kind not in (None, *known) or not {*read}.issuperset(tensors):
             by = tensors[0] if tensors else kind
             raise said.fault(
                 f"positions are scaled ({shown(by)}), which is not read from GGUF; use the model's "
                 "safetensors files"
             )
         if kind in (None, "none"):
-            divides = next((name for name in tensors if name in DIVIDES), None)
-            return divided(said.factors(divides)) if divides else {"rope_type": "default"}
+            is_divided = self.divides and bool(tensors)
+            return divided(said.factors(tensors[0])) if is_divided else {"rope_type": "default"}
         found = {key: said.get(f"rope.scaling.{name}") for key, name in _YARN.items()}
         given = {key: value for key, value in found.items() if value is not None}
         return {"rope_type": kind, **given, **self.positions, **_strength(said)}
