@@ -548,6 +548,12 @@ def test_heads_of_mimo_must_be_those_of_both_kinds(written: Callable[..., Path])
         open_model(folder, "auto")
 
 
+def test_files_of_mimo_say_how_many_heads_layers_have(written: Callable[..., Path]) -> None:
+    folder = written("F32", "mimo_v2_flash", left_out=("attention.head_count_kv",))
+    with pytest.raises(CheckpointError, match=r"head_count_kv is null, expected numbers of heads"):
+        open_model(folder, "auto")
+
+
 @pytest.mark.parametrize("family", ["exaone_moe", "mimo_v2_flash", "gemma4_text"])
 def test_files_say_which_layers_slide(family: str, written: Callable[..., Path]) -> None:
     folder = written("F32", family, left_out=("attention.sliding_window_pattern",))

@@ -339,6 +339,9 @@ def _heads_by_window(said: GgufMetadata, key: str = _KEY_HEADS) -> dict[str, Any
     """Heads by the kind of a layer."""
     kinds, heads = _windows(said), said.get(key)
     by_layer = heads if isinstance(heads, list) else [heads] * len(kinds)
+    if any(type(count) is not int for count in by_layer):
+        key = f"{said.architecture}.{key}"
+        raise said.fault(f"{key} is {shown(heads)}, expected numbers of heads")
     return dict(zip(kinds, by_layer, strict=False))
 
 
