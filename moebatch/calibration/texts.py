@@ -72,14 +72,14 @@ def is_plain_text(path: Path) -> bool:
 
 def _of_text(path: Path, reader: RowReader) -> Iterator[TokenSequence]:
     try:
-        with path.open("rb") as raw, TextIOWrapper(raw, encoding="utf-8") as file:
+        with path.open("rb") as raw, TextIOWrapper(raw, encoding="utf-8-sig") as file:
             try:
                 while block := file.read(_BLOCK_CHARACTERS):
                     yield reader.tokenizer.encode(block + file.readline(_BLOCK_CHARACTERS))
             except UnicodeDecodeError as error:  # of a part of the file, up to what has been read
                 place = raw.tell() - len(error.object) + error.start
                 raise InputError.at(
-                    path, f"is no UTF-8 text: {error.reason} at byte {place}"
+                    path, f"is no UTF-8 text: {error.reason} at byte {place}; save it as UTF-8"
                 ) from None
     except OSError as error:
         raise InputError.at(path, f"cannot be read: {error.strerror}") from None

@@ -303,6 +303,9 @@ def read_claim(folder: RunFolder) -> Claim | None:
         content = _Content.model_validate(read_json(folder.manifest))
     except FileNotFoundError:
         return None
+    except NotADirectoryError:
+        message = "is no folder; the job keeps its rows in one of that name, so move it away"
+        raise StorageError(f"{folder.path}: {message}") from None
     except ValidationError:
         raise _refusal(folder.manifest, f"is no manifest; {_REMEDY}") from None
     except OSError as error:

@@ -35,7 +35,7 @@ def merge(job: Job) -> Merged:
     """
     require_writable(job)
     folder = RunFolder(job.output.path)
-    if not folder.path.is_dir():
+    if not folder.path.exists():
         message = f"there is nothing to merge: no run has left {folder.path}"
         raise ConfigError.at(job.output.path, message)
     opened = OpenedJob(job)

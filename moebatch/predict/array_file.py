@@ -151,7 +151,7 @@ def _words(size: tuple[tuple[int, ...], str] | None) -> str:
 def _number_fault(arrays: Arrays) -> str | None:
     for name, array in arrays.items():
         if not (np.isfinite(array).all() and (array >= 0).all()):
-            return f"array {shown(name)} holds numbers that cannot be"
+            return f"array {shown(name)} holds numbers that are negative, infinite or NaN"
     return None
 
 

@@ -52,8 +52,8 @@ class LineSource:
         except (EOFError, zlib.error, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise StorageError(f"{self.path}: reading failed: {error.strerror}") from error
-            message = f"the compressed data is damaged behind line {line}: {reason(error)}"
-            raise InputError.at(self.path, message) from None
+            place = f"behind line {line}" if line else "before any row can be read"
+            raise InputError.at(self.path, f"{_damage(error, place)}; get the file again") from None
 
 
 def json_rows(path: Path, stream: BinaryIO) -> Iterator[RawRow]:
@@ -119,6 +119,12 @@ def _decompressed(path: Path, file: BinaryIO) -> BinaryIO:
     if path.suffix.lower() in (".gz", ".zst") and head:
         raise InputError.at(path, f"is not {path.suffix[1:]} data although its name says so")
     return file
+
+
+def _damage(error: Exception, place: str) -> str:
+    if isinstance(error, EOFError) or "Truncated" in str(error):
+        return f"the compressed data ends early, {place}"
+    return f"the compressed data is damaged {place}: {reason(error)}"
 
 
 def _zstd(path: Path) -> Callable[[BinaryIO], BinaryIO]:

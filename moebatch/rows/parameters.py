@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from moebatch.errors import ConfigError
 from moebatch.quoting import shown
 from moebatch.rows.refused import RowRefused, checked, refuse_unless_neutral, wrong
 from moebatch.rows.row import ParsedRow, Row
@@ -61,25 +60,22 @@ def merge_defaults(
     """Defaults of a job on a model.
 
     Like vLLM it takes numbers from generation_config.json and ignores its do_sample. Raises
-    ConfigError where the job names tokens that the model does not have, or where the job's own
-    values do not go with those of the model.
+    RowRefused where the job names tokens that the model does not have, where the job's own values
+    do not go with those of the model, and as `model_defaults` does.
     """
     model = model_defaults(generation_config)
     own = job.defaults()
-    try:
-        _in_vocabulary(own, vocab_size)
-    except RowRefused as refused:
-        raise config_error(f"sampling.{refused.error.param}", refused.error.message) from None
+    _in_vocabulary(own, vocab_size)
     values = {**model, **own}
     for name, message in contradictions(_with_library(values)).items():
         # Only what the job says can be wrong for all rows; the rest may be put right by each row.
         if name in own:
-            raise config_error(f"sampling.{name}", f"{name} {message}")
+            raise wrong(name, message)
     return Defaults(values=values, vocab_size=vocab_size)
 
 
 def model_defaults(generation_config: Mapping[str, object]) -> dict[str, object]:
-    """What a model says about sampling, under our names. Raises ConfigError."""
+    """What a model says about sampling, under our names. Raises RowRefused."""
     values: dict[str, object] = {}
     for theirs, ours in _NAMES.items():
         value = generation_config.get(theirs)
@@ -88,17 +84,12 @@ def model_defaults(generation_config: Mapping[str, object]) -> dict[str, object]
         try:
             values[ours] = CHECKS[ours](value)
         except ValueError as error:
-            raise config_error(
-                f"sampling.{ours}",
+            message = (
                 f"generation_config.json of the model has a {theirs} that cannot be used: it "
-                f"{error}; set sampling.{ours} in the job file and remove it there",
-            ) from None
+                f"{error}; set sampling.{ours} in the job file and remove it there"
+            )
+            raise RowRefused(message, code="invalid_value", param=ours) from None
     return values
-
-
-def config_error(where: str, message: str) -> ConfigError:
-    """What the job file says of sampling does not go with the model."""
-    return ConfigError.at("job file", message, where=where)
 
 
 def _checked(parameters: Mapping[str, object], row: Row) -> dict[str, object]:

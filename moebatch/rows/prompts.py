@@ -2,12 +2,13 @@
 
 import datetime
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from moebatch.errors import CheckpointError
+from moebatch.errors import CheckpointError, ConfigError
 from moebatch.rows.grammars import Grammars
-from moebatch.rows.parameters import Defaults, config_error, merge_defaults
+from moebatch.rows.parameters import Defaults, merge_defaults
 from moebatch.rows.parse import RowRules, parse_row
 from moebatch.rows.refused import RowRefused, unsupported, wrong
 from moebatch.rows.row import Chat, FailedRow, ParsedRow, Prompt, RawRow, ReadyRow, Source
@@ -211,7 +212,8 @@ def open_reader(
     """
     folder = job.model.folder
     config = read_generation_config(folder, vocab_size=vocab_size, start_token=start_token)
-    defaults = merge_defaults(job.sampling, config.values, vocab_size=vocab_size)
+    with _blamed_on(job):
+        defaults = merge_defaults(job.sampling, config.values, vocab_size=vocab_size)
     tokenizer = load_tokenizer(
         folder,
         vocab_size=vocab_size,
@@ -237,12 +239,21 @@ def open_reader(
         end_tokens=end_tokens,
         warnings=tuple(warnings),
     )
-    try:
+    with _blamed_on(job):
         tokenizer.require_free(job.sampling.chat_template_kwargs)
         reader.require_possible(defaults.sampling)
-    except RowRefused as refused:
-        raise config_error(f"sampling.{refused.error.param}", refused.error.message) from None
     return reader
+
+
+@contextmanager
+def _blamed_on(job: Job) -> Iterator[None]:
+    """While the block runs, what would be refused of every row is a ConfigError of the job."""
+    try:
+        yield
+    except RowRefused as refused:
+        name, message = refused.error.param, refused.error.message
+        message = message.removeprefix(f"{name} ")
+        raise ConfigError.at(job.file, message, where=f"sampling.{name}") from None
 
 
 def row_rules(job: Job) -> RowRules:

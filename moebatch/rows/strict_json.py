@@ -26,11 +26,13 @@ def parse(data: bytes) -> Any:
             # Surrogates are fine in pairs; alone they are no text and cannot be written again.
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeDecodeError as error:
-        raise _invalid(f"not UTF-8 text (byte {error.start + 1} of the line)") from None
+        raise _invalid(
+            f"not UTF-8 text (byte {error.start + 1} of the line); save it as UTF-8"
+        ) from None
     except UnicodeEncodeError:
         raise _invalid("half of a surrogate pair, which is no character") from None
     except json.JSONDecodeError as error:
-        raise _invalid(f"not JSON: {error.msg} (column {error.colno})") from None
+        raise _invalid(f"not JSON: {_fault(error)} (column {error.colno})") from None
     except RecursionError:
         raise _invalid(f"nested deeper than {MAX_DEPTH} levels") from None
     except ValueError as error:
@@ -42,6 +44,13 @@ def parse(data: bytes) -> Any:
 
 def _invalid(message: str) -> RowRefused:
     return RowRefused(message, code=NOT_JSON)
+
+
+def _fault(error: json.JSONDecodeError) -> str:
+    if not error.msg.startswith("Invalid control character"):
+        return error.msg
+    escaped = json.dumps(error.doc[error.pos]).strip('"')
+    return f"a control character must be written as {escaped}"
 
 
 def _shortened(message: str) -> str:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from pydantic import (
     ConfigDict,
     Field,
+    PrivateAttr,
     ValidationInfo,
     create_model,
     field_validator,
@@ -245,6 +246,12 @@ class Job(Section):
     """Which experts come early, which stay, and how they are chosen."""
     resources: ResourcesSection = Field(default_factory=ResourcesSection)
     """What the job may take of the machine."""
+    _file: str = PrivateAttr("job file")
+
+    @property
+    def file(self) -> str:
+        """What it was read from, as messages name it."""
+        return self._file
 
     def relative_to(self, folder: Path) -> "Job":
         """The same job with absolute paths: ``~`` expanded, relative ones starting at a folder."""
@@ -265,4 +272,5 @@ def load_job(path: Path | str) -> Job:
     Raises ConfigError with all faults of the file at once.
     """
     job = read_form(Path(path), Job, kind="job file")
+    job._file = str(path)
     return job.relative_to(Path(path).absolute().parent)

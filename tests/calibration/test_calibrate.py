@@ -209,7 +209,7 @@ def test_what_is_no_text_is_refused(tmp_path: Path, tiny_checkpoint: Checkpoint)
     bad_rows.write_text('{"no": "prompt"}\n')
     for path, message in (
         (empty, "holds no text"),
-        (binary, "is no UTF-8 text: invalid start byte at byte 300000"),
+        (binary, "is no UTF-8 text: invalid start byte at byte 300000; save it as UTF-8"),
         (tmp_path / "none.txt", "No such file"),
         (bad_rows, "bad.jsonl:1: "),
     ):

@@ -47,6 +47,16 @@ def test_all_of_a_plain_text_is_expected(tmp_path: Path, tiny_checkpoint: Checkp
     assert {reading.num_given for reading in text.known} == {1}
 
 
+def test_a_byte_order_mark_is_no_part_of_a_text(
+    tmp_path: Path, tiny_checkpoint: Checkpoint
+) -> None:
+    plain, marked = tmp_path / "plain.txt", tmp_path / "marked.txt"
+    plain.write_text("The river counts the letters.\n" * 60)
+    marked.write_text(plain.read_text(), encoding="utf-8-sig")
+    model = tiny_checkpoint("mixtral")
+    assert text_of(model, marked) == text_of(model, plain)
+
+
 def test_conversations_are_expected_to_end_as_they_do(
     tmp_path: Path, tiny_checkpoint: Checkpoint
 ) -> None:

@@ -62,6 +62,13 @@ def test_a_pipe_in_the_place_of_a_manifest_is_not_waited_for(journal: Path) -> N
         read_claim(folder)
 
 
+def test_a_file_in_the_place_of_a_run_folder_is_to_be_moved_away(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "out.jsonl")
+    folder.path.touch()
+    with pytest.raises(StorageError, match=r"out\.jsonl\.moebatch: is no folder; .*move it away$"):
+        read_claim(folder)
+
+
 def test_nobody_is_told_to_remove_a_folder_that_may_not_be_read(
     journal: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -160,7 +160,10 @@ def test_what_was_not_learnt_or_of_another_model_is_refused(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"sensitivities": {0: 1.0, 1: float("nan"), 2: 2.0}}, "holds numbers that cannot be"),
+        (
+            {"sensitivities": {0: 1.0, 1: float("nan"), 2: 2.0}},
+            "holds numbers that are negative, infinite or NaN",
+        ),
         ({"curve": ()}, r"array 'curve\.\w+' is float64 \[0\], must be float64 \[1\]"),
         ({"threshold": "much"}, "its description is damaged"),
         ({"wanted_loss": -1.0}, "its description is damaged"),

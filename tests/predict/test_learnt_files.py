@@ -187,5 +187,5 @@ def test_habits_and_shares_are_amounts(tmp_path: Path, kind: str, wrong: float) 
     path = tmp_path / "file.safetensors"
     save(path, OWNER)
     rewrite(path, lambda array: array.fill_(wrong))
-    with pytest.raises(CheckpointError, match="holds numbers that cannot be"):
+    with pytest.raises(CheckpointError, match="holds numbers that are negative, infinite or NaN"):
         load(path)

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebatch.errors import ConfigError
 from moebatch.rows.parameters import Defaults, merge_defaults
 from moebatch.rows.refused import RowRefused
 from moebatch.rows.row import ParsedRow, Row
@@ -95,7 +94,7 @@ class TestPrecedence:
         assert resolve({"seed": -1}).seed is None
 
     def test_wrong_defaults_of_the_model(self) -> None:
-        with pytest.raises(ConfigError) as caught:
+        with pytest.raises(RowRefused) as caught:
             defaults({"temperature": 5})
         assert "generation_config.json of the model has a temperature" in str(caught.value)
         assert "must be a number from 0 to 2, got 5" in str(caught.value)
@@ -108,11 +107,11 @@ class TestPrecedence:
         ],
     )
     def test_tokens_of_the_job(self, job: dict[str, Any], message: str) -> None:
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(RowRefused, match=message):
             defaults(**job)
 
     def test_job_against_model(self) -> None:
-        with pytest.raises(ConfigError, match=r"sampling\.n: n is 2, but temperature 0"):
+        with pytest.raises(RowRefused, match="n is 2, but temperature 0"):
             defaults({"temperature": 0}, n=2)
 
 

@@ -387,10 +387,16 @@ class TestStrictJson:
             (b"{} {}", "not JSON: Extra data (column 4)"),
             (b"[1]", 'must be an object such as {"prompt": …}, got [1]'),
             (b"null", 'must be an object such as {"prompt": …}, got null'),
-            (b'{"prompt": "\xff"}', "not UTF-8 text (byte 13 of the line)"),
-            ('{"prompt": "a"}'.encode("utf-16"), "not UTF-8 text (byte 1 of the line)"),
+            (b'{"prompt": "\xff"}', "not UTF-8 text (byte 13 of the line); save it as UTF-8"),
+            (
+                '{"prompt": "a"}'.encode("utf-16"),
+                "not UTF-8 text (byte 1 of the line); save it as UTF-8",
+            ),
             (b'{"prompt": "\\ud800"}', "half of a surrogate pair, which is no character"),
-            (b'{"prompt": "\xed\xa0\x80"}', "not UTF-8 text (byte 13 of the line)"),
+            (
+                b'{"prompt": "\xed\xa0\x80"}',
+                "not UTF-8 text (byte 13 of the line); save it as UTF-8",
+            ),
             (b'{"\\udfff": 1}', "half of a surrogate pair, which is no character"),
             (b'{"n": NaN}', "NaN is not JSON"),
             (b'{"n": -Infinity}', "-Infinity is not JSON"),
@@ -400,7 +406,10 @@ class TestStrictJson:
             (b'{"b": {"a": 1, "a": 1}}', "the key 'a' is given twice"),
             (b'{"a": ' + b"[" * 100_000, "nested deeper than 100 levels"),
             (b'{"a": ' + b"[" * 200 + b"]" * 200 + b"}", "nested deeper than 100 levels"),
-            (b'{"prompt": "a\tb"}', "not JSON: Invalid control character at (column 14)"),
+            (
+                b'{"prompt": "a\tb"}',
+                r"not JSON: a control character must be written as \t (column 14)",
+            ),
         ],
     )
     def test_refused(self, line: bytes, message: str) -> None:

@@ -15,7 +15,7 @@ from moebatch.rows.row import FailedRow, RawRow, ReadyRow
 from moebatch.rows.source import open_source
 from moebatch.rows.tokenizer import Tokenizer
 from moebatch.rows.tokenizer_files import load_tokenizer
-from moebatch.spec.job import Job
+from moebatch.spec.job import Job, load_job
 from moebatch.spec.request import RowError
 from tests.tiny import write_tokenizer
 
@@ -469,6 +469,22 @@ class TestModelFolder:
     def test_tokenizer_of_a_larger_model(self, model: Path) -> None:
         with pytest.raises(CheckpointError, match="the model has only 300 tokens; they do not"):
             load_tokenizer(model, vocab_size=300)
+
+
+def test_sampling_that_no_row_can_have_is_a_fault_of_the_job_file(
+    model: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        f"model: {{path: {model}}}\ninput: {{path: i}}\noutput: {{path: o}}\n"
+        "sampling: {stop_token_ids: [999]}\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        open_reader(load_job(path), vocab_size=VOCABULARY, max_positions=64)
+    assert str(caught.value) == (
+        f"{path}: sampling.stop_token_ids: holds the token id 999, "
+        "but the model has 320 tokens, 0 to 319"
+    )
 
 
 def test_requests_keep_the_order_and_are_lazy(ready: Prepare, tmp_path: Path) -> None:

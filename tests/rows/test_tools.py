@@ -734,7 +734,7 @@ class TestOffering:
         assert error.message == "messages do not fit the model's chat template: roles"
 
     def test_what_the_job_offers_in_vain_is_an_error_of_the_job(self, reader: Open) -> None:
-        with pytest.raises(ConfigError, match=r"sampling\.tools: tools belongs to .* leaves out"):
+        with pytest.raises(ConfigError, match=r"sampling\.tools: belongs to .* leaves out"):
             reader("<tool_call>arguments", sampling={"tools": TOOLS})
         with pytest.raises(ConfigError, match=r"sampling\.tools: .* in no form that is known"):
             reader(OFFER, sampling={"tools": TOOLS})
