@@ -47,6 +47,8 @@ def _invalid(message: str) -> RowRefused:
 
 
 def _fault(error: json.JSONDecodeError) -> str:
+    if error.msg == "Extra data":
+        return "more follows where the line must end, one row on each"
     if not error.msg.startswith("Invalid control character"):
         return error.msg
     escaped = json.dumps(error.doc[error.pos]).strip('"')

@@ -34,6 +34,16 @@ def test_a_compilation_is_announced_until_there_is_a_library(environment: dict[s
     assert logged(environment) == []
 
 
+@pytest.mark.parametrize("cache", ["", "a file"])
+def test_kernels_that_cannot_be_kept_are_not_announced_as_compiled_once(
+    environment: dict[str, str], tmp_path: Path, cache: str
+) -> None:
+    (tmp_path / "a file").touch()
+    told = {**environment, "HOME": "", "XDG_CACHE_HOME": str(tmp_path / cache) if cache else ""}
+    (line,) = logged(told)
+    assert line.startswith("compiling kernels, in each run") and "set XDG_CACHE_HOME" in line
+
+
 def test_nothing_is_announced_where_nothing_will_be_compiled(environment: dict[str, str]) -> None:
     assert logged({**environment, loader.SWITCH: "0"}) == []
     assert logged({**environment, "PATH": "/no/such/folder"}) == []

@@ -384,7 +384,10 @@ class TestStrictJson:
         [
             (b'{"prompt": "cut of', "not JSON: Unterminated string starting at (column 12)"),
             (b"hello", "not JSON: Expecting value (column 1)"),
-            (b"{} {}", "not JSON: Extra data (column 4)"),
+            (
+                b"{} {}",
+                "not JSON: more follows where the line must end, one row on each (column 4)",
+            ),
             (b"[1]", 'must be an object such as {"prompt": …}, got [1]'),
             (b"null", 'must be an object such as {"prompt": …}, got null'),
             (b'{"prompt": "\xff"}', "not UTF-8 text (byte 13 of the line); save it as UTF-8"),

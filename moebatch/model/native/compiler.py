@@ -151,7 +151,9 @@ def _first_in(path: str | None) -> list[str]:
         found = shutil.which(name, path=path)
         if found is not None:
             return [found]
-    raise NotCompiled(f"there is no C compiler: none of {', '.join(_NAMES)} is in the path")
+    raise NotCompiled(
+        f"there is no C compiler: none of {', '.join(_NAMES)} is in the path; install one"
+    )
 
 
 def _wait_for(commands: Iterable["Future[None]"]) -> None:
@@ -191,7 +193,8 @@ class _Running:
             process = self._start(command)
             _, stderr = process.communicate(text, timeout=_LONGEST_S)
         except (OSError, subprocess.SubprocessError) as error:
-            raise NotCompiled(f"{command[0]} cannot be run: {error}") from error
+            why = getattr(error, "strerror", None) or error
+            raise NotCompiled(f"{command[0]} cannot be run: {why}") from error
         if process.returncode != 0:
             said = stderr.strip().splitlines() or [f"exit code {process.returncode}"]
             # Lines before it say where it is, if not what.

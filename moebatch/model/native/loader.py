@@ -69,7 +69,16 @@ def log_compiling(log: Callable[[str], None], environment: Mapping[str, str] = o
         return
     with contextlib.suppress(NotCompiled):
         if _library(environment).command:
-            log("compiling kernels, once (10 to 30 seconds)")
+            log(f"compiling kernels, {_how_often(environment)}")
+
+
+def _how_often(environment: Mapping[str, str]) -> str:
+    folder = cache_folder(environment)
+    if folder is not None and may_keep(folder):
+        return "once (10 to 30 seconds)"
+    return (
+        "in each run (10 to 30 seconds): no folder keeps them; set XDG_CACHE_HOME to one of yours"
+    )
 
 
 def source(part: str | None = None) -> str:
