@@ -607,6 +607,16 @@ def test_the_root_is_no_output(command: str, tmp_path: Path, model: Path) -> Non
     assert "output.path: is a folder; give the path of a file" in done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("command", ["run", "merge", "check", "status"])
+def test_a_file_in_the_place_of_the_run_folder_is_to_be_moved_away(
+    command: str, tmp_path: Path, model: Path
+) -> None:
+    (tmp_path / "out.jsonl.moebatch").touch()
+    done = moebatch(command, write_job(tmp_path, model, PROMPTS))
+    assert done.returncode == ExitCode.STORAGE
+    assert "out.jsonl.moebatch: is no folder" in done.stdout + done.stderr
+
+
 def test_a_file_that_no_job_wrote_is_never_replaced(tmp_path: Path, model: Path) -> None:
     (tmp_path / "out.jsonl").write_text("precious")
     done = moebatch("run", write_job(tmp_path, model, PROMPTS))
