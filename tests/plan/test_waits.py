@@ -91,6 +91,21 @@ CASES: dict[str, tuple[Problem, Policy, Work]] = {
     ),
     "whole layers in slots for one": (ON_GPU, policy("multi", 4, 512, num_slots=8), "decode"),
     "fewer slots than experts of a layer": (ON_GPU, policy("hot", 4, 64, num_slots=4), "decode"),
+    "few of a layer's experts in each of many micro-batches": (
+        ON_GPU,
+        policy("hot", 8, 4, num_slots=6, kv_cache=ALL, **GPU),
+        "decode",
+    ),
+    "slots for all experts but one": (
+        ON_GPU,
+        policy("multi", 3, 1024, num_slots=7, kv_cache=ALL, **GPU),
+        "decode",
+    ),
+    "what was foreseen leaves for what is asked for in its turn": (
+        ON_GPU,
+        policy("promoe_prefetch", 3, 1024, num_slots=6, kv_cache=ALL, **GPU),
+        "decode",
+    ),
     "nothing is foreseen": (ON_GPU, policy("ondemand", 4, 512), "decode"),
     "nothing is foreseen, and each expert waits for its turn": (
         problem(cpu_machine(64, flops=4e12)),

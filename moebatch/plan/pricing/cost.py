@@ -111,10 +111,11 @@ class PassCost(PassWaits):
         for the CPU, which is busy with the rest of a layer.
 
         Reading goes on until the slots are full, and again when the first of them is given back.
-        Zero where slots belong to a GPU.
+        Zero where slots belong to a GPU, and where experts come again for as long as the CPU is
+        behind.
         """
         policy, prices = self.policy, self.prices
-        if prices.top == "vram" or not policy.weights.disk or not policy.num_slots:
+        if prices.top == "vram" or not policy.weights.disk or not policy.num_slots or self.again:
             return 0.0
         filled_s = policy.num_slots * self._fetch_s
         gap_s, longest_s = self.gaps_s

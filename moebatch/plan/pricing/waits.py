@@ -63,14 +63,15 @@ class PassWaits(PassTasks):
         the link has nothing to do while these are held, and more are to come than it had slots
         for. Zero where nothing comes before it is asked for."""
         coming_s = self._coming_s
-        is_late = self._price.traits.foresees == "nothing"
-        if not coming_s or is_late or self.num_loads is not None:
+        if not coming_s or self._asks_late or self.num_loads is not None:
             return 0.0
-        waits_s = max(0.0, self._held_s - self._share_ahead * coming_s)
-        if self.prices.top == "vram":  # main memory says so itself, with what is given back
+        once_s = coming_s / self._rounds
+        length_s = max(coming_s, once_s + self._held_s - self._share_ahead * once_s)
+        # Main memory says so itself, with what is given back, unless experts come again.
+        if self.prices.top == "vram" or self._num_again:
             before_s = self._attending_s + self._staying_s
-            waits_s = max(waits_s, before_s - self._share_in_slots * coming_s)
-        return coming_s + waits_s
+            length_s = max(length_s, coming_s + before_s - self._share_left * once_s)
+        return length_s
 
     @property
     def _staying_s(self) -> float:
@@ -86,30 +87,29 @@ class PassWaits(PassTasks):
         traits, experts_s = self._price.traits, self.experts_s
         if traits.runs == "pass":
             return experts_s / self._num_groups if traits.foresees == "layer" else 0.0
+        if traits.foresees == "layer":  # one more that comes again changes nothing
+            but = int(self._num_again > 0)
+            return self._share_whole(but) * (self._attending_s + experts_s)
         held_s = max(0.0, 1 - 2 / self._num_batches) * experts_s
-        if traits.foresees == "layer":
-            held_s = self._attending_s + experts_s
-        elif not asks_at_once(self.policy.schedule):
+        if not asks_at_once(self.policy.schedule):
             held_s += self._attending_s
-        return self._share_whole * held_s
+        return self._share_whole() * held_s
 
-    @property
-    def _share_whole(self) -> float:
-        """Of layers, those whose experts that come all have slots: in others, they leave to make
-        room."""
-        return min(1.0, max(0.0, self.policy.num_slots + 1 - self._coming_in_layer))
+    def _share_whole(self, but: int = 0) -> float:
+        """Of layers, those whose experts that come all have slots, but for so many: in others, they
+        leave to make room."""
+        return min(1.0, max(0.0, self.policy.num_slots + 1 + but - self._coming_in_layer))
 
     @property
     def _asked_late_s(self) -> float:
-        """Where nothing is foreseen, experts come when the first micro-batch has chosen, or in
+        """Where experts are asked for late, they come when the first micro-batch has chosen, or in
         their turn, of which one computes while the next one comes."""
-        traits = self._price.traits
-        if traits.foresees != "nothing" or not self._coming_s:
+        if not self._asks_late or not self._coming_s:
             return 0.0
         others = 1 - 1 / self._num_batches
         attending_s, experts_s = self._attending_s, self.experts_s
         last_s = experts_s / max(1.0, self._num_streamed)
-        if traits.runs == "pass":
+        if self._price.traits.runs == "pass":
             computing_s = others * attending_s + experts_s
             return (1 - others) * attending_s + max(computing_s, self._coming_s + last_s)
         again_s = self._coming_s / self._rounds + others * experts_s
@@ -159,9 +159,15 @@ class PassWaits(PassTasks):
     @property
     def _in_turn(self) -> bool:
         """Whether an expert on disk comes all the way only when it is needed."""
-        traits = self._price.traits
-        is_asked_late = traits.runs == "batch" and traits.foresees == "nothing"
-        return is_asked_late or self._rounds > 1
+        return self._rounds > 1 or (self._price.traits.runs == "batch" and self._asks_late)
+
+    @property
+    def _asks_late(self) -> bool:
+        """Whether experts are asked for when they are needed: nothing is foreseen, or what was has
+        to leave again for those whose turn it is."""
+        if self._price.traits.foresees == "nothing":
+            return True
+        return self._num_again > 0 and not asks_at_once(self.policy.schedule)
 
     @property
     def again(self) -> LaneSeconds:
@@ -173,15 +179,41 @@ class PassWaits(PassTasks):
     @cached_property
     def _rounds(self) -> float:
         """Times that experts come in a layer."""
+        again = self._num_again
+        if not again:
+            return 1.0
+        of_layer, is_whole = self._coming_in_layer, self._price.traits.foresees == "layer"
+        # Those that the first micro-batch has asked for leave in their order, but for one.
+        first = of_layer if is_whole else self._of_batch - 1
+        brought = first + (self._num_batches - 1) * again
+        return 1 + (1 - self._share_whole()) * max(0.0, brought / of_layer - 1)
+
+    @cached_property
+    def _num_again(self) -> float:
+        """Experts that a micro-batch brings behind others of its layer, where there are fewer slots
+        than a layer has experts: those that are in no slot. In one of these an expert is computed,
+        another one makes room for the next that has been read, if it is chosen, too. And the link
+        brings experts for as long as a processor is behind, in place of those that come next."""
         traits, num_slots = self._price.traits, self.policy.num_slots
         if traits.moves != "experts" or traits.runs == "pass" or not traits.shares_weights:
-            return 1.0
-        if not num_slots or self._share_in_slots >= 1:
-            return 1.0
-        of_layer = self._coming_in_layer
-        chosen = distinct_experts(self.prices.shape, self.load.tokens / self._num_batches)
-        of_batch = min(of_layer, chosen * (1 - self.policy.weights.on(self.prices.top)))
-        return 1 + (self._num_batches - 1) * max(0.0, of_batch - num_slots + 1) / of_layer
+            return 0.0
+        if not num_slots or self._share_in_slots >= 1 or self._num_batches <= 1:
+            return 0.0
+        of_layer, of_batch, weights = self._coming_in_layer, self._of_batch, self.policy.weights
+        on_disk = weights.disk / (1 - weights.vram) if self.prices.top == "vram" else 0.0
+        num_kept = max(0.0, num_slots - 1 - (1 - on_disk) * of_batch / of_layer)
+        missing = of_batch * (1 - num_kept / of_layer)
+        coming_s = self._num_batches * self._bringing[self._lane(Kind.CHUNK)]
+        return min(of_batch, max(missing, of_layer * self.experts_s / coming_s))
+
+    @cached_property
+    def _of_batch(self) -> float:
+        """Experts of a layer that come from below and that a mean micro-batch chooses."""
+        shape = self.prices.shape
+        chosen = [number * distinct_experts(shape, batch.tokens) for number, batch in self._sizes]
+        below = 1 - self.policy.weights.on(self.prices.top)
+        of_batch = below * sum(chosen) / sum([number for number, _ in self._sizes])
+        return min(self._coming_in_layer, of_batch)
 
     @property
     def _num_streamed(self) -> float:
@@ -198,6 +230,16 @@ class PassWaits(PassTasks):
         """Of these, those for which there are slots."""
         of_layer = self._coming_in_layer
         return self.policy.num_slots / of_layer if of_layer else 1.0
+
+    @property
+    def _share_left(self) -> float:
+        """Of the same, for which there are when experts of the layer before have come again: behind
+        each the link has time for a part of one that was foreseen, which has to leave for others
+        as soon as it has a slot."""
+        if self._price.traits.foresees == "layer":
+            return self._share_in_slots
+        again = self._num_again / self.prices.num_chunks
+        return max(0.0, self._share_in_slots - again / self._coming_in_layer)
 
     @property
     def _share_ahead(self) -> float:
