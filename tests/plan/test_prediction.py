@@ -245,6 +245,18 @@ def test_rough_loads_of_unequal_rows_tell_policies_apart_as_all_passes_do() -> N
     assert max(by_all_passes) <= 1.02 * min(by_all_passes)
 
 
+def test_rough_loads_look_no_further_ahead_for_long_answers_than_all_passes_do() -> None:
+    """Prompts of half as many tokens would be looked ahead twice as far, and the longest answer
+    would begin with the first ones; it waits until one of them has ended."""
+    lengths = [(3000, 40 + 37 * i % 100) for i in range(800)]
+    lengths[780] = (3000, 300)
+    workload, one = workload_of(lengths), policy(640, 65_536, num_kv_pages=130_000)
+    exact, rough = (
+        sum(n for n, _ in loads) for loads in (job_loads(workload, one), rough_loads(workload, one))
+    )
+    assert rough == pytest.approx(exact, rel=0.03)
+
+
 def test_passes_in_which_nothing_is_encoded_are_not_counted_with_others() -> None:
     """They leave layers out, which their mean with another would go through."""
     encoding = PassLoad.of_prompts(2, 30, encodes=True)

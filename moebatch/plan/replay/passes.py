@@ -13,6 +13,7 @@ from moebatch.arrays import Ints
 from moebatch.layout.admission import Admission, Caps, longest_first
 from moebatch.layout.load import CountedLoad, PassLoad
 from moebatch.layout.scratch import PROMPT_ROWS
+from moebatch.spec.policy.policy import PAGE_TOKENS
 from moebatch.spec.workload import Length, Workload
 
 _GROWN = 0.5
@@ -25,14 +26,22 @@ as they grow, another lane may become the one that is waited for, of which their
 def job_passes(workload: Workload, caps: Caps, num_sequences: int) -> Iterator[CountedLoad]:
     """Loads of all passes of `num_sequences` sequences, those in which nothing begins or ends
     counted together."""
-    order = admission_order(workload.sample, num_sequences, is_static=caps.is_static)
+    tokens_for_one = PAGE_TOKENS // caps.page_tokens
+    order = admission_order(
+        workload.sample, num_sequences, is_static=caps.is_static, tokens_for_one=tokens_for_one
+    )
     return iter(Replay(order, caps))
 
 
 @lru_cache(maxsize=4)  # many policies are replayed with the same sequences
-def admission_order(sample: tuple[Length, ...], count: int, *, is_static: bool) -> Ints:
+def admission_order(
+    sample: tuple[Length, ...], count: int, *, is_static: bool, tokens_for_one: int = 1
+) -> Ints:
     """So many lengths in the order of their admission, rows of prompt, new and shared tokens: all
-    of the sample again and again, or some of it, evenly taken. Nobody writes them."""
+    of the sample again and again, or some of it, evenly taken. Nobody writes them.
+
+    Where one token stands for several, as many are looked ahead as of sequences that have all.
+    """
     if len(sample) == 1:
         return np.tile(np.array(sample, dtype=np.int64), (count, 1))
     if count >= len(sample):
@@ -40,8 +49,12 @@ def admission_order(sample: tuple[Length, ...], count: int, *, is_static: bool) 
     else:
         lengths = [sample[index * len(sample) // count] for index in range(count)]
     if not is_static:
-        lengths = list(longest_first(lengths, lambda length: length))
+        lengths = list(longest_first(lengths, lambda length: _whole(length, tokens_for_one)))
     return np.array(lengths, dtype=np.int64)
+
+
+def _whole(length: Length, tokens_for_one: int) -> Length:
+    return length._replace(prompt_tokens=tokens_for_one * length.prompt_tokens)
 
 
 def load_of(
