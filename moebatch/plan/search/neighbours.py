@@ -28,6 +28,8 @@ _FEW_ROUNDS = 8
 """The same of rounds."""
 _PAGES = (0.8, 0.9)
 """With less room for sequences that begin, passes may be filled more evenly."""
+_SOME_PAGES = 1 / 3
+"""Of those that as many of the longest sequences hold: the others leave room to experts."""
 _MICRO_BATCHES = (0.5, 2.0)
 _RESIDENTS = (-4, -1, 1, 4, 8)
 _PARTS = 256
@@ -150,10 +152,12 @@ def in_even_rounds(problem: Problem, policy: Policy) -> Iterator[Policy]:
 
 def in_even_passes(problem: Problem, policy: Policy) -> Iterator[Policy]:
     """Prompts that begin together fill all of their few passes alike, where the last one had the
-    little that was left. Mean lengths know nothing of it."""
+    little that was left, of which mean lengths know nothing; or one pass, to which no climb leads
+    where two take no less than three."""
     prompt, together = problem.workload.mean_own_tokens, _together(problem, policy)
     num_passes = ceil(together * prompt / policy.tokens_per_pass)
     if 1 < num_passes <= _FEW_PASSES:
+        yield _with_tokens(problem, policy, ceil(together * prompt))
         decoding = together * (num_passes - 1) / 2  # of those that the passes before have admitted
         even = (together * prompt + decoding) / num_passes + prompt
         if even < policy.tokens_per_pass:
@@ -255,8 +259,10 @@ def _with_cache_moved(problem: Problem, policy: Policy) -> Iterator[Policy]:
         if cache.vram == 1:
             yield _filled(problem, below)
         elif not cache.vram and (is_open or policy.attention_on_gpu):
-            above = replace(policy, attention_on_gpu=True)
-            yield _filled(problem, _in_one_place(above, "vram"))
+            above = _in_one_place(replace(policy, attention_on_gpu=True), "vram")
+            yield _filled(problem, above)
+            if problem.workload.lengths:  # most of which are shorter than those that fill it
+                yield _filled(problem, above, of_pages=_SOME_PAGES)
     elif problem.keeps_kv_on_disk and not _homes(policy):
         yield _filled(problem, _in_one_place(policy, "disk" if cache.dram else "dram"))
 
@@ -299,9 +305,12 @@ def _with_residents(problem: Problem, policy: Policy, num_resident: int) -> Poli
     return with_rest_below(problem, other)
 
 
-def _filled(problem: Problem, policy: Policy) -> Policy:
-    """As many experts stay as have room beside the largest cache that the batch can use."""
+def _filled(problem: Problem, policy: Policy, *, of_pages: float = 1.0) -> Policy:
+    """As many experts stay as have room beside the largest cache that the batch can use, or beside
+    some of its pages."""
     roomy = with_all_pages(problem, policy)
+    some = max(problem.fewest_pages, round(of_pages * roomy.num_kv_pages))
+    roomy = replace(roomy, num_kv_pages=some)
     most = min(most_residents(problem, roomy), problem.num_experts - policy.num_slots)
     filled = _with_residents(problem, roomy, max(0, most))
     return replace(filled, num_kv_pages=policy.num_kv_pages)
