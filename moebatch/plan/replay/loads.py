@@ -79,10 +79,12 @@ def _caps(workload: Workload, policy: Policy) -> Caps:
 def _rough(workload: Workload, caps: Caps) -> list[CountedLoad]:
     by = _tokens_for_one(workload, caps)
     places = _places_for_one(workload, caps)
+    sequences = ceil(caps.sequences / places)
     smaller = replace(
         caps,
-        sequences=ceil(caps.sequences / places),
-        tokens=ceil(caps.tokens / places),
+        sequences=sequences,
+        # A few tokens more than there may be in a pass might be computed in a part of their own.
+        tokens=max(sequences, caps.tokens // places),
         pages=max(1, round(caps.pages / places)),
         page_tokens=PAGE_TOKENS // by,
         prompt_rows=caps.prompt_rows // by,
