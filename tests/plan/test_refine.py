@@ -577,5 +577,8 @@ def test_a_cache_of_unequal_rows_may_come_up_with_fewer_pages_than_its_longest_o
     of = stated("t4", "mixtral-8x7b", lengths.workload)
     below = replace(START, attention_on_gpu=True, ffn_on_gpu=True, kv_cache=Placement(dram=1.0))
     below = replace(below, weights=Placement(vram=0.1, dram=0.9))
-    all_pages, fewer, *_ = (one for one in neighbours(of, below) if one.kv_cache.vram == 1)
+    all_pages, *_ = (one for one in neighbours(of, below) if one.kv_cache.vram == 1)
+    known = Known(of)
+    promising = _promising(of, known, below, neighbours(of, below))
+    fewer = max((one for one in promising if one.kv_cache.vram), key=lambda one: one.weights.vram)
     assert all_pages.weights.vram < fewer.weights.vram < below.weights.vram

@@ -164,6 +164,13 @@ def in_even_passes(problem: Problem, policy: Policy) -> Iterator[Policy]:
             yield _with_tokens(problem, policy, ceil(even))
 
 
+def up_with_fewer_pages(problem: Problem, policy: Policy) -> Iterator[Policy]:
+    """A cache that the GPU attends to below it comes up with some of its pages, and experts have
+    the room of the others. Mean lengths say too much of it, and lead astray."""
+    if policy.attention_on_gpu and not policy.kv_cache.vram:
+        yield _filled(problem, _in_one_place(policy, "vram"), of_pages=_SOME_PAGES)
+
+
 def fewer_pages(problem: Problem, policy: Policy) -> Iterator[Policy]:
     """Nothing where all sequences are alike."""
     for by in _PAGES if problem.workload.lengths else ():
@@ -259,10 +266,8 @@ def _with_cache_moved(problem: Problem, policy: Policy) -> Iterator[Policy]:
         if cache.vram == 1:
             yield _filled(problem, below)
         elif not cache.vram and (is_open or policy.attention_on_gpu):
-            above = _in_one_place(replace(policy, attention_on_gpu=True), "vram")
-            yield _filled(problem, above)
-            if problem.workload.lengths:  # most of which are shorter than those that fill it
-                yield _filled(problem, above, of_pages=_SOME_PAGES)
+            above = replace(policy, attention_on_gpu=True)
+            yield _filled(problem, _in_one_place(above, "vram"))
     elif problem.keeps_kv_on_disk and not _homes(policy):
         yield _filled(problem, _in_one_place(policy, "disk" if cache.dram else "dram"))
 

@@ -22,6 +22,7 @@ from moebatch.plan.search.neighbours import (
     in_fewer_rounds,
     neighbours,
     passes_of,
+    up_with_fewer_pages,
     with_all_pages,
     with_more_on_disk,
 )
@@ -193,7 +194,7 @@ def _promising(
     through other passes, first, and those in fewer rounds or even ones, of which mean lengths say
     less; all where lengths are known, which means say little of."""
     if problem.workload.lengths:
-        return widened(problem, others)
+        return widened(problem, chain(others, up_with_fewer_pages(problem, best)))
     others = (other for other in others if other != best)
     best_s = known.mean_s(best)
     near = _below(problem, known, best_s * _PROMISING, others)
