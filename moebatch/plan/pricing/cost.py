@@ -33,14 +33,14 @@ class PassCost(PassWaits):
         """Busy seconds of every lane; idle lanes are left out."""
         again = self.again
         if not again:
-            return self._lanes_once
-        return {lane: time_s + again.get(lane, 0.0) for lane, time_s in self._lanes_once.items()}
+            return self.lanes_once
+        return {lane: time_s + again.get(lane, 0.0) for lane, time_s in self.lanes_once.items()}
 
     @cached_property
-    def _lanes_once(self) -> LaneSeconds:
+    def lanes_once(self) -> LaneSeconds:
         """The same if each expert came once in a layer: affine in the shares."""
         seconds = {**dict.fromkeys(self._price.lanes, 0.0), **self.computing_s}
-        for lane, time_s in (*self._bringing.items(), *self.moving()):
+        for lane, time_s in (*self.bringing_s.items(), *self.moving()):
             if time_s:
                 seconds[lane] += time_s
         return {lane: time_s for lane, time_s in seconds.items() if time_s > 0}
@@ -51,8 +51,8 @@ class PassCost(PassWaits):
         these waits, affine in the shares of layers like those of lanes."""
         waits_s = self.cache_waits_s
         if waits_s is None:
-            return self._lanes_once
-        return {**self._lanes_once, CACHE_WAITS: self.outside_s + self.experts_s + waits_s}
+            return self.lanes_once
+        return {**self.lanes_once, CACHE_WAITS: self.outside_s + self.experts_s + waits_s}
 
     @property
     def seconds(self) -> float:
@@ -65,7 +65,7 @@ class PassCost(PassWaits):
     def _reading_s(self) -> float:
         """Of the disk: while slots are full it may read keys and values."""
         lane = "disk->dram"
-        once_s = self._bringing.get(lane, 0.0)
+        once_s = self.bringing_s.get(lane, 0.0)
         weights_s = once_s + self.again.get(lane, 0.0)
         others_s = max(0.0, self.lanes.get(lane, 0.0) - weights_s)
         return weights_s + max(others_s, self.full_slots_s)

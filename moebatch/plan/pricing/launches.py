@@ -20,7 +20,7 @@ from moebatch.layout.fused import (
 )
 from moebatch.layout.load import PassLoad
 from moebatch.layout.placed import CHUNK_BYTES
-from moebatch.layout.scratch import MAX_GEMM_ROWS, MLP_NORMS, logits_rows
+from moebatch.layout.scratch import MAX_GEMM_ROWS, MLP_NORMS
 from moebatch.plan.pricing.mixer_launches import MixerLaunches
 from moebatch.schedule.task import Kind
 from moebatch.spec.model.blocks import ClampedGate, Router
@@ -119,9 +119,11 @@ class Launches(MixerLaunches):
     def of_experts(self, rows: Sequence[float]) -> float:
         """Experts over so many tokens each, in one task: those of few rows together, the others
         portion by portion."""
-        few = [*filter(self.groups, rows)]
-        alike = Counter(rows).items()
-        others = sum(num * self._of_expert(each) for each, num in alike if not self.groups(each))
+        alike = Counter(rows)
+        grouped = {each for each in alike if self.groups(each)}
+        few = [each for each in rows if each in grouped]
+        alone = (pair for pair in alike.items() if pair[0] not in grouped)
+        others = sum(num * self._of_expert(each) for each, num in alone)
         num_portions = sum(1 for _ in portions(few, MAX_GEMM_ROWS))
         together = self.num_texts * len(few) + _TOGETHER * num_portions
         return others + (_TABLE + together if few else 0)
@@ -148,13 +150,12 @@ class Launches(MixerLaunches):
         one."""
         return self._adding + self._sorting(is_joined)
 
-    def of_head(self, rows: float, dtype_bytes: int) -> float:
-        """Logits after so many tokens, block by block: rows gathered, normed, multiplied, copied,
-        and scaled perhaps."""
+    @cached_property
+    def of_head(self) -> float:
+        """Logits of a block of tokens: rows gathered, normed, multiplied, copied, and scaled
+        perhaps."""
         end = (self.shape.logit_scale != 1) + 3 * (self.shape.logit_cap is not None)
-        return (self._merged + self._norm + 3 + end) * ceil(
-            rows / logits_rows(self.shape, dtype_bytes)
-        )
+        return self._merged + self._norm + 3 + end
 
     # --- pieces ---------------------------------------------------------------------------------
 

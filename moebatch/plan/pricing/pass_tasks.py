@@ -69,8 +69,12 @@ class PassTasks:
     @property
     def _combining_s(self) -> float:
         """Outputs of experts added up in all layers, and the head."""
-        combine_s = self._num_moe * self._price.combine_s()
-        return combine_s + self._price.head_s(self.load.logits_rows)
+        return self._num_moe * self._price.combine_s() + self.head_s
+
+    @cached_property
+    def head_s(self) -> float:
+        """The head, and what lies between the pass and the next."""
+        return self._price.head_s(self.load.logits_rows)
 
     def _computing(self, batch: PassLoad) -> Iterator[LaneTime]:
         layers, kinds = len(self._layers), self._launched(batch, self.prices.top, of_cache=False)
@@ -115,7 +119,7 @@ class PassTasks:
         """Longest time in which a CPU gives no slot back, in every layer: from the last expert of
         one layer that arrives to the first of the next, both computed, with the rest of a layer and
         the experts that stay between them; and the same when the head comes between, too."""
-        shape, head_s = self.prices.shape, self._price.head_s(self.load.logits_rows)
+        shape, head_s = self.prices.shape, self.head_s
         outside_s = (self.outside_s - head_s) / len(self._layers)
         of_layer_s = self.experts_s / self._num_moe
         each_s = of_layer_s / max(1.0, chosen_experts(shape, self.load) / self._num_moe)
@@ -323,7 +327,7 @@ class PassTasks:
         )
         return kinds[batch.prompt_tokens > 0]
 
-    @property
+    @cached_property
     def _beside(self) -> bool:
         return self._price.attends_beside
 
@@ -370,7 +374,7 @@ class PassTasks:
         stacks = self.prices.dense.stacks
         return sum([one.num_moe for one in stacks if one.layers.start in self._layers])
 
-    @property
+    @cached_property
     def _share(self) -> float:
         """Of all layers."""
         return len(self._layers) / self.prices.shape.num_layers

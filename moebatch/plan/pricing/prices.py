@@ -180,11 +180,16 @@ class Prices:
 
     def head_s(self, processor: Processor, rows: float) -> float:
         """Seconds of the logits after so many tokens, block by block: each reads the weights."""
-        at_once = min(rows, logits_rows(self.shape, self.dtypes.compute_bytes))
+        at_once = min(rows, self.logits_rows)
         params = self.shape.vocab_size * self.shape.hidden_size
         moved = rows * self.shape.vocab_size * FLOAT_BYTES
         gemm_s = self._gemm_s(processor, rows, params, at_once)
         return gemm_s + moved / processor.elementwise_bandwidth
+
+    @cached_property
+    def logits_rows(self) -> int:
+        """Rows of such a block."""
+        return logits_rows(self.shape, self.dtypes.compute_bytes)
 
     def cpu_expert_s(self, processor: Processor, rows: float, *, fresh: float) -> float:
         """Seconds of one expert on a CPU over so many rows, padding counted; with the chance
@@ -236,7 +241,7 @@ class Prices:
         if rows <= 0:
             return 0.0
         if stored_bytes is None:
-            stored_bytes = params * self.dtypes.compute_bytes
+            stored_bytes = params * self._compute_bytes
         curve = processor.gemm_for(self.dtypes.compute, streamed=streamed)
         rate = curve.at(max(1.0, rows_at_once))
         num_reads = ceil(rows / rows_at_once)
@@ -461,8 +466,16 @@ class Prices:
     def _mean_width(self, width_of: Callable[[Attention], int]) -> float:
         """Bytes of so many numbers of a token, in a mean layer."""
         width = sum(kind.share * width_of(kind.attention) for kind in self._attending)
-        return width * self.dtypes.compute_bytes
+        return width * self._compute_bytes
 
     def hidden_bytes(self, tokens: float) -> float:
         """Hidden states of so many tokens."""
-        return tokens * self.shape.hidden_width * self.dtypes.compute_bytes
+        return tokens * self._hidden_bytes
+
+    @cached_property
+    def _hidden_bytes(self) -> int:
+        return self.shape.hidden_width * self._compute_bytes
+
+    @cached_property
+    def _compute_bytes(self) -> int:
+        return self.dtypes.compute_bytes

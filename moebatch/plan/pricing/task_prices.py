@@ -6,6 +6,7 @@ its work; on a link it goes on beside the bytes of the transfer before, so the l
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import cast
 
 from moebatch.layout.elementwise import choice_states, norm_states
@@ -43,13 +44,11 @@ class TaskPrices:
         price = _OF_BATCH.get(kind)
         if price is None and kind not in KV_KINDS:
             return None
-        seconds = price(self, load) if price else self.kv_s(kind, load)
-        if kind in _TRANSFERS and not seconds:
+        seconds, moves = price(self, load) if price else self.kv_s(kind, load), kind in _TRANSFERS
+        if moves and not seconds:
             return 0.0
-        if kind not in _TRANSFERS:
-            seconds /= share
         launching_s = self.prices.main.task_s + self._launching_s(kind, load)
-        return max(seconds, launching_s) if kind in _TRANSFERS else seconds + launching_s
+        return max(seconds, launching_s) if moves else seconds / share + launching_s
 
     # --- what follows from the policy -----------------------------------------------------------
 
@@ -209,8 +208,9 @@ class TaskPrices:
         between_s = self.prices.main.pass_s + rows * self.prices.main.row_s
         if not rows:
             return between_s
-        count = self.prices.launches.of_head(rows, self.prices.dtypes.compute_bytes)
-        return between_s + self.prices.head_s(self.prices.main, rows) + self._launches_s(count)
+        prices = self.prices
+        count = prices.launches.of_head * ceil(rows / prices.logits_rows)
+        return between_s + prices.head_s(prices.main, rows) + self._launches_s(count)
 
     # --- weights --------------------------------------------------------------------------------
 

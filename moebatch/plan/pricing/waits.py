@@ -42,7 +42,7 @@ class PassWaits(PassTasks):
         return None
 
     @cached_property
-    def _bringing(self) -> LaneSeconds:
+    def bringing_s(self) -> LaneSeconds:
         """Seconds of lanes that bring experts, each once in a layer."""
         return dict(self._weights(self.num_loads))
 
@@ -148,7 +148,7 @@ class PassWaits(PassTasks):
     def _coming_s(self) -> float:
         """Seconds of the link that brings experts to where they are computed; of the disk before it
         as well where they come one after the other, each when it is its turn."""
-        once = self._bringing
+        once = self.bringing_s
         up = Kind.BLOCK if self._price.traits.moves == "block" else Kind.CHUNK
         up_s = once.get(self._lane(up), 0.0)
         fetched_s = once.get(self._lane(Kind.FETCH), 0.0) if self.prices.top == "vram" else 0.0
@@ -174,7 +174,7 @@ class PassWaits(PassTasks):
         """Seconds of lanes that bring experts once more, by lane: where there are fewer slots than
         a layer has experts, each micro-batch brings most of them again."""
         more = self._rounds - 1
-        return {lane: more * seconds for lane, seconds in self._bringing.items()} if more else {}
+        return {lane: more * seconds for lane, seconds in self.bringing_s.items()} if more else {}
 
     @cached_property
     def _rounds(self) -> float:
@@ -276,10 +276,9 @@ class PassWaits(PassTasks):
         chain_s = self.decoding_chain_s
         if not chain_s:
             return 0.0
-        between_s = self._price.head_s(self.load.logits_rows)
         cpu_s = self.computing_s.get(CPU.name, 0.0)
         layer_s = (chain_s - cpu_s / self._sizes[0][0]) / len(self._layers)
-        return between_s + max(chain_s, cpu_s + layer_s)
+        return self.head_s + max(chain_s, cpu_s + layer_s)
 
     @property
     def _prompts_s(self) -> float:
@@ -293,14 +292,14 @@ class PassWaits(PassTasks):
         if number > LOOK_AHEAD:
             attends_s = self.computing_s.get(CPU.name, 0.0) / number
             others_s = (number - LOOK_AHEAD) * attends_s + 2 * (chain_s - attends_s)
-        return prompts_s + others_s + self._price.head_s(self.load.logits_rows)
+        return prompts_s + others_s + self.head_s
 
     @property
     def _page_s(self) -> tuple[float, float]:
         """Seconds in which pages go up, and into pinned buffers before; of these the first hop has
         what is read of a disk beside it."""
         page_s, stage_s, read_s = (
-            self._bringing.get(self._lane(kind), 0.0)
+            self.bringing_s.get(self._lane(kind), 0.0)
             for kind in (Kind.PAGE, Kind.STAGE, Kind.FETCH)
         )
         if self.prices.ladder.copies_through_buffers(self.policy):
@@ -317,7 +316,7 @@ class PassWaits(PassTasks):
         ways = self._caches(self._sizes[:1])
         cache_s = layers * sum(share * way.to_s for share, _, _, way in ways)
         beside = dict(lanes)
-        for lane, seconds in self._bringing.items():
+        for lane, seconds in self.bringing_s.items():
             beside[lane] = max(0.0, beside.get(lane, 0.0) - seconds)
         work_s = pass_seconds(beside, self.policy)
         others_s = max(0.0, work_s - max(first_s, cache_s))
@@ -333,7 +332,7 @@ class PassWaits(PassTasks):
         has been stored: two of them for all that attend in one place. And in the layers whose cache
         lives elsewhere nothing hides it but what is computed there."""
         waits_s, layers = 0.0, self.prices.shape.num_keeping_layers
-        busy_s = max(*self.computing_s.values(), *self._bringing.values(), 0.0)
+        busy_s = max(*self.computing_s.values(), *self.bringing_s.values(), 0.0)
         for share, number, batch, ways in self._caches(self._attending):
             attends_s = self._attends_s(batch)
             rest_s = 0.0 if self._beside else self._alone_s(batch) / len(self._layers) - attends_s

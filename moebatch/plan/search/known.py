@@ -1,8 +1,10 @@
 """What a search has asked about policies, and need not work out again."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from operator import attrgetter
 
+from moebatch.layout.lanes import LaneSeconds
 from moebatch.layout.load import PassLoad
 from moebatch.once import once
 from moebatch.plan.prediction import at_end
@@ -25,6 +27,12 @@ from moebatch.spec.policy.policy import Policy
 _HARDLY_MORE = 2
 """Where there are up to so many times as many loads as are asked for, they are not counted
 together: pairs are unlike where there are few, and who comes near is priced by all of them next."""
+_SOONEST: tuple[Callable[[PassCost], LaneSeconds], ...] = (
+    attrgetter("bringing_s"),
+    attrgetter("computing_s"),
+    attrgetter("lanes_once"),
+)
+"""Busy lanes of a pass, those first that are worked out soonest."""
 
 
 class Known:
@@ -78,13 +86,14 @@ class Known:
 
     def is_faster(self, policy: Policy, enough_s: float) -> bool:
         """Whether a policy takes less than that by mean lengths. No more is worked out of one that
-        does not than what its processors do, if that shows it."""
+        does not than some of its lanes, if these show it."""
         found = self._mean_s.get(policy)
         if found is None:
             passes = self._passes(policy)
-            least_s = sum([number * max(cost.computing_s.values()) for number, cost in passes])
-            if least_s >= enough_s:
-                return False
+            for lanes_of in _SOONEST:
+                least_s = sum([number * max(lanes_of(cost).values()) for number, cost in passes])
+                if least_s >= enough_s:
+                    return False
             found = self._mean_s[policy] = _seconds(passes)
         return found < enough_s
 

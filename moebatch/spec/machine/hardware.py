@@ -8,7 +8,6 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from operator import itemgetter
 from typing import Literal
 
 from moebatch.formats.weight_format import WeightFormat
@@ -45,7 +44,7 @@ class RateCurve:
     def at(self, rows: float) -> float:
         """The rate at `rows`: between points by the logarithms, below the first one in proportion
         to the rows (reading the weights takes all the time), above the last one as there."""
-        above = bisect_left(self.points, rows, key=itemgetter(0))
+        above = bisect_left(self.points, (rows, 0.0))
         if above == len(self.points):
             return self.points[-1][1]
         high, high_rate = self.points[above]
