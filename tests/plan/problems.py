@@ -5,6 +5,8 @@ from dataclasses import replace
 from moebatch.formats.plain import BFLOAT16
 from moebatch.layout.footprint import Dtypes
 from moebatch.plan.problem import Problem
+from moebatch.plan.search.affine import AffineCandidate
+from moebatch.plan.search.bounds import Bounds, bounds, by_hand
 from moebatch.plan.search.candidates import candidates
 from moebatch.plan.search.known import Known
 from moebatch.plan.search.planner import Screened, ranked_among, screen
@@ -108,6 +110,11 @@ def problem(
         workload=workload,
         kv_on_disk=kv_on_disk,
     )
+
+
+def bounds_of(asked: Problem, item: AffineCandidate) -> Bounds:
+    """What a candidate takes at the least and at the most."""
+    return bounds(asked, item, by_hand(asked, item.candidate, item.memory))
 
 
 def screened_of(asked: Problem) -> list[Screened]:

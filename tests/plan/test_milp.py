@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from moebatch.errors import DoesNotFit
 from moebatch.plan.problem import Problem
 from moebatch.plan.search.affine import AffineCandidate
-from moebatch.plan.search.bounds import bounds, least_seconds, seconds_per_sequence
+from moebatch.plan.search.bounds import least_seconds, seconds_per_sequence
 from moebatch.plan.search.candidates import candidates
 from moebatch.plan.search.known import Known
 from moebatch.plan.search.milp import NoSolution, make_solver, solve, violations
 from moebatch.plan.search.planner import best_policy
 from moebatch.spec.workload import Workload
 from tests.few import examples
-from tests.plan.problems import GIB, cpu_machine, gpu_machine, problem, screened_of
+from tests.plan.problems import GIB, bounds_of, cpu_machine, gpu_machine, problem, screened_of
 
 STEPS = 12
 MANY = examples(20)
@@ -83,7 +83,7 @@ def test_no_grid_of_shares_beats_the_solver(asked: Problem, data: st.DataObject)
 @given(PROBLEMS, st.data())
 def test_bounds_hold_the_optimum_between_them(asked: Problem, data: st.DataObject) -> None:
     (item, *_) = few_items(asked, data)
-    found = bounds(asked, item)
+    found = bounds_of(asked, item)
     try:
         solution = solve(asked, [item], unit_s=max(found.lower_s, 1e-6))
     except NoSolution:
@@ -129,7 +129,7 @@ def test_coefficients_are_those_of_cost_and_footprint_everywhere(
 def test_screening_drops_no_candidate_that_is_better(asked: Problem) -> None:
     best = best_policy(asked).solution.seconds_per_sequence
     known = Known(asked)
-    everything = [bounds(asked, known.affine(c)) for c in candidates(asked)]
+    everything = [bounds_of(asked, known.affine(c)) for c in candidates(asked)]
     assert min(found.lower_s for found in everything if found.upper_s < float("inf")) <= best * (
         1 + 1e-6
     )

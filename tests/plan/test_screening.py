@@ -10,7 +10,7 @@ from moebatch.layout.load import PassLoad
 from moebatch.plan.advice import FACTOR, promising
 from moebatch.plan.pricing.pass_tasks import PassTasks
 from moebatch.plan.problem import Problem
-from moebatch.plan.search.bounds import bounds, least_with_room, lower_seconds
+from moebatch.plan.search.bounds import least_with_room, lower_seconds
 from moebatch.plan.search.candidates import Candidate, candidates
 from moebatch.plan.search.known import Known
 from moebatch.plan.search.milp import solve
@@ -26,7 +26,7 @@ from moebatch.plan.search.widest import _pages_with_room
 from moebatch.spec.machine.hardware import LinkName
 from moebatch.spec.policy.policy import Policy
 from moebatch.spec.workload import Workload
-from tests.plan.problems import GIB, cpu_machine, gpu_machine, problem, screened_of
+from tests.plan.problems import GIB, bounds_of, cpu_machine, gpu_machine, problem, screened_of
 
 PROBLEMS = {
     "cpu": problem(cpu_machine(16)),
@@ -46,7 +46,7 @@ def some_candidates(asked: Problem) -> list[Candidate]:
 @every_problem
 def test_screening_finds_what_looking_at_all_finds(asked: Problem) -> None:
     known = Known(asked)
-    everything = [bounds(asked, known.affine(candidate)) for candidate in candidates(asked)]
+    everything = [bounds_of(asked, known.affine(candidate)) for candidate in candidates(asked)]
     best_s = min(limits.upper_s for limits in everything)
     assert best_seconds(screened_of(asked)) == best_s
 

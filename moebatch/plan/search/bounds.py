@@ -4,8 +4,9 @@ Screening: only candidates that could still be the best are handed to the MILP.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import permutations
+from math import inf
 
 from moebatch.layout.lanes import LaneSeconds, pass_seconds
 from moebatch.layout.load import PassLoad
@@ -17,6 +18,8 @@ from moebatch.spec.machine.hardware import LevelName
 from moebatch.spec.policy.policy import Policy
 
 Shares = dict[Variable, float]
+Memory = Mapping[LevelName, Affine]
+"""Bytes of a candidate by level."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,49 +79,59 @@ def _passes_s(
     )
 
 
-def bounds(problem: Problem, item: AffineCandidate) -> Bounds:
-    """Upper: what does not fit is moved down, the one kind first or the other."""
-    one, other = (filled(problem, item, order) for order in permutations(KINDS))
-    tried = [one] if one == other else [one, other]
-    upper_s, shares = min(
-        ((_seconds_if_it_fits(problem, item, shares), shares) for shares in tried),
-        key=lambda found: found[0],
-    )
+def bounds(problem: Problem, item: AffineCandidate, placements: Sequence[Shares]) -> Bounds:
+    """From the least that it can take to the best of those `placements` that fit."""
+    timed = [(seconds_per_sequence(item, shares), shares) for shares in placements]
+    upper_s, shares = min(timed, key=lambda found: found[0], default=(inf, {}))
     return Bounds(lower_s=lower_seconds(problem, item), upper_s=upper_s, shares=shares)
 
 
-def filled(problem: Problem, item: AffineCandidate, order: Sequence[str] = KINDS) -> Shares:
+def by_hand(problem: Problem, candidate: Candidate, memory: Memory) -> list[Shares]:
+    """What does not fit is moved down, the one kind first or the other: those placements that then
+    fit. To know them takes less than to price a candidate."""
+    one, other = (filled(problem, candidate, memory, order) for order in permutations(KINDS))
+    tried = [one] if one == other else [one, other]
+    return [shares for shares in tried if _fits(problem, memory, shares)]
+
+
+def filled(
+    problem: Problem, candidate: Candidate, memory: Memory, order: Sequence[str] = KINDS
+) -> Shares:
     """Shares where what does not fit on a level is moved down, kind by kind in that order. The
     lowest level may then hold more than it can."""
-    shares: Shares = dict.fromkeys(item.candidate.variables, 0.0)
+    shares: Shares = dict.fromkeys(candidate.variables, 0.0)
     for level in problem.hardware.levels:
         for kind in order:
-            _move_down(problem, item, shares, kind, level)
+            _move_down(problem, candidate, memory, shares, kind, level)
     return shares
 
 
-def _seconds_if_it_fits(problem: Problem, item: AffineCandidate, shares: Shares) -> float:
-    """Infinite if it does not."""
-    for level, memory in item.memory.items():
-        if memory.at(shares) > problem.capacity_bytes(level) * (1 + 1e-9) + 1:
-            return float("inf")
-    return seconds_per_sequence(item, shares)
+def _fits(problem: Problem, memory: Memory, shares: Shares) -> bool:
+    return all(
+        taken.at(shares) <= problem.capacity_bytes(level) * (1 + 1e-9) + 1
+        for level, taken in memory.items()
+    )
 
 
 def _move_down(
-    problem: Problem, item: AffineCandidate, shares: Shares, kind: str, level: LevelName
+    problem: Problem,
+    candidate: Candidate,
+    memory: Memory,
+    shares: Shares,
+    kind: str,
+    level: LevelName,
 ) -> None:
     """Moves as much of a kind from a level to the next one below as it is over its capacity."""
-    levels = item.candidate.levels(kind)
+    levels = candidate.levels(kind)
     if level not in levels[:-1]:
         return
-    memory = item.memory[level]
-    excess = memory.at(shares) - problem.capacity_bytes(level)
+    taken = memory[level]
+    excess = taken.at(shares) - problem.capacity_bytes(level)
     if excess <= 0:
         return
     below = levels[levels.index(level) + 1]
     here = shares.get((kind, level), 1 - sum(shares[kind, name] for name in levels[1:]))
-    gained = memory.slopes.get((kind, level), 0.0) - memory.slopes.get((kind, below), 0.0)
+    gained = taken.slopes.get((kind, level), 0.0) - taken.slopes.get((kind, below), 0.0)
     if gained <= 0:
         return
     moved = min(here, excess / gained)
@@ -131,7 +144,7 @@ def lower_seconds(problem: Problem, item: AffineCandidate) -> float:
     """Seconds per sequence that no placement goes below: experts have all memory that the cache
     could leave them, and the cache costs no time."""
     memory = {level: _beside_least_cache(taken) for level, taken in item.memory.items()}
-    return seconds_per_sequence(item, filled(problem, replace(item, memory=memory), ("weights",)))
+    return seconds_per_sequence(item, filled(problem, item.candidate, memory, ("weights",)))
 
 
 def _beside_least_cache(memory: Affine) -> Affine:

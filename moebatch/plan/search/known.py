@@ -69,12 +69,17 @@ class Known:
         return once(self._items, candidate, lambda: self._probed(candidate))
 
     def _probed(self, candidate: Candidate) -> AffineCandidate:
-        corners, of_bytes = corners_of(candidate), partial(self._bytes, candidate)
+        corners = corners_of(candidate)
         return AffineCandidate(
             candidate=candidate,
             lanes=tuple(probe(corners, partial(self.limits, p.load)) for p in candidate.phases),
-            memory=once(self._memory, candidate, lambda: probe(corners, of_bytes)),
+            memory=self.memory(candidate),
         )
+
+    def memory(self, candidate: Candidate) -> Mapping[LevelName, Affine]:
+        """Probes the footprint alone."""
+        corners, of_bytes = corners_of(candidate), partial(self._bytes, candidate)
+        return once(self._memory, candidate, lambda: probe(corners, of_bytes))
 
     def _bytes(self, candidate: Candidate, policy: Policy) -> dict[LevelName, float]:
         levels = footprints_in_parts(self._problem, candidate, policy)

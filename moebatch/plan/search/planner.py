@@ -15,7 +15,9 @@ from moebatch.plan.runnable import require_schedule
 from moebatch.plan.search.affine import AffineCandidate
 from moebatch.plan.search.bounds import (
     Bounds,
+    Memory,
     bounds,
+    by_hand,
     least_seconds,
     least_with_room,
     seconds_under,
@@ -256,22 +258,26 @@ def screen(
             floors[key] = least_with_room(problem, known, candidate)
         if floors[key] > best_s * near * _ROUNDING:
             continue
-        item = known.affine(candidate)
-        if not candidate.uses_disk and _holds_all(problem, item):
+        memory = known.memory(candidate)
+        if not candidate.uses_disk and _holds_all(problem, candidate, memory):
             roomy.add(candidate.policy)
-        limits = bounds(problem, item)
+        placements = by_hand(problem, candidate, memory)
+        if not placements:
+            continue
+        item = known.affine(candidate)
+        limits = bounds(problem, item, placements)
         if limits.upper_s < inf:
             best_s = min(best_s, limits.upper_s)
             found.append((item, limits))
     return merged(found)
 
 
-def _holds_all(problem: Problem, item: AffineCandidate) -> bool:
+def _holds_all(problem: Problem, candidate: Candidate, memory: Memory) -> bool:
     """Whether main memory has room for all that may leave the GPU, so that no disk is needed."""
-    in_memory = {variable: float(variable[1] == "dram") for variable in item.candidate.variables}
-    return "dram" in item.candidate.kv_levels and item.memory["dram"].at(
-        in_memory
-    ) <= problem.capacity_bytes("dram")
+    in_memory = {variable: float(variable[1] == "dram") for variable in candidate.variables}
+    return "dram" in candidate.kv_levels and memory["dram"].at(in_memory) <= problem.capacity_bytes(
+        "dram"
+    )
 
 
 def merged(*screened: Sequence[Screened]) -> list[Screened]:

@@ -69,8 +69,9 @@ def refined(
     for."""
     near_s = known.mean_s(policy) * _NEAR
     near = [one for one in (policy, *rivals) if known.mean_s(one) <= near_s]
-    climbed = [_climbed(problem, known, one) for one in near]
-    spilled = [end for one in climbed for end in _spilled(problem, known, one)]
+    reached: dict[Policy, Policy] = {}
+    climbed = [_climbed(problem, known, one, reached) for one in near]
+    spilled = [end for one in climbed for end in _spilled(problem, known, one, reached)]
     # Mean lengths may lead astray: lengths differ, or sequences that are alike all begin together.
     led_astray = near if problem.workload.lengths else ()
     if not led_astray and _num_replays(problem, policy) >= _CHEAP:
@@ -149,20 +150,25 @@ def widened_s(problem: Problem, known: Known, policy: Policy) -> float:
     return inf if widest is None else known.replayed_s(widest)
 
 
-def _climbed(problem: Problem, known: Known, policy: Policy) -> Policy:
+def _climbed(problem: Problem, known: Known, policy: Policy, ends: dict[Policy, Policy]) -> Policy:
     """Where a climb by mean lengths ends, which takes a tenth of the time of one by replays and
-    comes nearly as far; the policy itself where its batches are static."""
+    comes nearly as far; the policy itself where its batches are static. `ends` has the ends of all
+    that climbs have come through: where one meets another, they go the same way."""
     if policy.batching == "static":
         return policy
-    while True:
+    way = list[Policy]()
+    while policy not in ends:
+        way.append(policy)
         enough_s = known.mean_s(policy) / _LEAST_GAIN
         better = _below(problem, known, enough_s, neighbours(problem, policy))
-        if not better:
-            return policy
-        policy = better[0]
+        policy = better[0] if better else ends.setdefault(policy, policy)
+    ends.update(dict.fromkeys(way, ends[policy]))
+    return ends[policy]
 
 
-def _spilled(problem: Problem, known: Known, policy: Policy) -> Iterator[Policy]:
+def _spilled(
+    problem: Problem, known: Known, policy: Policy, ends: dict[Policy, Policy]
+) -> Iterator[Policy]:
     """Where climbs end that begin with twice the sequences of where the last one did, as long as
     mean lengths say that this is faster. Where experts come from a disk in each pass, that is worth
     a disk for the cache, and no climb leads there: all that a larger batch needs changes at
@@ -172,7 +178,7 @@ def _spilled(problem: Problem, known: Known, policy: Policy) -> Iterator[Policy]
         better = _below(problem, known, enough_s, with_more_on_disk(problem, policy))
         if not better:
             return
-        policy = _climbed(problem, known, better[0])
+        policy = _climbed(problem, known, better[0], ends)
         yield policy
 
 

@@ -77,7 +77,7 @@ def _least_needs(problem: Problem) -> list[_Needs]:
         kind = (places, candidate.weight_levels, candidate.kv_levels)
         if kind in least:
             continue
-        shares = filled(problem, known.affine(candidate))
+        shares = filled(problem, candidate, known.memory(candidate))
         least[kind] = footprints_in_parts(problem, candidate, candidate.placed(shares))
     return list(least.values())
 
