@@ -11,7 +11,8 @@ from moebatch.plan.prediction import Prediction, predicted_rate
 from moebatch.plan.problem import Problem
 from moebatch.plan.search.bounds import lower_seconds
 from moebatch.plan.search.known import Known
-from moebatch.plan.search.planner import Planned, best_policy, best_seconds, ranked_among, screen
+from moebatch.plan.search.planner import Planned, best_policy, best_seconds, screen
+from moebatch.plan.search.ranking import ranked_among
 from moebatch.plan.search.refine import widened_s
 from moebatch.spec.machine.hardware import LevelName, Link
 from moebatch.spec.model.named_formats import written_formats

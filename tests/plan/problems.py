@@ -9,7 +9,8 @@ from moebatch.plan.search.affine import AffineCandidate
 from moebatch.plan.search.bounds import Bounds, bounds, by_hand
 from moebatch.plan.search.candidates import candidates
 from moebatch.plan.search.known import Known
-from moebatch.plan.search.planner import Screened, ranked_among, screen
+from moebatch.plan.search.planner import Screened, screen
+from moebatch.plan.search.ranking import ranked_among
 from moebatch.spec.machine.hardware import Hardware, Level, Link, Processor, RateCurve
 from moebatch.spec.model.shape import ModelShape
 from moebatch.spec.model.shape_reader import read_shape

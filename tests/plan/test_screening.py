@@ -10,7 +10,12 @@ from moebatch.layout.load import PassLoad
 from moebatch.plan.advice import FACTOR, promising
 from moebatch.plan.pricing.pass_tasks import PassTasks
 from moebatch.plan.problem import Problem
-from moebatch.plan.search.bounds import least_with_room, lower_seconds
+from moebatch.plan.search.bounds import (
+    least_experts_s,
+    least_seconds,
+    least_with_room,
+    lower_seconds,
+)
 from moebatch.plan.search.candidates import Candidate, candidates
 from moebatch.plan.search.known import Known
 from moebatch.plan.search.milp import solve
@@ -22,6 +27,7 @@ from moebatch.plan.search.planner import (
     best_seconds,
     screen,
 )
+from moebatch.plan.search.ranking import ranked_among
 from moebatch.plan.search.widest import _pages_with_room
 from moebatch.spec.machine.hardware import LinkName
 from moebatch.spec.policy.policy import Policy
@@ -49,6 +55,24 @@ def test_screening_finds_what_looking_at_all_finds(asked: Problem) -> None:
     everything = [bounds_of(asked, known.affine(candidate)) for candidate in candidates(asked)]
     best_s = min(limits.upper_s for limits in everything)
     assert best_seconds(screened_of(asked)) == best_s
+
+
+@pytest.mark.few(2)
+@every_problem
+def test_candidates_come_by_the_least_that_they_take_and_no_more_are_priced(asked: Problem) -> None:
+    some, known = some_candidates(asked), Known(asked)
+    by_least = sorted(
+        ((least_seconds(known, candidate), candidate) for candidate in some),
+        key=lambda pair: pair[0],
+    )
+    asked_first = Known(asked)
+    ranking = ranked_among(asked_first, some)
+    assert next(iter(ranking)) == by_least[0]
+    assert len(asked_first._limits) < len(known._limits)
+    assert [*ranking] == by_least
+    assert [*ranking] == by_least
+    for least_s, candidate in by_least:
+        assert least_experts_s(known, candidate) <= least_s * (1 + 1e-12)
 
 
 @pytest.mark.few(2)

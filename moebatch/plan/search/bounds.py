@@ -64,6 +64,12 @@ def least_with_room(problem: Problem, known: Known, candidate: Candidate) -> flo
     return _passes_s(candidate, policy, known.limits)
 
 
+def least_experts_s(known: Known, candidate: Candidate) -> float:
+    """Seconds per sequence of its experts alone: known sooner than `least_seconds`, and no more."""
+    policy = candidate.policy
+    return sum([one.num_passes * known.experts_s(one.load, policy) for one in candidate.phases])
+
+
 def seconds_under(problem: Problem, candidate: Candidate, policy: Policy) -> float:
     """Seconds per sequence when a candidate's shares are those of `policy`."""
     return _passes_s(candidate, policy, lambda load, policy: problem.cost_of(load, policy).limits)

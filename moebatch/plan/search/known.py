@@ -64,6 +64,10 @@ class Known:
         """Seconds of every lane during a pass, and what else limits it."""
         return once(self._limits, (load, policy), lambda: self._cost_of(load, policy).limits)
 
+    def experts_s(self, load: PassLoad, policy: Policy) -> float:
+        """Of these, the seconds of experts alone."""
+        return self._cost_of(load, policy).experts_s
+
     def affine(self, candidate: Candidate) -> AffineCandidate:
         """Probes cost and footprint of a candidate at the corners of its shares."""
         return once(self._items, candidate, lambda: self._probed(candidate))

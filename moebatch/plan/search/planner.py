@@ -3,6 +3,7 @@
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from heapq import merge
 from math import inf
 
 from moebatch.errors import DoesNotFit
@@ -18,13 +19,13 @@ from moebatch.plan.search.bounds import (
     Memory,
     bounds,
     by_hand,
-    least_seconds,
     least_with_room,
     seconds_under,
 )
 from moebatch.plan.search.candidates import FEWEST_SLOTS, Candidate, candidates
 from moebatch.plan.search.known import Known
 from moebatch.plan.search.milp import NoSolution, Solution, solve, violations
+from moebatch.plan.search.ranking import Ranked, Ranking, ranked_among
 from moebatch.plan.search.refine import refined
 from moebatch.plan.search.refusal import refusal
 from moebatch.plan.search.whole import whole_policy
@@ -50,8 +51,6 @@ NEAR = 1.25
 
 
 Screened = tuple[AffineCandidate, Bounds]
-Ranked = Sequence[tuple[float, Candidate]]
-"""Candidates with the least that they can take, in its order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +64,7 @@ class Planned:
     solution: Solution
     candidates: tuple[AffineCandidate, ...]
     """Those that it was found among."""
-    ranked: Ranked
+    ranked: Ranking
     """All of them that could come near it."""
     known: Known
     """What has been worked out about them."""
@@ -110,7 +109,7 @@ def _searched(problem: Problem, known: Known) -> Planned:
         best_s = best_seconds(screened)
         few = [*_with_fewest_slots(problem, ranked, best_s * NEAR)]
         screened = merged(screened, screen(problem, few, known, best_s=best_s))
-        ranked = sorted((*ranked, *few), key=lambda pair: pair[0])
+        ranked = Ranking(merge(ranked, few, key=lambda pair: pair[0]))
     if not screened:
         raise refusal(problem)
     near = screened[:MOST_CANDIDATES]
@@ -181,9 +180,7 @@ def best_seconds(screened: Sequence[Screened]) -> float:
     return min((limits.upper_s for _, limits in screened), default=inf)
 
 
-def _with_fewest_slots(
-    problem: Problem, ranked: Ranked, enough_s: float
-) -> Iterator[tuple[float, Candidate]]:
+def _with_fewest_slots(problem: Problem, ranked: Ranking, enough_s: float) -> Iterator[Ranked]:
     """Candidates whose experts stream one by one, with as few slots as will do, in the same order,
     as what that costs is the same for all; those that might take no longer than `enough_s`."""
     slots = min(FEWEST_SLOTS, problem.num_experts)
@@ -225,23 +222,13 @@ def _solved(problem: Problem, screened: Sequence[Screened]) -> Solution:
     )
 
 
-def ranked_among(known: Known, some: Iterable[Candidate]) -> Ranked:
-    """Candidates by what they would take if everything were where it is computed; that does not
-    depend on capacities."""
-    least: dict[Hashable, float] = {}
-
-    def least_s(candidate: Candidate) -> float:
-        policy = candidate.policy
-        places = policy.attention_on_gpu, policy.ffn_on_gpu
-        # Where nothing streams, levels below and slots do nothing: many candidates share one.
-        key = candidate.phases, policy.micro_batch_size, policy.schedule, places
-        return once(least, key, lambda: least_seconds(known, candidate))
-
-    return sorted(((least_s(c), c) for c in some), key=lambda pair: pair[0])
-
-
 def screen(
-    problem: Problem, ranked: Ranked, known: Known, *, best_s: float = inf, near: float = NEAR
+    problem: Problem,
+    ranked: Iterable[Ranked],
+    known: Known,
+    *,
+    best_s: float = inf,
+    near: float = NEAR,
 ) -> list[Screened]:
     """Candidates that may be the best or come close to it, and to the `best_s` that is known
     already; most promising first."""
