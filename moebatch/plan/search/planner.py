@@ -9,7 +9,6 @@ from math import inf
 from moebatch.errors import DoesNotFit
 from moebatch.layout.division import comes_in_pages
 from moebatch.layout.footprint import dense_bytes, slot_bytes
-from moebatch.once import once
 from moebatch.plan.problem import Problem
 from moebatch.plan.replay.phases import sequences_held
 from moebatch.plan.runnable import require_schedule
