@@ -203,7 +203,7 @@ class PassWaits(PassTasks):
         on_disk = weights.disk / (1 - weights.vram) if self.prices.top == "vram" else 0.0
         num_kept = max(0.0, num_slots - 1 - (1 - on_disk) * of_batch / of_layer)
         missing = of_batch * (1 - num_kept / of_layer)
-        coming_s = self._num_batches * self._bringing[self._lane(Kind.CHUNK)]
+        coming_s = self._num_batches * self.bringing_s[self._lane(Kind.CHUNK)]
         return min(of_batch, max(missing, of_layer * self.experts_s / coming_s))
 
     @cached_property
