@@ -80,7 +80,7 @@ def test_logs_have_no_blanks_at_the_ends_of_lines() -> None:
     rows.add_row("rows", share_bar(0.5))
     rows.add_row("", "")
     console, file = screen(80, is_terminal=False)
-    show(console, Group(table, "", rows, Paragraph("note: [no] markup", "dim")))
+    show(console, Group(table, "", rows, Paragraph("note: [no] markup")))
     lines = file.getvalue().splitlines()
     assert all(line == line.rstrip() for line in lines)
     assert lines[-1] == "note: [no] markup"
