@@ -82,8 +82,8 @@ class Known:
 
     def memory(self, candidate: Candidate) -> Mapping[LevelName, Affine]:
         """Probes the footprint alone."""
-        corners, of_bytes = corners_of(candidate), partial(self._bytes, candidate)
-        return once(self._memory, candidate, lambda: probe(corners, of_bytes))
+        of_bytes = partial(self._bytes, candidate)
+        return once(self._memory, candidate, lambda: probe(corners_of(candidate), of_bytes))
 
     def _bytes(self, candidate: Candidate, policy: Policy) -> dict[LevelName, float]:
         levels = footprints_in_parts(self._problem, candidate, policy)

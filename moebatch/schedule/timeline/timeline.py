@@ -15,8 +15,8 @@ FREE_SLOT = "a free slot"
 class Launch(NamedTuple):
     """When a task was launched, and what the one that launches had slept for last."""
 
-    at_s: float = 0.0
-    slept_for: str = LAUNCH
+    at_s: float
+    slept_for: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,11 +82,7 @@ class KVCache(KvLevels):
         *,
         expected_tokens: int = 0,
     ) -> None:
-        """Gives a new owner the pages of a prefix, and more until it can hold `tokens` tokens. It
-        grows into those behind them up to `expected_tokens`, if they are still free then.
-
-        What it computes of its prompt is there for others once it is published.
-        """
+        """Gives a new owner pages of every group, as `KvPages.begin` does."""
         for table in self._distinct:
             table.begin(owner, prompt, prefix, tokens, expected_tokens=expected_tokens)
 
