@@ -99,6 +99,13 @@ def test_only_the_longest_bubbles_are_kept() -> None:
     assert lane.num_tasks == 1000
 
 
+def test_many_long_bubbles_of_one_kind_hide_none_of_another() -> None:
+    steps = [*((9, 1, None) for _ in range(20)), (2, 1, "kv_up(1)"), (1, 1, "chunk(7, e0)")]
+    lane = Statistics.of(timeline_of(spans_of(steps))).lanes["cpu"]
+    assert [bubble.seconds for bubble in lane.longest] == [9] * NUM_LONGEST
+    assert [bubble.seconds for bubble in lane.apart_from(LAUNCH).longest] == [2, 1]
+
+
 def test_without_an_end_the_last_task_is_it() -> None:
     statistics = Statistics(num_layers=1)
     assert (statistics.length_s, statistics.bottleneck) == (0, None)

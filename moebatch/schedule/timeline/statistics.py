@@ -5,13 +5,14 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from heapq import heappush, heapreplace
+from itertools import chain
 
 from moebatch.schedule.lanes import LANES, PROCESSORS, lane_of_row
 from moebatch.schedule.task import reason_kind
 from moebatch.schedule.timeline.timeline import Bubble, Span, Timeline, bubbles_before
 
 NUM_LONGEST = 5
-"""Bubbles that are kept one by one."""
+"""Bubbles that are kept one by one, of each kind of reason."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -29,7 +30,8 @@ class LaneStatistics:
     num_tasks: int = 0
     free_s: float = field(init=False)
     """When the last task had ended."""
-    _heap: list[tuple[float, float, Bubble]] = field(default_factory=list, init=False)
+    _heaps: dict[str, list[tuple[float, float, Bubble]]] = field(default_factory=dict, init=False)
+    """The longest bubbles of each kind of reason: many long ones of one leave room to others."""
 
     def __post_init__(self) -> None:
         self.free_s = self.since_s
@@ -54,8 +56,8 @@ class LaneStatistics:
     @property
     def longest(self) -> list[Bubble]:
         """The longest bubbles, longest first."""
-        entries = sorted(self._heap, key=lambda entry: entry[:2], reverse=True)
-        return [bubble for _, _, bubble in entries]
+        entries = sorted(chain(*self._heaps.values()), key=lambda entry: entry[:2], reverse=True)
+        return [bubble for _, _, bubble in entries[:NUM_LONGEST]]
 
     @property
     def main_reason(self) -> str | None:
@@ -66,18 +68,19 @@ class LaneStatistics:
         """The same without bubbles of one kind."""
         kept = replace(self, idle_s={of: s for of, s in self.idle_s.items() if of != kind})
         kept.free_s = self.free_s
-        kept._heap = [one for one in self._heap if reason_kind(one[2].waited_for) != kind]
+        kept._heaps = {of: heap for of, heap in self._heaps.items() if of != kind}
         return kept
 
     def _add_bubble(self, bubble: Bubble) -> None:
         seconds, kind = bubble.seconds, reason_kind(bubble.waited_for)
         self.idle_s[kind] = self.idle_s.get(kind, 0.0) + seconds
-        if len(self._heap) == NUM_LONGEST and seconds <= self._heap[0][0]:
+        heap = self._heaps.setdefault(kind, [])
+        if len(heap) == NUM_LONGEST and seconds <= heap[0][0]:
             return
         # Of equal ones the earliest stays, and its start keeps bubbles from being compared.
         entry = (seconds, -bubble.start_s, bubble)
-        keep = heappush if len(self._heap) < NUM_LONGEST else heapreplace
-        keep(self._heap, entry)
+        keep = heappush if len(heap) < NUM_LONGEST else heapreplace
+        keep(heap, entry)
 
 
 @dataclass(kw_only=True, slots=True)
