@@ -55,7 +55,7 @@ class RowKernels(Protocol):
 
 
 class Elementwise:
-    """Owns the threads of compiled kernels, so one thread may use it at a time."""
+    """Goes through rows by compiled kernels where there are such for the device, or by torch."""
 
     def __init__(self, activation: str, device: torch.device) -> None:
         """Raises CheckpointError for activations that are not known."""
@@ -64,7 +64,7 @@ class Elementwise:
         self._kernels = _kernels_on(device)
 
     def clamping(self, clamped: ClampedGate | None) -> "Elementwise":
-        """The same whose gates do that; both use the same threads."""
+        """The same whose gates do that."""
         if clamped == self._clamped:
             return self
         other = copy(self)

@@ -59,7 +59,7 @@ def expert_kernels(shape: ModelShape, products: Products) -> ExpertKernels | Non
 
 
 class CompiledExperts:
-    """Experts on a CPU. Uses the threads of products, so one thread may use it at a time."""
+    """Experts on a CPU. Uses the buffer of products, so one thread may use it at a time."""
 
     def __init__(self, products: Products, middle: Middle = "gated") -> None:
         """`middle` says what comes between products of an expert."""

@@ -10,8 +10,8 @@ from moebatch.spec.model.blocks import ClampedGate
 
 
 class Operators(NamedTuple):
-    """Products with stored weights, and what is done between them, on one device. They own the
-    threads of kernels, so one thread may use them at a time."""
+    """Products with stored weights, and what is done between them, on one device. Their
+    buffer is for one thread at a time."""
 
     products: Products
     elementwise: Elementwise

@@ -26,8 +26,7 @@ from moebatch.layout.scratch import (
 from moebatch.model.layers import linear
 from moebatch.model.native import loader
 from moebatch.model.native.codes import decode_work, is_compiled
-from moebatch.model.native.helpers import Helpers, threads_for, torch_parallel
-from moebatch.model.native.kernels import Kernels, Work
+from moebatch.model.native.kernels import Kernels, Work, threads_for
 from moebatch.model.native.products import ProductWork, lies_whole, multipliable, product_work
 from moebatch.model.scratch import Frame
 from moebatch.spec.machine.levels import DTYPES
@@ -39,7 +38,7 @@ _LEAST_SHARED_PRODUCTS = 2**18
 
 
 class Products:
-    """Owns the threads of the kernel and the buffer, so one thread may use it at a time."""
+    """Owns a buffer for weights that are decoded, so one thread may use it at a time."""
 
     def __init__(
         self,
@@ -58,7 +57,6 @@ class Products:
             kernels: instead of those that there are.
         """
         self._kernels = (kernels or loader.kernels()) if device.type == "cpu" else None
-        self._helpers = Helpers(torch_parallel())
         self._dtype = dtype
         self._name = next(name for name in DTYPES if getattr(torch, name) == dtype)
         self.device = device
@@ -115,7 +113,7 @@ class Products:
         """Has products computed that lie one behind the other in memory, by as many threads as the
         first one says. Raises MemoryError if scratch is refused."""
         assert self._kernels is not None, "works are for kernels"
-        self._helpers.run(self._kernels.multiply, works, first.num_threads)
+        self._kernels.multiply(works, first.num_threads)
         if first.has_failed:
             raise MemoryError("no memory for the scratch of products")
 
@@ -198,7 +196,7 @@ class Products:
         room = self._room(weight_OI.shape)
         if room.numel():
             work = decode_work(weight_OI, room)
-            self._helpers.run(self._kernels.decode, work, num_threads_for(room.numel()))
+            self._kernels.decode(work, num_threads_for(room.numel()))
         return room
 
     def _room(self, shape: tuple[int, ...]) -> Tensor:

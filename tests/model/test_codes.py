@@ -21,7 +21,6 @@ from moebatch.formats.registry import FORMATS
 from moebatch.formats.weight_format import StoredMatrix, WeightFormat
 from moebatch.layout.scratch import kernel_multiplies_codes, needs_matrix
 from moebatch.model.native.codes import decode_work, is_compiled
-from moebatch.model.native.helpers import Helpers, torch_parallel
 from moebatch.model.native.instruction_set import InstructionSet
 from moebatch.model.native.kernels import Kernels
 from moebatch.model.native.products import product_work
@@ -188,7 +187,7 @@ def test_codes_become_the_numbers_of_the_reference(
     found, wanted = (torch.full(matrix.shape, 7, dtype=dtype) for _ in range(2))
     decoding.decode(matrix, wanted)
     work = decode_work(matrix, found)
-    Helpers(torch_parallel()).run(kernels_of(name).decode, work, num_threads)
+    kernels_of(name).decode(work, num_threads)
     is_nan = wanted.isnan()
     assert torch.equal(found.isnan(), is_nan)
     bits = torch.int32 if dtype == torch.float32 else torch.int16
@@ -229,7 +228,7 @@ def test_a_product_is_the_exact_one_within_rounding(
     decoding.decode(matrix, weight)
     found = torch.full((num_rows, matrix.shape[0]), torch.nan, dtype=dtype)
     work = product_work(x, matrix, bias, found, num_threads=num_threads)
-    Helpers(torch_parallel()).run(kernels.multiply, work, num_threads)
+    kernels.multiply(work, num_threads)
     wanted = exact(x, weight, bias)
     summed = exact(x.abs(), weight.abs(), None if bias is None else bias.abs())
     # Where pairs are multiplied, weights are rounded, too.

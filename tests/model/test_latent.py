@@ -17,7 +17,6 @@ from moebatch.model.attention.span import Span
 from moebatch.model.batch import BatchPlanner, MicroBatch
 from moebatch.model.native import loader
 from moebatch.model.native.attention_work import Cached, QuerySlices, SingleQueries, work_of
-from moebatch.model.native.helpers import Helpers
 from moebatch.model.native.kernels import Kernels
 from moebatch.model.native.scoring import Scoring
 from moebatch.model.products import Products
@@ -219,10 +218,10 @@ def test_kernels_find_values_at_the_beginning_of_their_keys(
     assert isinstance(KERNELS, Kernels)
     singles = SingleQueries(torch.arange(count), starts, rows)
     work = work_of(singles, q, cached, outs[0], scoring, num_threads=2)
-    Helpers().run(KERNELS.attend[cached.number], work, 2)
+    KERNELS.attend[cached.number](work, 2)
     slices = QuerySlices(torch.arange(count), torch.ones(count, dtype=torch.int64), starts, rows, 0)
     work = work_of(slices, q, cached, outs[1], scoring, num_threads=2)
-    Helpers().run(KERNELS.attend_slices, work, 2)
+    KERNELS.attend_slices(work, 2)
     for i in range(count):
         seen = numbers[rows[starts[i] : starts[i + 1]], 0].double()
         want = F.softmax(0.07 * q[i].double() @ seen.T, -1) @ seen[:, :value_dim]

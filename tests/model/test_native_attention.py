@@ -28,7 +28,6 @@ from moebatch.model.attention.span import Span
 from moebatch.model.native import loader
 from moebatch.model.native.attention_work import Cached, SingleQueries, work_of
 from moebatch.model.native.compiler import cache_folder
-from moebatch.model.native.helpers import Helpers, torch_parallel
 from moebatch.model.native.kernels import Kernels
 from moebatch.model.native.scoring import Scoring
 from moebatch.quoting import shown
@@ -103,12 +102,11 @@ def test_a_cache_of_another_dtype(dtype: torch.dtype, cache_dtype: torch.dtype) 
 
 
 @needs_kernels
-@pytest.mark.parametrize("helpers", [Helpers(), Helpers(torch_parallel())], ids=["own", "torch's"])
-def test_the_number_of_threads_changes_no_bit(helpers: Helpers) -> None:
+def test_the_number_of_threads_changes_no_bit() -> None:
     cache = Cache([300, 5, 41], 4, 128, torch.bfloat16, seed=2)
     q_THC = cache.noise(3, 16, 128)
     want = attended(q_THC, cache, 1)
-    assert all(torch.equal(attended(q_THC, cache, n, helpers), want) for n in (2, 3, 2))
+    assert all(torch.equal(attended(q_THC, cache, n), want) for n in (2, 3, 2))
 
 
 @needs_kernels
@@ -574,9 +572,7 @@ class Cache:
         return torch.randn(size, generator=self._generator).to(self._dtype)
 
 
-def attended(
-    q_THC: Tensor, cache: Cache, num_threads: int, helpers: Helpers | None = None
-) -> Tensor:
+def attended(q_THC: Tensor, cache: Cache, num_threads: int) -> Tensor:
     """By the kernel, tokens in reverse order."""
     assert isinstance(KERNELS, Kernels)
     lengths = torch.tensor([0, *map(len, cache.rows[::-1])])
@@ -589,7 +585,7 @@ def attended(
     cached = Cached(*cache.stored, cache.cached_in)  # only pointers go to the kernel
     scoring = Scoring(q_THC.shape[2] ** -0.5)
     work = work_of(queries, q_THC, cached, out_THV, scoring, num_threads=num_threads)
-    (helpers or Helpers()).run(KERNELS.attend[cached.number], work, num_threads)
+    KERNELS.attend[cached.number](work, num_threads)
     return out_THV
 
 

@@ -19,7 +19,6 @@ from moebatch.model.attention.span import Span
 from moebatch.model.batch import MicroBatch
 from moebatch.model.native import loader
 from moebatch.model.native.attention_work import Cached, QuerySlices, work_of
-from moebatch.model.native.helpers import Helpers, torch_parallel
 from moebatch.model.native.kernels import Kernels
 from moebatch.model.native.scoring import Scoring
 from moebatch.spec.model.cache_layout import CacheDtype
@@ -80,7 +79,6 @@ class Case:
         self,
         num_threads: int = 1,
         *,
-        helpers: Helpers | None = None,
         rows_per_item: int | None = None,
         q_THC: Tensor | None = None,
         out_THV: Tensor | None = None,
@@ -110,7 +108,7 @@ class Case:
         )
         if rows_per_item is not None:
             work.rows_per_item = rows_per_item
-        (helpers or Helpers()).run(KERNELS.attend_slices, work, num_threads)
+        KERNELS.attend_slices(work, num_threads)
         assert not work.has_failed
         return out_THV
 
@@ -213,10 +211,8 @@ def test_tokens_may_lie_apart(dtype: torch.dtype) -> None:
 def test_how_work_is_divided_changes_no_bit(dtype: torch.dtype, window: int | None) -> None:
     case = Case(slices=[(200, 90), (9, 0), (77, 0)], window=window, dtype=dtype, heads=(6, 2))
     want = case.attended(rows_per_item=512)
-    for helpers in (Helpers(), Helpers(torch_parallel())):
-        for rows in (32, 64, 256):
-            got = case.attended(2, helpers=helpers, rows_per_item=rows)
-            assert torch.equal(got, want)
+    for rows in (32, 64, 256):
+        assert torch.equal(case.attended(2, rows_per_item=rows), want)
 
 
 @needs_kernel

@@ -13,7 +13,6 @@ from moebatch.errors import ConfigError
 from moebatch.formats.plain import BFLOAT16
 from moebatch.layout.scratch import library_multiplies, product_rows
 from moebatch.model.native import instruction_set, loader
-from moebatch.model.native.helpers import Helpers, torch_parallel
 from moebatch.model.native.instruction_set import INSTRUCTION_SETS, InstructionSet
 from moebatch.model.native.kernels import Kernels
 from moebatch.model.native.products import _cache_bytes, product_work
@@ -45,7 +44,7 @@ def multiplied(kernels: Kernels, *tensors: Tensor | None, num_threads: int = 1) 
     assert x_NI is not None and weight_OI is not None
     out_NO = torch.full((len(x_NI), len(weight_OI)), torch.nan, dtype=x_NI.dtype)
     work = product_work(x_NI, weight_OI, bias_O, out_NO, num_threads=num_threads)
-    Helpers(torch_parallel()).run(kernels.multiply, work, num_threads)
+    kernels.multiply(work, num_threads)
     assert not work.has_failed
     return out_NO
 

@@ -24,7 +24,7 @@ from moebatch.model.native.attention_work import (
     has_whole_rows,
     work_of,
 )
-from moebatch.model.native.helpers import Helpers, threads_for, torch_parallel
+from moebatch.model.native.kernels import threads_for
 from moebatch.model.native.scoring import Scoring, SinkQueries
 from moebatch.model.rope import rotate
 from moebatch.model.scratch import Frame, Scratch
@@ -66,7 +66,6 @@ class AttentionCore:
         self._layouts = shape.by_layer(lambda attention: attention.cached_parts)
         self._windows = shape.sliding_windows
         self._on_gpu = attends_single(shape, device)
-        self._helpers = Helpers(torch_parallel())
         self._scratch = Scratch(attention_core_elements(shape, limits), device=device, dtype=dtype)
         choosing = chosen_per_token(shape.attention)
         self._heads_choosing = choosing.num_heads
@@ -233,6 +232,6 @@ class AttentionCore:
             kernel, num_pairs = kernels.attend_slices, seen.num_pairs * q_THC.shape[1]
             num_threads = threads_for(num_pairs, _LEAST_SHARED_PAIRS)
         work = work_of(seen, q_THC, cached, out_THV, scoring, num_threads=num_threads)
-        self._helpers.run(kernel, work, num_threads)
+        kernel(work, num_threads)
         if work.has_failed:
             raise MemoryError("no memory for the scratch of attention")

@@ -16,6 +16,12 @@ CACHE_DTYPES: Mapping[CacheDtype, int] = {"int8": 3, "fp8": 4}
 """The same for codes of keys and values."""
 
 
+def threads_for(size: int, least_shared: int) -> int:
+    """Threads for a work of that size: one alone has done what is smaller than `least_shared`
+    before another one would be awake."""
+    return torch.get_num_threads() if size >= least_shared else 1
+
+
 _CACHED = (
     *((str(dtype).removeprefix("torch."), number) for dtype, number in DTYPES.items()),
     *CACHE_DTYPES.items(),
@@ -38,22 +44,21 @@ def address_of(tensor: Tensor | None) -> int | None:
 class Kernel:
     """A function of the library that computes parts of a work until none is left.
 
-    Has no state: any number of threads may call it, with the same work or others. A work is done
-    when all that were given it have returned. The GIL is free meanwhile.
+    Any number of threads may call it, with the same work or others. A work is done when all that
+    were given it have returned. The GIL is free meanwhile.
     """
 
     def __init__(self, library: ctypes.CDLL, name: str) -> None:
         """Raises AttributeError where the library has none of that name."""
         self._function = library[name]
-        self._function.argtypes = (ctypes.c_void_p,)
-        self._function.restype = None
-        address = ctypes.cast(self._function, ctypes.c_void_p).value
-        assert address is not None, "a function has an address"
-        self.address = address
-        """Of a C function that does what a call does, given the address of its work."""
+        self._share = library.moebatch_share
+        self._share.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
+        self._share.restype = None
 
-    def __call__(self, work: Work) -> None:
-        self._function(ctypes.addressof(work))
+    def __call__(self, work: Work, num_threads: int = 1) -> None:
+        """Does all of `work` on so many threads, the calling one among them: those of the library,
+        which keeps them; on the calling one alone while they are at another one's work."""
+        self._share(self._function, ctypes.addressof(work), num_threads)
 
 
 class Kernels:

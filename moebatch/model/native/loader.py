@@ -24,6 +24,7 @@ SWITCH = "MOEBATCH_NATIVE"
 """Environment variable: ``0`` leaves everything to torch."""
 _SOURCES = (
     "numbers.h",
+    "team.c",
     "attention_work.h",
     "decode_attention.c",
     "tile_products.h",

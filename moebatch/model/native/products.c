@@ -19,7 +19,6 @@
    a second matrix or activated, or are weighed and put in their places: what comes before an expert's products
    and after them needs no way through memory of its own. */
 
-#include <sched.h>
 
 /* Rows and outputs whose sums, and what these are made of, stay in registers: in 32, in 16, and in
    16 where products take one as well. */
@@ -57,9 +56,6 @@
 
 /* Rows whose places are on their way while others are put in theirs. */
 #define ROWS_AHEAD 4
-
-/* Looks of a thread that waits for others before it lets these have its core. */
-#define MOST_LOOKS 1000
 
 /* x in a register: compilers would rather read it again for each sum, as if reading were free. */
 #if defined(__AVX512F__)
@@ -136,13 +132,6 @@ typedef struct {
     int64_t sums_row, num_outputs;
     int is_first; /* inputs of these sums */
 } Patch;
-
-/* A core has nothing to do for a moment. */
-#if defined(__SSE2__)
-#define IDLE __builtin_ia32_pause()
-#else
-#define IDLE __asm__ volatile("")
-#endif
 
 #define VECTOR_BYTES ((int64_t)sizeof(Floats))
 
@@ -692,10 +681,7 @@ INLINE int64_t items_of(Division division) { return division.num_blocks * divisi
 INLINE void await(const struct product_work *w) {
     const int64_t num_items = items_of(divided(w, multiplies_pairs(w)));
     for (int64_t i = 0; __atomic_load_n(&w->num_done, __ATOMIC_ACQUIRE) < num_items; i++)
-        if (i < MOST_LOOKS)
-            IDLE;
-        else
-            sched_yield();
+        look_again(i);
 }
 
 INLINE void multiply_items(struct product_work *w, Division division, ProductRoom room,

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moebatch.model.native.helpers import Helpers, threads_for, torch_parallel
-from moebatch.model.native.kernels import DTYPES, Kernel, Kernels, address_of, fields
+from moebatch.model.native.kernels import DTYPES, Kernel, Kernels, address_of, fields, threads_for
 from moebatch.model.routing.tokens import ExpertTokens
 from moebatch.spec.model.blocks import ClampedGate
 
@@ -57,11 +56,10 @@ def row_work(out: Tensor, first: Tensor, second: Tensor | None = None, **others:
 
 
 class NativeRows:
-    """`RowKernels` on a CPU. Owns its threads, so one thread may use it at a time."""
+    """`RowKernels` on a CPU."""
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
-        self._helpers = Helpers(torch_parallel())
 
     @staticmethod
     def suits(*tensors: Tensor | None) -> bool:
@@ -121,4 +119,4 @@ class NativeRows:
     def _run(self, kernel: Kernel, work: RowWork, written: Tensor) -> None:
         if written.numel():
             num_threads = threads_for(written.nbytes, _LEAST_SHARED_BYTES)
-            self._helpers.run(kernel, work, num_threads)
+            kernel(work, num_threads)

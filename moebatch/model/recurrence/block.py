@@ -14,7 +14,7 @@ from torch import Tensor
 from moebatch.model.layer_work import LayerWork
 from moebatch.model.native import loader
 from moebatch.model.native.delta_rule import DeltaInput, conv_work
-from moebatch.model.native.helpers import Helpers, threads_for, torch_parallel
+from moebatch.model.native.kernels import threads_for
 from moebatch.model.operators import Operators
 from moebatch.model.recurrence.delta_rule import DeltaRule
 from moebatch.spec.model.recurrence import CHUNK_TOKENS, MatrixRecurrence, Recurrence
@@ -25,13 +25,11 @@ _LEAST_SHARED_BYTES = 2**17
 
 
 class Convolution:
-    """Short and causal, over the channels of tokens, with silu where it `activates`. Owns the
-    threads of the kernel, so one thread may use it at a time."""
+    """Short and causal, over the channels of tokens, with silu where it `activates`."""
 
     def __init__(self, device: torch.device, *, activates: bool) -> None:
         self._activates = activates
         self._kernels = loader.kernels() if device.type == "cpu" else None
-        self._helpers = Helpers(torch_parallel())
 
     def run(self, work: LayerWork, x_TM: Tensor) -> Tensor:
         """[T, M] float32, rounded as `x_TM` is; the last inputs of each sequence take the place of
@@ -49,7 +47,7 @@ class Convolution:
                 plan.compiled, x_TM, taps_WM, bias_M, seen_RLM, out_TM, activates=self._activates
             )
             num_threads = threads_for(out_TM.nbytes, _LEAST_SHARED_BYTES)
-            self._helpers.run(self._kernels.convolve, convolving, num_threads)
+            self._kernels.convolve(convolving, num_threads)
             return out_TM
         num_kept = seen_RLM.shape[1]
         for rows, tokens_B, _ in plan.runs:

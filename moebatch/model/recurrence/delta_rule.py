@@ -21,7 +21,7 @@ _NOTHING_LEFT = -128.0
 
 
 class DeltaRule(MatrixRule[DeltaInput]):
-    """Computes it. Owns the threads of the kernel, so one thread may use it at a time."""
+    """Computes it."""
 
     least_shared = 2**17
 

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from moebatch.model.native import loader
 from moebatch.model.native.delta_rule import NOISE_STEPS, StateSpans
-from moebatch.model.native.helpers import Helpers, threads_for, torch_parallel
-from moebatch.model.native.kernels import Kernel, Kernels, Work
+from moebatch.model.native.kernels import Kernel, Kernels, Work, threads_for
 from moebatch.model.recurrence.plan import RecurrentPlan, StateRun
 from moebatch.model.scratch import Frame
 from moebatch.spec.model.recurrence import MatrixRecurrence
@@ -36,14 +35,13 @@ Given = TypeVar("Given", bound=RuleInput)
 
 
 class MatrixRule(ABC, Generic[Given]):
-    """Owns the threads of its kernel, so one thread may use it at a time."""
+    """Takes tokens in by matrices that they change."""
 
     least_shared: int
     """Numbers of matrices that one thread has changed before another one would be awake."""
 
     def __init__(self, recurrence: MatrixRecurrence, device: torch.device) -> None:
         self._kernels = loader.kernels() if device.type == "cpu" else None
-        self._helpers = Helpers(torch_parallel())
         self._at_once, self._chunk = recurrence.states_at_once, recurrence.chunk_tokens
         self._is_scanned = recurrence.is_scanned
         is_exact = recurrence.state_dtype == "float32"
@@ -62,7 +60,7 @@ class MatrixRule(ABC, Generic[Given]):
             assert self._kernels is not None, "a plan for a kernel is made where there is one"
             work = self._work(frame, plan.compiled, given, matrices, out)
             num_threads = threads_for(len(out) * matrices[0].numel(), self.least_shared)
-            self._helpers.run(self._compiled(self._kernels), work, num_threads)
+            self._compiled(self._kernels)(work, num_threads)
         elif plan.on_gpu is not None:
             self._take_on_gpu(plan.on_gpu, given, matrices, out)
         else:

@@ -72,7 +72,7 @@ class SelectiveScanBlock(RecurrentBlock):
 
 
 class ScanRule(MatrixRule[ScanInput]):
-    """Computes it. Owns the threads of the kernel, so one thread may use it at a time."""
+    """Computes it."""
 
     least_shared = 2**15
 
