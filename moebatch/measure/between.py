@@ -15,6 +15,7 @@ from moebatch.engine.sampling.sampler import Sampler
 from moebatch.layout.scratch import Limits
 from moebatch.measure.sizes import TINY_MODEL
 from moebatch.measure.synthetic import synthetic_layer
+from moebatch.measure.timer import CacheSweep
 from moebatch.model.decoder import Decoder
 from moebatch.schedule.steps.kv_route import Place
 from moebatch.spec.policy.policy import Placement, Policy, pages_of
@@ -29,8 +30,6 @@ _PROMPT, _ANSWER = 100, 24
 """Tokens of each."""
 _SETTLED = 16
 """Passes of them that count: the last ones."""
-_SWEPT_BYTES = 2**27
-"""Each pass goes through so much memory, as through weights, and leaves nothing in caches."""
 
 
 class BetweenPasses(NamedTuple):
@@ -44,16 +43,14 @@ class BetweenPasses(NamedTuple):
 
 def between_passes(device: torch.device, memory: Tensor) -> BetweenPasses:
     """As the engine takes them, with a model whose layers do nothing and whose head is tiny."""
-    # As integers of the type of their sum, for which torch copies nothing.
-    num_bytes = min(_SWEPT_BYTES, memory.nbytes) // torch.int64.itemsize * torch.int64.itemsize
-    swept = memory.view(torch.uint8)[:num_bytes].view(torch.int64)
+    sweep = CacheSweep(memory)
     with torch.inference_mode():
-        few_s, many_s = (_usual_s(count, device, swept) for count in (_FEW, _MANY))
+        few_s, many_s = (_usual_s(count, device, sweep) for count in (_FEW, _MANY))
     row_s = max(0.0, many_s - few_s) / (_MANY - _FEW)
     return BetweenPasses(pass_s=max(0.0, few_s - _FEW * row_s), row_s=row_s)
 
 
-def _usual_s(num_sequences: int, device: torch.device, swept: Tensor) -> float:
+def _usual_s(num_sequences: int, device: torch.device, sweep: CacheSweep) -> float:
     """The lower quartile, since other programs only ever add time."""
     place: Place = "vram" if device.type == "cuda" else "dram"
     num_tokens = _PROMPT + _ANSWER
@@ -77,7 +74,7 @@ def _usual_s(num_sequences: int, device: torch.device, swept: Tensor) -> float:
         dtype=torch.float32,
         layout=KvLayout(levels=[place], places=[place], vram_device=device),
     )
-    passes = _BarePasses(decoder, cache, policy, main=place, swept=swept)
+    passes = _BarePasses(decoder, cache, policy, main=place, sweep=sweep)
     engine = Engine(
         passes=passes,
         sampler=Sampler(vocab_size=decoder.shape.vocab_size, end_tokens=frozenset(), job_seed=0),
@@ -102,21 +99,21 @@ class _NoText:
 
 
 class _BarePasses(Passes):
-    """Layers that note when they begin and end, and do nothing between."""
+    """Layers that note when they begin and end, and sweep caches between, as weights do."""
 
     def __init__(
-        self, decoder: Decoder, cache: KVCache, policy: Policy, *, main: Place, swept: Tensor
+        self, decoder: Decoder, cache: KVCache, policy: Policy, *, main: Place, sweep: CacheSweep
     ) -> None:
-        """They go through all of `swept`."""
+        """`sweep` is what they do."""
         super().__init__(decoder, cache, policy, main=main)
         self.between_s: list[float] = []
         """From the end of each pass to the begin of the next."""
-        self._swept = swept
+        self._sweep = sweep
         self._ended_s = time.perf_counter()
 
     def _run_layers(self, given: PassInput, layer_begins: Callable[[int], None]) -> BrokenRows:
         self.between_s.append(time.perf_counter() - self._ended_s)
-        self._swept.sum()
+        self._sweep()
         self._ended_s = time.perf_counter()
         return BrokenRows()
 

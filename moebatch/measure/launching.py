@@ -1,9 +1,11 @@
 """What a task costs beside its work: handing it to its lane, looking at each of its experts, and
 launching its operators."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -14,7 +16,7 @@ from moebatch.engine.lanes.recorder import Recorder
 from moebatch.layout.scratch import Limits
 from moebatch.measure.sizes import TINY_MODEL
 from moebatch.measure.synthetic import synthetic_layer
-from moebatch.measure.timer import Timer
+from moebatch.measure.timer import CacheSweep, Timer
 from moebatch.model.gpu import loader as gpu
 from moebatch.plan.pricing.launches import Launches
 from moebatch.schedule.drivers.driver import Driver
@@ -37,10 +39,17 @@ _TOGETHER = 16
 """Experts of a task that has many."""
 
 
-def task_s(timer: Timer) -> float:
+def task_s(timer: Timer, sweep: CacheSweep | None) -> float:
     """Seconds of a task whose lane has nothing to do for it: the driver's next step, its launch,
-    the way to the lane and the note of its end."""
-    with torch.inference_mode(), closing(_BarePasses(timer.device, _EXPERTS)) as passes:
+    the way to the lane and the note of its end.
+
+    With `sweep` they are those between tasks that sweep caches, as what a CPU computes does.
+    """
+    work = _nothing if sweep is None else _Sweeping(sweep)
+    bare = _BarePasses(timer.device, _EXPERTS, work=work)
+    with torch.inference_mode(), closing(bare) as passes:
+        if isinstance(work, _Sweeping):
+            return timer.seconds_told(partial(work.between_s, passes.run)) / _TASKS
         return timer.seconds(passes.run) / _TASKS
 
 
@@ -66,9 +75,12 @@ def another_expert_s(timer: Timer, launched_s: float) -> float:
     return (driver_s + decoder_s) / (_TOGETHER - 1)
 
 
-def launch_s(timer: Timer) -> float:
-    """Seconds of a launch, in the experts of a layer so small that they have nothing else to do."""
+def launch_s(timer: Timer, sweep: CacheSweep | None) -> float:
+    """Seconds of a launch, in the experts of a layer so small that they have nothing else to do;
+    each behind a `sweep` of caches, if there is one."""
     experts = _BareExperts(timer.device, TINY_MODEL.num_experts, TINY_MODEL.experts_per_token)
+    if sweep is not None:
+        return timer.seconds(experts.run_first, prepare=sweep) / experts.num_launches(1)
     seconds = timer.seconds(experts.run_each)
     return seconds / (len(experts.chosen) * experts.num_launches(1))
 
@@ -97,7 +109,13 @@ class _BareExperts:
     def run_each(self) -> None:
         """All of them, one after the other."""
         for expert in self.chosen:
-            self._decoder.run_experts(0, self._routing, {expert: self._parts})
+            self._run(expert)
+
+    def run_first(self) -> None:
+        self._run(self.chosen[0])
+
+    def _run(self, expert: int) -> None:
+        self._decoder.run_experts(0, self._routing, {expert: self._parts})
 
     def run_together(self) -> None:
         """Chooses, and runs all of them in one call."""
@@ -127,7 +145,16 @@ class _AllChosen:
 class _BarePasses:
     """Passes of a schedule whose experts are all where they are computed, in no time."""
 
-    def __init__(self, device: torch.device, num_experts: int, *, most_together: int = 1) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        num_experts: int,
+        *,
+        most_together: int = 1,
+        work: Callable[[Task], None] | None = None,
+    ) -> None:
+        """`work` is what tasks do, if anything."""
+        run = work or _nothing
         compute: Place = "vram" if device.type == "cuda" else "dram"
         keys = [ExpertKey(layer, e) for layer in range(_LAYERS) for e in range(num_experts)]
         setup = Setup(
@@ -141,11 +168,11 @@ class _BarePasses:
         slots = SlotQueue(dict.fromkeys(keys, 1), num_slots=0, resident=keys)
         slots.fill_residents()
         self._executor = Executor(setup, Recorder(_LAYERS), Monitor())
-        work = LaneWork(run=_nothing)
+        lane = LaneWork(run=run)
         if compute == "vram":
-            self._executor.add(cuda_lanes(self._executor, CudaStreams())(GPU, work))
+            self._executor.add(cuda_lanes(self._executor, CudaStreams())(GPU, lane))
         else:
-            self._executor.add_inline(CPU.name, _nothing)
+            self._executor.add_inline(CPU.name, run)
         self._driver = Driver(
             find_schedule(DEFAULT_SCHEDULE)(setup),
             setup,
@@ -167,3 +194,22 @@ class _BarePasses:
 
 def _nothing(task: Task) -> None:
     pass
+
+
+class _Sweeping:
+    """Tasks that sweep caches, and note how long it takes from one to the next."""
+
+    def __init__(self, sweep: CacheSweep) -> None:
+        self._sweep = sweep
+        self._ended_s = self._between_s = 0.0
+
+    def __call__(self, task: Task) -> None:
+        self._between_s += time.perf_counter() - self._ended_s
+        self._sweep()
+        self._ended_s = time.perf_counter()
+
+    def between_s(self, run: Callable[[], None]) -> float:
+        """Seconds of a run of such tasks, sweeping left out."""
+        self._between_s, self._ended_s = 0.0, time.perf_counter()
+        run()
+        return self._between_s + time.perf_counter() - self._ended_s

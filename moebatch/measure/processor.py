@@ -19,7 +19,7 @@ from moebatch.measure.elementwise import elementwise_bandwidth
 from moebatch.measure.gemm import Points, decoding_points, expert_bytes, experts_in, gemm_curve
 from moebatch.measure.launching import another_expert_s, launch_s, task_s
 from moebatch.measure.sizes import Sizes
-from moebatch.measure.timer import Allocate, Timer
+from moebatch.measure.timer import Allocate, CacheSweep, Timer
 from moebatch.model.products import Products
 from moebatch.spec.machine.hardware import Dtype, Processor, RateCurve
 from moebatch.spec.model.cache_layout import CacheDtype, KvCache
@@ -64,11 +64,10 @@ class ProcessorBench:
             f"between passes: {between.pass_s * 1e3:.1f} ms and {between.row_s * 1e6:.1f} µs a "
             "sequence"
         )
+        task, launch = self._launching_s(memory)
         del memory
         with self.beside() if self.beside else nullcontext():
             attention, coded, elementwise = self._tokens_rates()
-        task = patience.calmest(lambda: task_s(timer))
-        launch = patience.calmest(lambda: launch_s(timer))
         another = patience.calmest(lambda: another_expert_s(timer, launch))
         log(
             f"{task * 1e6:.1f} µs to hand over a task, {another * 1e6:.1f} µs for one expert more, "
@@ -90,6 +89,14 @@ class ProcessorBench:
             row_s=between.row_s,
             instruction_set=instruction_set,
         )
+
+    def _launching_s(self, memory: Tensor) -> tuple[float, float]:
+        """Of a task and of a launch. What a GPU computes sweeps no caches of the host."""
+        sweep = CacheSweep(memory) if self.device.type == "cpu" else None
+        found: list[float] = [
+            self.patience.calmest(partial(each, self._timer, sweep)) for each in (task_s, launch_s)
+        ]
+        return found[0], found[1]
 
     @property
     def _timer(self) -> Timer:

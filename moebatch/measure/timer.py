@@ -8,6 +8,8 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
+_SWEPT_BYTES = 2**27
+"""More than caches hold that are worth it."""
 Allocate = Callable[[int], Tensor]
 """Gives so many bytes (uint8) of a device's memory, as a job has them."""
 
@@ -41,14 +43,24 @@ class Timer:
         Of the repeats the lower quartile counts, since other programs only ever add time; beside
         reading the mean does, since what reading adds a job has to pay as well.
         """
-        prepare()
-        first_s = [self._once(call) for call in calls]
+
+        def once() -> list[float]:
+            prepare()
+            return [self._once(call) for call in calls]
+
+        return self._of_repeats(once)
+
+    def seconds_told(self, call: Callable[[], float]) -> float:
+        """The same of what `call` says itself that it took."""
+        return self._of_repeats(lambda: [call()])[0]
+
+    def _of_repeats(self, once: Callable[[], list[float]]) -> tuple[float, ...]:
+        first_s = once()
         least = self.least_repeats if sum(first_s) < self.budget_s else 1
         rounds: list[list[float]] = []
         start = time.perf_counter()
         while len(rounds) < least or time.perf_counter() - start < self.budget_s:
-            prepare()
-            rounds.append([self._once(call) for call in calls])
+            rounds.append(once())
         return tuple(map(self._typical, zip(*rounds, strict=True)))
 
     def _typical(self, seconds: Sequence[float]) -> float:
@@ -60,3 +72,15 @@ class Timer:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return max(time.perf_counter() - start, 1e-9)
+
+
+class CacheSweep:
+    """Goes through memory, as through weights, and leaves nothing of anything else in caches."""
+
+    def __init__(self, memory: Tensor) -> None:
+        # As integers of the type of their sum, for which torch copies nothing.
+        num_bytes = min(_SWEPT_BYTES, memory.nbytes) // torch.int64.itemsize * torch.int64.itemsize
+        self._swept = memory.view(torch.uint8)[:num_bytes].view(torch.int64)
+
+    def __call__(self) -> None:
+        self._swept.sum()

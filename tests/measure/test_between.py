@@ -9,6 +9,7 @@ from moebatch.engine.passes.broken import BrokenRows
 from moebatch.engine.passes.passes import PassInput
 from moebatch.measure import between
 from moebatch.measure.between import between_passes
+from moebatch.measure.timer import CacheSweep
 
 
 def test_both_figures_are_times() -> None:
@@ -38,5 +39,5 @@ def test_every_sequence_is_in_each_pass_that_counts(monkeypatch: pytest.MonkeyPa
             return super()._run_layers(given, layer_begins)
 
     monkeypatch.setattr(between, "_BarePasses", Counting)
-    between._usual_s(7, torch.device("cpu"), torch.zeros(8))
+    between._usual_s(7, torch.device("cpu"), CacheSweep(torch.zeros(8)))
     assert num_tokens == [7 * between._PROMPT, *[7] * (between._ANSWER - 1)]

@@ -17,7 +17,7 @@ from moebatch.measure.gpu import gpu_rates, supported
 from moebatch.measure.launching import another_expert_s, launch_s, task_s
 from moebatch.measure.processor import read_bandwidth
 from moebatch.measure.sizes import Sizes, gpu_sizes
-from moebatch.measure.timer import Timer
+from moebatch.measure.timer import CacheSweep, Timer
 from moebatch.spec.machine.hardware import Dtype, RateCurve
 from moebatch.store.memory import Arena
 from tests.measure.sizes import TINY
@@ -30,9 +30,10 @@ def allocate(num_bytes: int) -> torch.Tensor:
 
 
 def test_handing_over_and_launching_take_some_time() -> None:
-    assert 0 < task_s(TIMER) < 1
-    with torch.inference_mode():
-        assert 0 < launch_s(TIMER) < 1
+    for sweep in (None, CacheSweep(torch.zeros(2**16, dtype=torch.uint8))):
+        assert 0 < task_s(TIMER, sweep) < 1
+        with torch.inference_mode():
+            assert 0 < launch_s(TIMER, sweep) < 1
     assert 0 <= another_expert_s(TIMER, 0.0) < 1
 
 

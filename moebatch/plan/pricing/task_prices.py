@@ -194,11 +194,12 @@ class TaskPrices:
 
     def launching_s(self, rows: Sequence[float]) -> float:
         """What it takes to hand over experts that are computed together, over so many tokens each,
-        and to launch them; pages have no tasks for them."""
+        and to launch them, which on a CPU is a part of their rates; pages have no tasks for
+        them."""
         chosen = [each for each in rows if each]
         handed_s = max(0, len(chosen) - 1) * self.prices.main.another_expert_s
         handed_s += 0.0 if self._is_paged else self.prices.main.task_s
-        if not self.prices.main.launch_s:
+        if self.prices.is_cpu or not self.prices.main.launch_s:
             return handed_s
         return self._launches_s(self.prices.launches.of_experts(chosen)) + handed_s
 
