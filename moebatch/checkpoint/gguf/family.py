@@ -80,9 +80,7 @@ class GgufMetadata:
         value = self.get(key)
         value = usual if value is None else value
         if type(value) is not int or value < 1:
-            raise self.fault(
-                f"{self.architecture}.{key} is {shown(value)}, expected a number of at least 1"
-            )
+            raise self.unexpected(key, "a number of at least 1")
         return value
 
     @property
@@ -163,6 +161,12 @@ class GgufMetadata:
         """A list by layer without those behind the last one."""
         count = self.num_layers
         return by_layer[:count] if type(count) is int else by_layer
+
+    def unexpected(self, key: str, expected: str) -> CheckpointError:
+        """For what it says of a key behind the architecture's name."""
+        return self.fault(
+            f"{self.architecture}.{key} is {shown(self.get(key))}, expected {expected}"
+        )
 
     def fault(self, why: str) -> CheckpointError:
         return CheckpointError(f"{self.where}: {why}")

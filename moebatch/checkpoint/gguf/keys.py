@@ -19,10 +19,8 @@ def key_heads(said: GgufMetadata, usual: int | None = None) -> int:
     attending = [count for count in by_layer if count != 0]
     count = attending[0] if attending else None
     if type(count) is not int or set(attending) != {count}:
-        raise said.fault(
-            f"{said.architecture}.{_KEY_HEADS} is {shown(by_layer)}, expected one number of at "
-            "least 1 wherever a layer attends, and else 0"
-        )
+        expected = "one number of at least 1 wherever a layer attends, and else 0"
+        raise said.unexpected(_KEY_HEADS, expected)
     return count
 
 
@@ -30,10 +28,7 @@ def _by_layer(said: GgufMetadata, key: str, has_none: str) -> list[Any]:
     found = said.get(key)
     if isinstance(found, list):
         return found
-    raise said.fault(
-        f"{said.architecture}.{key} is {shown(found)}, expected a number for each layer, 0 where "
-        f"it {has_none}"
-    )
+    raise said.unexpected(key, f"a number for each layer, 0 where it {has_none}")
 
 
 def _kinds_by_heads(said: GgufMetadata, *, recurs: str, attends: str) -> dict[str, Any]:
@@ -163,10 +158,7 @@ def _expansion(said: GgufMetadata) -> int:
     """How many times as wide as hidden states is what a recurrence sees."""
     width, hidden_size = said.count("ssm.inner_size"), said.count("embedding_length")
     if width % hidden_size:
-        raise said.fault(
-            f"{said.architecture}.ssm.inner_size is {width}, expected a multiple of "
-            f"embedding_length ({hidden_size})"
-        )
+        raise said.unexpected("ssm.inner_size", f"a multiple of embedding_length ({hidden_size})")
     return width // hidden_size
 
 
@@ -237,8 +229,7 @@ def _heads_by_window(said: GgufMetadata, key: str = _KEY_HEADS) -> dict[str, Any
     kinds, heads = _windows(said), said.get(key)
     by_layer = heads if isinstance(heads, list) else [heads] * len(kinds)
     if any(type(count) is not int for count in by_layer):
-        key = f"{said.architecture}.{key}"
-        raise said.fault(f"{key} is {shown(heads)}, expected numbers of heads")
+        raise said.unexpected(key, "numbers of heads")
     return dict(zip(kinds, by_layer, strict=False))
 
 
@@ -256,7 +247,7 @@ def gemma(said: GgufMetadata) -> dict[str, Any]:
         "hidden_size_per_layer_input": said.get("embedding_length_per_layer_input") or 0,
         "num_kv_shared_layers": said.get("attention.shared_kv_layers") or 0,
         "rope_parameters": {
-            SLIDING: {"rope_type": "default", "rope_theta": said.get("rope.freq_base_swa") or 1e4},
+            SLIDING: _unscaled(said, "rope.freq_base_swa"),
             FULL: {
                 "rope_type": "proportional",
                 "rope_theta": said.get("rope.freq_base") or 1e6,
@@ -311,10 +302,8 @@ def mimo(said: GgufMetadata) -> dict[str, Any]:
     layers rotate the same share of a head."""
     of_kind = _heads_by_window(said)
     if of_kind.keys() == {FULL, SLIDING} and of_kind[SLIDING] != 2 * of_kind[FULL]:
-        raise said.fault(
-            f"{said.architecture}.{_KEY_HEADS} is {shown(said.get(_KEY_HEADS))}, expected twice as "
-            "many in layers that slide as in the others"
-        )
+        expected = "twice as many in layers that slide as in the others"
+        raise said.unexpected(_KEY_HEADS, expected)
     bases = {FULL: said.get("rope.freq_base"), SLIDING: said.get("rope.freq_base_swa")}
     return {
         "layer_types": _windows(said),
