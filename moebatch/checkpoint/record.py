@@ -181,18 +181,34 @@ def slot_bytes(records: Iterable[Record]) -> int:
     return max((record.num_bytes for record in records), default=0)
 
 
-def open_files(records: Iterable[Record]) -> dict[Path, DirectFile]:
-    """All files of some records, to be closed by the caller. Raises StorageError where one cannot
-    be opened, or has become shorter since its header was read."""
-    ends: dict[Path, int] = {}
-    for piece in chain.from_iterable(record.pieces for record in records):
-        ends[piece.path] = max(piece.file_end, ends.get(piece.path, 0))
-    with ExitStack() as opened:
-        files = {path: opened.enter_context(closing(DirectFile(path))) for path in sorted(ends)}
-        for path, file in files.items():
-            file.require(ends[path])
-        opened.pop_all()  # only where not all can be read they are closed here
-    return files
+class RecordFiles:
+    """The files of some records. Several threads may read them at once."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        """Raises StorageError where one cannot be opened, or has become shorter since its header
+        was read."""
+        ends: dict[Path, int] = {}
+        for piece in chain.from_iterable(record.pieces for record in records):
+            ends[piece.path] = max(piece.file_end, ends.get(piece.path, 0))
+        self._files: dict[Path, DirectFile] = {}
+        with ExitStack() as opened:
+            for path in sorted(ends):
+                self._files[path] = opened.enter_context(closing(DirectFile(path)))
+                self._files[path].require(ends[path])
+            self._opened = opened.pop_all()
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether all are read past the page cache."""
+        return all(file.is_direct for file in self._files.values())
+
+    def read(self, piece: Piece, target: memoryview, start: int = 0) -> None:
+        """Fills `target` with what lies from `start` on in a piece, as `DirectFile.read` does."""
+        self._files[piece.path].read(target, piece.file_offset + start)
+
+    def close(self) -> None:
+        """Gives the files back."""
+        self._opened.close()
 
 
 def _runs(extents: Sequence[Extent]) -> list[list[int]]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from moebatch.checkpoint.index import Checkpoint
-from moebatch.checkpoint.record import Place, Record, open_files
+from moebatch.checkpoint.record import Place, Record, RecordFiles
 from moebatch.errors import CheckpointError, StorageError
 from moebatch.plan.pricing import launches as of_copies
 from moebatch.store.dense import DenseLoader, dense_bytes
@@ -84,10 +84,9 @@ def test_tensors_that_lie_one_behind_the_other_are_copied_in_one_piece(
     monkeypatch.setattr(packed, "copy_bytes", counted)
     for expert, record in enumerate(records):
         room, arena = torch.zeros(layout.num_bytes, dtype=torch.uint8), Arena(record.num_bytes)
-        files = open_files([record])
-        for piece in record.pieces:
-            target = arena.view(piece.buffer_offset, piece.num_bytes)
-            files[piece.path].read(target, piece.file_offset)
+        with closing(RecordFiles([record])) as files:
+            for piece in record.pieces:
+                files.read(piece, arena.view(piece.buffer_offset, piece.num_bytes))
         copied.clear()
         for chunk in layout.chunks:
             chunk.copy(record.tensor_bytes(arena, 0), room[chunk.start : chunk.stop])
@@ -97,8 +96,6 @@ def test_tensors_that_lie_one_behind_the_other_are_copied_in_one_piece(
         num_runs = 3 if is_apart or width % 4 else 1
         assert sum(copied) == 4 * 14 * width
         assert len(copied) == of_copies.of_transfer(sum(copied), num_runs) + len(layout.chunks) - 1
-        for file in files.values():
-            file.close()
 
 
 @given(sizes)
@@ -150,7 +147,7 @@ def test_files_are_given_back_where_one_is_missing_or_reading_fails(
     slots = torch.zeros(len(KEYS), layout.num_bytes, dtype=torch.uint8)
     before = {*Path("/proc/self/fd").iterdir()}
     with pytest.raises(StorageError, match="cannot be opened"):
-        open_files([*records.values(), *missing.values()])
+        RecordFiles([*records.values(), *missing.values()])
     monkeypatch.setattr(os, "preadv", refuse)
     with pytest.raises(StorageError, match="reading at byte"):
         load_packed(records, layout, dict(zip(KEYS, slots, strict=True)))

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from moebatch.checkpoint.record import Record, num_bytes_of, open_files, slot_bytes
+from moebatch.checkpoint.record import Record, RecordFiles, num_bytes_of, slot_bytes
 from moebatch.schedule.slots.cache import Cache
 from moebatch.schedule.slots.expert_load import Chunk, ExpertKey
 from moebatch.schedule.slots.slots import SlotQueue
@@ -67,12 +67,12 @@ class ExpertStore:
         """Whether a device copies from it beside other work."""
         self._more: list[Arena] = []
         """Slots that were added, each with memory of its own."""
-        self._files = open_files(records.values())
+        self._files = RecordFiles(records.values())
 
     @property
     def is_direct(self) -> bool:
         """Whether every file is read with O_DIRECT."""
-        return all(file.is_direct for file in self._files.values())
+        return self._files.is_direct
 
     @property
     def num_bytes(self) -> int:
@@ -114,7 +114,7 @@ class ExpertStore:
         arena, start = self._place(chunk.slot)
         for piece in record.chunks[chunk.number]:
             target = arena.view(start + piece.buffer_offset, piece.num_bytes)
-            self._files[piece.path].read(target, piece.file_offset)
+            self._files.read(piece, target)
             record.convert(piece, arena, start)
 
     def chunk_bytes(self, key: ExpertKey, number: int) -> int:
@@ -141,8 +141,7 @@ class ExpertStore:
 
     def close(self) -> None:
         """Closes the files. Nothing may be on its way."""
-        for file in self._files.values():
-            file.close()
+        self._files.close()
         self._arena.unpin()
 
     def check_integrity(self) -> None:

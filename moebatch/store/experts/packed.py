@@ -1,7 +1,7 @@
 """Experts packed: the layout that all slots of a device share, whatever files they come from."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from moebatch.checkpoint.direct import align_up
-from moebatch.checkpoint.record import Record, open_files, runs_of
+from moebatch.checkpoint.record import Record, RecordFiles, runs_of
 from moebatch.errors import CheckpointError
 from moebatch.layout.placed import CHUNK_BYTES
 from moebatch.schedule.slots.expert_load import ExpertKey
@@ -139,12 +139,9 @@ def load_packed(
     """
     pieces = [(key, piece) for key in rooms for piece in records[key].pieces]
     window = Arena(max((piece.num_bytes for _, piece in pieces), default=0))
-    with ExitStack() as opened:
-        files = open_files(records[key] for key in rooms)
-        for file in files.values():
-            opened.callback(file.close)
+    with closing(RecordFiles(records[key] for key in rooms)) as files:
         for key, piece in pieces:
-            files[piece.path].read(window.view(0, piece.num_bytes), piece.file_offset)
+            files.read(piece, window.view(0, piece.num_bytes))
             records[key].convert(piece, window, -piece.buffer_offset)
             start, stop = piece.buffer_offset, piece.buffer_offset + piece.num_bytes
             for place, offset in zip(records[key].places, layout.offsets, strict=True):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from moebatch.checkpoint.direct import PAGE_BYTES
-from moebatch.checkpoint.record import Record, open_files, slot_bytes
+from moebatch.checkpoint.record import Record, RecordFiles, slot_bytes
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.store.experts.dram import ExpertStore
 from moebatch.store.experts.packed import ALIGNMENT_BYTES, PackedLayout, copy_parts, load_packed
@@ -148,12 +148,12 @@ class FilePages(PageSource):
         """Raises StorageError if a file cannot be opened."""
         assert not any(record.converts for record in records.values()), "parts are as in the file"
         self._records = records
-        self._files = open_files(records.values())
+        self._files = RecordFiles(records.values())
         self._slot_bytes = slot_bytes(records.values())
 
     @property
     def is_direct(self) -> bool:
-        return all(file.is_direct for file in self._files.values())
+        return self._files.is_direct
 
     @property
     def slot_bytes(self) -> int:
@@ -184,12 +184,11 @@ class FilePages(PageSource):
             first = max(start, piece.buffer_offset)
             last = min(stop, piece.buffer_offset + piece.num_bytes)
             if first < last:
-                offset = piece.file_offset + first - piece.buffer_offset
-                self._files[piece.path].read(target[first - start : last - start], offset)
+                room_of_piece = target[first - start : last - start]
+                self._files.read(piece, room_of_piece, first - piece.buffer_offset)
 
     def forget(self) -> None:
         """Every read is for itself."""
 
     def close(self) -> None:
-        for file in self._files.values():
-            file.close()
+        self._files.close()
