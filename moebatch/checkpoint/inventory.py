@@ -95,9 +95,7 @@ def _weights(files: ModelFiles) -> Iterator[tuple[str, Weight]]:
     """All of them, with their kinds."""
     for key in expert_keys(files.shape):
         yield from ((EXPERTS, weight) for weight in files.expert_weights(*key))
-    others = [files.global_weights(), *map(files.layer_weights, range(files.shape.num_layers))]
-    for weights in others:
-        yield from ((_kind_of(role), weight) for role, weight in weights.items())
+    yield from ((_kind_of(role), weight) for _, role, weight in files.weights_beside_experts())
 
 
 def _kind_of(role: str) -> str:

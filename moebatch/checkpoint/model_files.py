@@ -112,6 +112,12 @@ class ModelFiles:
         names = self.checkpoint.tensors
         return self._weights(_names_of(self.shape).layer_weights(self.shape, layer, names))
 
+    def weights_beside_experts(self) -> Iterator[tuple[int | None, str, Weight]]:
+        """Each with its layer, None where no layer owns it, and its role."""
+        yield from ((None, *of_role) for of_role in self.global_weights().items())
+        for layer in range(self.shape.num_layers):
+            yield from ((layer, *of_role) for of_role in self.layer_weights(layer).items())
+
     def expert_weights(self, layer: int, expert: int) -> Iterator[Weight]:
         """The weights in which an expert lies, its biases last, without others beside it."""
         extents = iter(self._expert_extents(layer, expert))

@@ -263,14 +263,12 @@ def _require_packable(files: ModelFiles) -> None:
             f"{files.checkpoint.folder}: weights of a GGUF file have names and an order of "
             "their own; pack the model as it is published in bfloat16"
         )
-    layers = (files.layer_weights(layer) for layer in range(files.shape.num_layers))
-    for weights in (files.global_weights(), *layers):
-        for role, weight in weights.items():
-            if not weight.format.is_tiled:
-                raise CheckpointError(
-                    f"{files.checkpoint.folder}: weights outside the experts are quantised "
-                    f"({role}: {weight.format}); pack the model as it is published in bfloat16"
-                )
+    for _, role, weight in files.weights_beside_experts():
+        if not weight.format.is_tiled:
+            raise CheckpointError(
+                f"{files.checkpoint.folder}: weights outside the experts are quantised "
+                f"({role}: {weight.format}); pack the model as it is published in bfloat16"
+            )
 
 
 def _finished(output: Path, fingerprint: str) -> PackRecord | None:

@@ -112,12 +112,9 @@ def _candidates(files: ModelFiles) -> Iterator[_Lines]:
             for place, weight in enumerate(files.expert_weights(layer, expert)):
                 for part in weight.sampled(_LINES) if len(weight.shape) == 2 else ():
                     yield _Lines(f"expert {place}", layer, part, index)
-    others: list[tuple[int | None, dict[str, Weight]]] = [(None, files.global_weights())]
-    others += [(layer, files.layer_weights(layer)) for layer in range(files.shape.num_layers)]
-    for of_layer, weights in others:
-        for role, weight in weights.items():
-            for part in weight.sampled(_LINES) if len(weight.shape) == 2 else ():
-                yield _Lines(role, of_layer, part)
+    for of_layer, role, weight in files.weights_beside_experts():
+        for part in weight.sampled(_LINES) if len(weight.shape) == 2 else ():
+            yield _Lines(role, of_layer, part)
 
 
 def _thinned(lines: list[_Lines]) -> list[_Lines]:
