@@ -117,15 +117,6 @@ def emulated_hardware(gpu: Hardware, own: Hardware) -> Hardware:
     )
 
 
-def sharing_cores(hardware: Hardware, share: float) -> Hardware:
-    """The same machine where each processor has but a share of its cores, from 0 to 1."""
-    levels = {
-        name: replace(level, processor=level.processor and level.processor.scaled(share))
-        for name, level in hardware.levels.items()
-    }
-    return replace(hardware, levels=levels)
-
-
 def _named_profile(job: Job) -> HardwareProfile | None:
     asked, named = job.resources.device, job.resources.hardware
     if asked == "cuda" and not torch.cuda.is_available():

@@ -6,7 +6,7 @@ from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.engine.spec import shares_beginnings
 from moebatch.job.context import RunContext
 from moebatch.job.limits import num_threads
-from moebatch.job.machine import JobMachine, sharing_cores
+from moebatch.job.machine import JobMachine
 from moebatch.job.notices import describe_experts, describe_prediction, without_effect
 from moebatch.job.planning import JobPlan, job_problem, plan_job, with_gpu_kernels
 from moebatch.plan.expert_choice import Wishes
@@ -47,7 +47,9 @@ def plan_run(
     threads = most = num_threads(context.job)
     if machine.kind == "emulate" and not plan.policy.attention_on_gpu:
         threads = max(1, most // 2)  # the CPU stands in for a GPU and attends beside it
-        plan = plan.on(sharing_cores(plan.problem.hardware, threads / most))
+        share = threads / most
+        hardware = plan.problem.hardware.with_processors(lambda own: own.scaled(share))
+        plan = plan.on(hardware)
     unused = without_effect(context.job, machine.kind, context.approximation, plan.policy)
     for warning in (*files.warnings, *unused):
         log(f"warning: {warning}")

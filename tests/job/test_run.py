@@ -23,7 +23,7 @@ from moebatch.errors import (
     StorageError,
 )
 from moebatch.job.check import check_job
-from moebatch.job.machine import emulated_hardware, job_machine, sharing_cores
+from moebatch.job.machine import emulated_hardware, job_machine
 from moebatch.job.options import RunOptions
 from moebatch.job.planning import job_problem, plan_job
 from moebatch.job.question import job_question
@@ -430,7 +430,8 @@ def test_an_emulated_machine_has_the_gpus_memory_and_links_and_this_cpu() -> Non
 
 def test_two_processors_share_the_cores() -> None:
     own = load_profile("generic-cpu").hardware()
-    whole, half = own.dram.processor, sharing_cores(own, 0.5).dram.processor
+    sharing = own.with_processors(lambda processor: processor.scaled(0.5))
+    whole, half = own.dram.processor, sharing.dram.processor
     assert whole is not None and half is not None
     assert half.gemm_for("float32").at(64) == pytest.approx(whole.gemm_for("float32").at(64) / 2)
     assert half.attention_bandwidth == whole.attention_bandwidth / 2

@@ -6,7 +6,7 @@ business of `spec/machine/profile.py`.
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -192,8 +192,12 @@ class Hardware:
     def without_host(self) -> "Hardware":
         """The same machine, where nobody waits for the host: to prepare a pass, to hand over a task
         or to launch."""
+        return self.with_processors(lambda processor: processor.without_host)
+
+    def with_processors(self, change: Callable[[Processor], Processor]) -> "Hardware":
+        """The same machine with that change to each processor."""
         levels = {
-            name: replace(level, processor=level.processor and level.processor.without_host)
+            name: replace(level, processor=level.processor and change(level.processor))
             for name, level in self.levels.items()
         }
         return replace(self, levels=levels)
