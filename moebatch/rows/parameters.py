@@ -144,12 +144,16 @@ def _check_logprobs(parameters: Mapping[str, object], row: Row, given: dict[str,
 def _in_vocabulary(values: Mapping[str, object], vocab_size: int) -> None:
     for name in ("stop_token_ids", "logit_bias"):
         tokens = values.get(name)
-        if not isinstance(tokens, Iterable):
-            continue
-        beyond = sorted(token for token in tokens if token >= vocab_size)
-        if beyond:
-            has = f"the model has {vocab_size} tokens, 0 to {vocab_size - 1}"
-            raise wrong(name, f"holds the token id {beyond[0]}, but {has}")
+        if isinstance(tokens, Iterable):
+            require_tokens(name, sorted(tokens), vocab_size)
+
+
+def require_tokens(param: str, tokens: Iterable[int], vocab_size: int) -> None:
+    """Raises RowRefused that names the first of these tokens which the model does not have."""
+    beyond = next((token for token in tokens if not 0 <= token < vocab_size), None)
+    if beyond is not None:
+        has = f"the model has {vocab_size} tokens, 0 to {vocab_size - 1}"
+        raise wrong(param, f"holds the token id {beyond}, but {has}")
 
 
 def _with_library(values: Mapping[str, object]) -> dict[str, object]:

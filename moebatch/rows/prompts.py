@@ -8,7 +8,7 @@ from pathlib import Path
 
 from moebatch.errors import CheckpointError, ConfigError
 from moebatch.rows.grammars import Grammars
-from moebatch.rows.parameters import Defaults, merge_defaults
+from moebatch.rows.parameters import Defaults, merge_defaults, require_tokens
 from moebatch.rows.parse import RowRules, parse_row
 from moebatch.rows.refused import RowRefused, unsupported, wrong
 from moebatch.rows.row import Chat, FailedRow, ParsedRow, Prompt, RawRow, ReadyRow, Source
@@ -150,11 +150,7 @@ class RowReader:
             name, tokens = "prompt", self.tokenizer.encode(prompt, enough=self.max_positions)
         else:
             name, tokens = "prompt", prompt
-            vocab_size = self.defaults.vocab_size
-            beyond = next((token for token in tokens if not 0 <= token < vocab_size), None)
-            if beyond is not None:
-                has = f"the model has {vocab_size} tokens, 0 to {vocab_size - 1}"
-                raise wrong(name, f"holds the token id {beyond}, but {has}")
+            require_tokens(name, tokens, self.defaults.vocab_size)
         if not tokens:
             raise wrong(name, "must hold at least one token, got none")
         return tokens
