@@ -47,6 +47,12 @@ def named_reason(error: BaseException) -> str:
     return ": ".join(filter(None, (type(error).__name__, _said(error))))
 
 
+def system_reason(error: BaseException) -> str:
+    """What the system says was wrong, without the path; of errors that are not the system's the
+    `reason`."""
+    return getattr(error, "strerror", None) or reason(error)
+
+
 def presentable(text: str) -> str:
     """A message as people can be shown it: harmless, and of bounded length. What is left out is the
     middle of long lines, since advice stands at their end, and lines beyond the first ones."""

@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from moebatch.errors import StorageError
+from moebatch.quoting import system_reason
 from moebatch.units import format_bytes
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -157,7 +158,7 @@ def storage_errors(path: Path, *, needed: int = 0) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno not in NO_ROOM:
-            raise StorageError(f"{path}: writing failed: {error.strerror or error}") from error
+            raise StorageError(f"{path}: writing failed: {system_reason(error)}") from error
         raise StorageError(
             f"{path}: no room left: {', '.join(_room(error, path, needed))}; make room and run the "
             "job again"

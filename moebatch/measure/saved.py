@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from moebatch.errors import StorageError
+from moebatch.quoting import system_reason
 from moebatch.spec.files.text_file import is_no_regular_file, is_read_only, write_text
 from moebatch.spec.machine.profile import HardwareProfile, load_profile
 
@@ -50,10 +51,9 @@ def require_writable_file(path: Path) -> None:
         if not is_kept:
             needed.mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        if isinstance(error, FileExistsError):
-            reason = f"{needed} is no folder"
-        message = f"{path}: cannot be written: {reason}; give another place"
+        is_file = isinstance(error, FileExistsError)
+        why = f"{needed} is no folder" if is_file else system_reason(error)
+        message = f"{path}: cannot be written: {why}; give another place"
         raise StorageError(message) from error
     if path.is_dir():
         raise StorageError(f"{path}: is a folder; give the path of a file")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from moebatch.errors import InputError
 from moebatch.journal.files import stamp_of
+from moebatch.quoting import system_reason
 from moebatch.rows.lines import LineSource, json_rows
 from moebatch.rows.row import RawRow, Source
 from moebatch.rows.separated import SUFFIXES, separated_rows
@@ -94,7 +95,7 @@ def _readable(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise InputError.at(path, "no such file; check input.path in the job file") from None
     except (OSError, ValueError) as error:
-        raise InputError.at(path, f"cannot be read: {getattr(error, 'strerror', error)}") from None
+        raise InputError.at(path, f"cannot be read: {system_reason(error)}") from None
 
 
 def _saved_dataset(path: Path) -> Source:

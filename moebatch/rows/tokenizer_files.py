@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from moebatch.errors import CheckpointError, ConfigError, Fault
-from moebatch.quoting import reason
+from moebatch.errors import CheckpointError, ConfigError
+from moebatch.quoting import system_reason
 from moebatch.rows.gguf_tokenizer import load_gguf_tokenizer
 from moebatch.rows.guards import blamed, silence
 from moebatch.rows.tokenizer import Tokenizer, token_of
@@ -201,9 +201,8 @@ def _template_file(path: Path) -> str:
     try:
         return read_regular(path, most_bytes=_MOST_TEMPLATE_BYTES).decode("utf-8-sig")
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or reason(error)
-        fault = Fault(file=str(path), where="model.chat_template", message=f"not read: {why}")
-        raise ConfigError([fault]) from None
+        message = f"not read: {system_reason(error)}"
+        raise ConfigError.at(path, message, where="model.chat_template") from None
 
 
 def _with_date(template: str, today: datetime.date) -> str:

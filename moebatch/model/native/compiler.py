@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from moebatch.quoting import shown
+from moebatch.quoting import shown, system_reason
 
 _NAMES = ("cc", "gcc", "clang")
 _FLAGS = ("-O3", "-std=gnu11", "-fopenmp-simd", "-fPIC")
@@ -193,8 +193,7 @@ class _Running:
             process = self._start(command)
             _, stderr = process.communicate(text, timeout=_LONGEST_S)
         except (OSError, subprocess.SubprocessError) as error:
-            why = getattr(error, "strerror", None) or error
-            raise NotCompiled(f"{command[0]} cannot be run: {why}") from error
+            raise NotCompiled(f"{command[0]} cannot be run: {system_reason(error)}") from error
         if process.returncode != 0:
             said = stderr.strip().splitlines() or [f"exit code {process.returncode}"]
             # Lines before it say where it is, if not what.

@@ -5,6 +5,7 @@ from pathlib import Path
 from secrets import token_hex
 
 from moebatch.errors import StorageError
+from moebatch.quoting import system_reason
 
 _NAME_BYTES = 4
 """Of the part of a draft's name that is by chance."""
@@ -30,8 +31,7 @@ def write_bytes(path: Path, data: bytes) -> None:
         else:
             _replace(path.resolve(), data)
     except (OSError, RuntimeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise StorageError(f"{path}: cannot be written: {reason}") from error
+        raise StorageError(f"{path}: cannot be written: {system_reason(error)}") from error
 
 
 def is_same_file(path: Path, other: Path) -> bool:

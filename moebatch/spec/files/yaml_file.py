@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from moebatch.errors import ConfigError, Fault
-from moebatch.quoting import is_text, shown
+from moebatch.quoting import is_text, shown, system_reason
 from moebatch.spec.files.place import Place, dotted
 
 Lines = Mapping[Place, int]
@@ -87,8 +87,7 @@ def _text_of(path: Path, kind: str) -> str:
     except IsADirectoryError:
         raise ConfigError.at(path, f"is a folder; give the path of a {kind}") from None
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError.at(path, f"cannot be read: {reason}") from None
+        raise ConfigError.at(path, f"cannot be read: {system_reason(error)}") from None
     if len(data) > _MAX_BYTES:
         raise ConfigError.at(path, f"more than {_MAX_BYTES} bytes: this is no {kind}")
     try:
