@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from moebatch.advance import Advance, unwatched
 from moebatch.calibration.counting import Comparison, count, trace_of
 from moebatch.calibration.gate_lessons import GateLessons, GatingLesson, PreGateLesson
 from moebatch.calibration.lessons import (
@@ -22,7 +23,7 @@ from moebatch.calibration.lessons import (
 )
 from moebatch.calibration.order import CalibrationOrder
 from moebatch.calibration.reading_policy import reading_engine, text_engine, text_job
-from moebatch.calibration.text_reading import Advance, TextReading
+from moebatch.calibration.text_reading import TextReading
 from moebatch.calibration.texts import HELD_OUT_SHARE, SEQUENCE_TOKENS, PlacedText, read_sequences
 from moebatch.engine.approximation_files import GATING, PREGATES
 from moebatch.engine.spec import EngineSpec, shares_beginnings
@@ -78,7 +79,7 @@ class Calibration:
         self,
         order: CalibrationOrder,
         log: Callable[[str], None],
-        advance: Advance = lambda share: None,
+        advance: Advance = unwatched,
     ) -> None:
         """`log` gets lines for the user; `advance` the share of the text, 0 to 1, that is read."""
         self._order = order

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
+from moebatch.advance import Advance, parts_of
 from moebatch.calibration.learning_text import Expected, LearningText, evenly
 from moebatch.calibration.order import CalibrationOrder
-from moebatch.calibration.text_reading import Advance
 from moebatch.calibration.texts import PlacedText
 from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.engine.approximation_files import GATING, PREGATES, save_gating, save_pregates
@@ -159,11 +159,12 @@ class GateLessons:
             f"gates learn twice, where they are and moved, {steps} each, from "
             f"{len(text.known)} sequences of which they foretell {text.expected}"
         )
-        begun, files, advance = time.perf_counter(), self._files, self._advance
+        begun, files = time.perf_counter(), self._files
+        first, second = parts_of(self._advance, 2)
         model = load_whole(files, dtype=torch.float32, experts="grouped_mm")
         text = text.answered(model)
-        staying = _trained(model, text, 0, lambda share: advance(share / 2))
-        moved = _trained(model, text, level, lambda share: advance((1 + share) / 2))
+        staying = _trained(model, text, 0, first)
+        moved = _trained(model, text, level, second)
         found = {
             "the checkpoint's gates": staying.before,
             "gates, trained": staying.after,

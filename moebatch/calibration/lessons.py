@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from moebatch.advance import Advance, parts_of
 from moebatch.arrays import Ints
 from moebatch.calibration.counting import Comparison
 from moebatch.calibration.order import CalibrationOrder
-from moebatch.calibration.text_reading import Advance, TextReading
+from moebatch.calibration.text_reading import TextReading
 from moebatch.calibration.texts import HELD_OUT_SHARE
 from moebatch.checkpoint.fingerprint import ModelOwner
 from moebatch.checkpoint.model_files import ModelFiles
@@ -162,7 +163,7 @@ class Teacher:
             learn_perceptron(
                 examples, num_experts=self.owner.num_experts, effort=self.effort, advance=part
             )
-            for examples, part in zip(lessons, _parts(self.advance, len(lessons)), strict=True)
+            for examples, part in zip(lessons, parts_of(self.advance, len(lessons)), strict=True)
         ]
         ahead, beginning = perceptrons[:num_layers], perceptrons[num_layers:]
         guesser = LearnedGuesser(ahead, beginning, self.owner.experts_per_token)
@@ -234,7 +235,7 @@ def teach_predictors(
     if missing:
         teacher = Teacher.of(reading, files, advance)
         log(f"learning from {len(teacher.known)} tokens: {', '.join(missing)}")
-    for name, part in zip(missing, _parts(advance, len(missing)), strict=True):
+    for name, part in zip(missing, parts_of(advance, len(missing)), strict=True):
         known[name] = accuracy = replace(teacher, advance=part).teach(name, paths[name])
         reading.keep_lesson(name, paths[name], accuracy)
     return tuple(
@@ -291,12 +292,3 @@ def earlier_accuracies(
         for name, kind in kept.items()
         if name in habits.accuracy and kind.is_of(kind.beside(order.table))
     }
-
-
-def _parts(advance: Advance, count: int) -> list[Advance]:
-    """What each of several parts that follow each other tells its own share to."""
-    return [partial(_tell_part, advance, number, count) for number in range(count)]
-
-
-def _tell_part(advance: Advance, number: int, count: int, share: float) -> None:
-    advance((number + share) / count)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 import moebatch
+from moebatch.advance import Advance
 from moebatch.calibration.reading_policy import read_through
 from moebatch.calibration.texts import PlacedText
 from moebatch.checkpoint.fingerprint import file_digest
@@ -26,9 +27,6 @@ from moebatch.predict.gate_trace import GateRecorder, GateTrace
 from moebatch.predict.learn import Seen
 from moebatch.predict.predictor import RoutingObserver
 from moebatch.spec.policy.policy import Policy, PredictorName, pages_of
-
-Advance = Callable[[float], None]
-"""Gets the share that is done, 0 to 1."""
 
 
 class KeptLesson(BaseModel):

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from moebatch.advance import Advance
 from moebatch.errors import (
     ConfigError,
     ExitCode,
@@ -196,7 +197,7 @@ class _SignalledEnd(KeyboardInterrupt):
 
 
 def carried_out(
-    begin: Callable[[Callable[[str], None], Callable[[float], None]], Resumable[Done]],
+    begin: Callable[[Callable[[str], None], Advance], Resumable[Done]],
     *,
     doing: str,
     kept: str,

@@ -13,6 +13,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 import moebatch
+from moebatch.advance import Advance, unwatched
 from moebatch.calibration.perplexity import Perplexity, TextOrder, measure_perplexity
 from moebatch.checkpoint.header import Extent
 from moebatch.checkpoint.index import INDEX_NAME, file_inside
@@ -84,7 +85,7 @@ class Pack:
         self,
         order: PackOrder,
         log: Callable[[str], None],
-        advance: Callable[[float], None] = lambda share: None,
+        advance: Advance = unwatched,
     ) -> None:
         """`log` gets lines for the user; `advance` the share of the files, 0 to 1, that is
         written."""

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from moebatch.advance import Advance
 from moebatch.arrays import Ints
 from moebatch.journal.files import storage_errors, take_room
 from moebatch.predict.predictor import Chosen, PassTokens, RoutingObserver
@@ -79,7 +80,7 @@ class GateRecorder(RoutingObserver):
         trace: GateTrace,
         moe_layers: Sequence[int],
         places_of: PlacesOf,
-        advance: Callable[[float], None],
+        advance: Advance,
     ) -> None:
         """`places_of` knows the places of a pass's tokens, [T]; `advance` gets the share of the
         trace, 0 to 1, that is kept."""

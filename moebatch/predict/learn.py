@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from moebatch.advance import Advance, unwatched
 from moebatch.arrays import Bools, Ints
 from moebatch.predict.guesser import Perceptron, Shares, beginning_of
 
@@ -123,7 +124,7 @@ def learn_perceptron(
     *,
     num_experts: int,
     effort: Effort,
-    advance: Callable[[float], None] = lambda share: None,
+    advance: Advance = unwatched,
 ) -> Perceptron:
     """Learns which experts tokens choose: each of them yes or no (the paper names no loss)."""
     input_size = examples.input_of(examples.places_N[:1]).shape[1]
@@ -149,7 +150,7 @@ def learn_first_gate(
     *,
     num_experts: int,
     effort: Effort,
-    advance: Callable[[float], None] = lambda share: None,
+    advance: Advance = unwatched,
 ) -> Tensor:
     """A gate for the first layer of the next token on what the last layer has seen of this one,
     [E, D] (AdapMoE, Eq. 9): its softmax is to be that of the first gate one token later."""
@@ -173,7 +174,7 @@ def _train(
     places_N: NDArray[np.intp],
     loss: Loss,
     effort: Effort,
-    advance: Callable[[float], None],
+    advance: Advance,
 ) -> None:
     """Adam with a rate that falls to nothing; `loss` gets places of the trace."""
     batches = list(_batches(places_N, effort))

@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from moebatch.advance import Advance, unwatched
 from moebatch.job.status import RunStatus
 from moebatch.periodic import periodically
 from moebatch.report.console import say
@@ -46,10 +47,10 @@ def watching(source: StatusSource, console: Console, *, quiet: bool) -> Iterator
 
 
 @contextmanager
-def progress_bar(what: str, console: Console, *, quiet: bool) -> Iterator[Callable[[float], None]]:
-    """A bar on a terminal; yields what to call with the share, 0 to 1, of `what` that is done."""
+def progress_bar(what: str, console: Console, *, quiet: bool) -> Iterator[Advance]:
+    """A bar on a terminal; yields what is told the share of `what` that is done."""
     if quiet or not console.is_terminal:
-        yield lambda share: None
+        yield unwatched
         return
     columns = TextColumn(what), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, transient=True) as progress:

@@ -5,7 +5,7 @@ The paper trains all weights, 2,048 steps of 256 samples of 256 tokens, at a con
 1e-4. Here gates alone learn, from fewer tokens and so at a higher rate.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from inspect import signature
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from moebatch.advance import Advance, unwatched
 from moebatch.errors import CheckpointError
 from moebatch.model.routing.pregates import PreGates
 from moebatch.schedule.setup import chosen_ahead
@@ -22,7 +23,6 @@ from moebatch.training.reading import Reading, num_expected, reading_batches
 from moebatch.training.whole_model import WholeModel, gate_matrix
 
 _SEED = 0
-Advance = Callable[[float], None]
 
 
 class LearningGates:
@@ -108,7 +108,7 @@ def learn(
     gates: LearningGates,
     readings: Sequence[Reading],
     recipe: Recipe,
-    advance: Advance = lambda share: None,
+    advance: Advance = unwatched,
 ) -> int:
     """Has the gates with which a model chooses learn, and returns from how many tokens."""
     optimiser = torch.optim.AdamW(gates.weights, lr=recipe.rate, weight_decay=0.0)

@@ -1,10 +1,11 @@
 """A policy simulated under one schedule or several."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+from moebatch.advance import Advance, parts_of, unwatched
 from moebatch.layout.routing import SkewedRouting
 from moebatch.plan.answer import Answer
 from moebatch.plan.as_json import policy_json
@@ -55,7 +56,7 @@ def simulations(
     problem: Problem,
     policy: Policy,
     options: SimOptions,
-    advance: Callable[[float], None] = lambda share: None,
+    advance: Advance = unwatched,
 ) -> dict[str, Simulation]:
     """By schedule, the one asked for first; `advance` is called with the share of all that is done,
     0 to 1. Raises ConfigError for what cannot be simulated."""
@@ -66,18 +67,14 @@ def simulations(
         num_slots=policy.num_slots if options.slots is None else options.slots,
     )
     names = options.schedules(policy.schedule)
-
-    def advance_of(number: int) -> Callable[[float], None]:
-        return lambda share: advance((number + share) / len(names))
-
     return {
-        name: _simulation(problem, policy_for(changed, name, problem), options, advance_of(number))
-        for number, name in enumerate(names)
+        name: _simulation(problem, policy_for(changed, name, problem), options, part)
+        for name, part in zip(names, parts_of(advance, len(names)), strict=True)
     }
 
 
 def _simulation(
-    problem: Problem, policy: Policy, options: SimOptions, advance: Callable[[float], None]
+    problem: Problem, policy: Policy, options: SimOptions, advance: Advance
 ) -> Simulation:
     passes = passes_of(problem, policy, options.work, options.passes)
     routing = options.routing or SkewedRouting(

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
+from moebatch.advance import Advance, unwatched
 from moebatch.arrays import Floats
 from moebatch.layout.load import PassLoad
 from moebatch.layout.placed import streamed_per_layer
@@ -41,7 +42,7 @@ class SimWorld:
         passes: Sequence[MicroBatches],
         routing: Routing,
         table: Mapping[Kind, float] | None = None,
-        advance: Callable[[float], None] = lambda share: None,
+        advance: Advance = unwatched,
     ) -> None:
         """`table` gives seconds of kinds of tasks, whatever the cost model says. `advance` is
         called with the share of all layers of all passes, 0 to 1, that have been gone through."""
