@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import shutil
 import tempfile
 import threading
 import time
@@ -197,10 +198,9 @@ def scratch_file(folder: Path, sizes: DiskSizes) -> Iterator[tuple[Path, float]]
 def free_bytes(folder: Path) -> int:
     """Bytes that this user may still write below `folder`. Raises StorageError."""
     try:
-        status = os.statvfs(folder)
+        return shutil.disk_usage(folder).free
     except OSError as error:
         raise StorageError(f"{folder}: {error.strerror}; give a folder that exists") from error
-    return status.f_bavail * status.f_frsize
 
 
 def _new_file(folder: Path, sizes: DiskSizes) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import shutil
 import tempfile
 from collections.abc import Sequence
 from itertools import accumulate
@@ -200,7 +201,7 @@ def _open(folder: Path, num_bytes: int, what: str, may_be_direct: bool) -> tuple
 
 def _reserve(fd: int, folder: Path, num_bytes: int) -> None:
     """Takes the room now, so that the disk cannot become full in the middle of the night."""
-    if num_bytes > _free_bytes(folder):
+    if num_bytes > shutil.disk_usage(folder).free:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     take_room(fd, num_bytes)
 
@@ -220,11 +221,6 @@ def _made_direct(fd: int) -> bool:
 def _no_room(folder: Path, num_bytes: int, what: str, error: OSError) -> str:
     return (
         f"{folder}: {what} on disk need {format_bytes(num_bytes)}, "
-        f"{format_bytes(_free_bytes(folder))} are free there ({error.strerror}); "
+        f"{format_bytes(shutil.disk_usage(folder).free)} are free there ({error.strerror}); "
         "name a folder with more room, or plan with a smaller disk budget"
     )
-
-
-def _free_bytes(folder: Path) -> int:
-    status = os.statvfs(folder)
-    return status.f_bavail * status.f_frsize
