@@ -15,7 +15,8 @@ FLOAT_BYTES = 4
 ROOM_OF_TENSOR = 64
 """Weights begin at multiples of so many bytes."""
 _BLOCK_BYTES = 4096
-_PACKED_ALIGNMENT = 256
+PACKED_ALIGNMENT = 256
+"""The same of tensors of an expert on a GPU that do not follow one another."""
 _TENSORS_PER_LAYER = 24
 
 
@@ -116,7 +117,7 @@ def slot_bytes(shape: ModelShape, dtypes: Dtypes) -> int:
 
 def packed_bytes(shape: ModelShape, dtypes: Dtypes) -> int:
     """Room of one expert on a GPU, where tensors lie one after the other."""
-    return dtypes.largest_expert_bytes(shape) + dtypes.num_expert_tensors(shape) * _PACKED_ALIGNMENT
+    return dtypes.largest_expert_bytes(shape) + dtypes.num_expert_tensors(shape) * PACKED_ALIGNMENT
 
 
 def window_pages(policy: Policy, group: CacheGroup, *, max_tokens: int) -> int:

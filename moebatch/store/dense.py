@@ -19,12 +19,12 @@ from moebatch.checkpoint.record import TORCH_DTYPES
 from moebatch.errors import CheckpointError
 from moebatch.formats.weight_format import BadParts
 from moebatch.layout.buffers import DENSE_TERM
+from moebatch.layout.footprint import ROOM_OF_TENSOR
 from moebatch.quoting import shown
 from moebatch.store.device_memory import DeviceMemory
 from moebatch.store.memory import Arena
 
 _WINDOW_BYTES = 16 * 2**20
-_ALIGNMENT = 64
 
 
 class TensorReader:
@@ -127,7 +127,7 @@ def _damaged(weight: Weight, why: str) -> CheckpointError:
 
 def dense_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
     """Room of a weight of that shape in the arena when it is held in `dtype`."""
-    return align_up(prod(shape) * dtype.itemsize, _ALIGNMENT)
+    return align_up(prod(shape) * dtype.itemsize, ROOM_OF_TENSOR)
 
 
 def load_gates(files: ModelFiles, dtype: torch.dtype) -> list[dict[str, Tensor]]:

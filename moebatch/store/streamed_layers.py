@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
+from moebatch.checkpoint.direct import align_up
 from moebatch.layout.buffers import DENSE_TERM
 from moebatch.layout.footprint import ROOM_OF_TENSOR
 from moebatch.schedule.setup import NUM_LAYER_PLACES
@@ -101,5 +102,5 @@ def _laid_out(room: Tensor, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for role, weight in weights.items():
         end = offset + weight.nbytes
         found[role] = room[offset:end].view(weight.dtype).view(weight.shape)
-        offset = -(-end // ROOM_OF_TENSOR) * ROOM_OF_TENSOR
+        offset = align_up(end, ROOM_OF_TENSOR)
     return found

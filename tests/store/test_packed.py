@@ -14,11 +14,12 @@ from safetensors.torch import save_file
 from moebatch.checkpoint.index import Checkpoint
 from moebatch.checkpoint.record import Place, Record, RecordFiles
 from moebatch.errors import CheckpointError, StorageError
+from moebatch.layout.footprint import PACKED_ALIGNMENT
 from moebatch.plan.pricing import launches as of_copies
 from moebatch.store.dense import DenseLoader, dense_bytes
 from moebatch.store.device_memory import DeviceMemory
 from moebatch.store.experts import packed
-from moebatch.store.experts.packed import ALIGNMENT_BYTES, PackedLayout, load_packed
+from moebatch.store.experts.packed import PackedLayout, load_packed
 from moebatch.store.memory import Arena
 from tests.store.expert_files import CHUNK_BYTES, KEYS, SHAPES, assert_is, write_experts
 
@@ -40,7 +41,7 @@ def record_of(sizes: list[int]) -> Record:
     return Record(chunks=(), places=places, num_bytes=0)
 
 
-@given(sizes, st.integers(1, 40).map(lambda count: count * ALIGNMENT_BYTES))
+@given(sizes, st.integers(1, 40).map(lambda count: count * PACKED_ALIGNMENT))
 def test_chunks_cover_each_byte_of_each_tensor_once(sizes: list[int], chunk_bytes: int) -> None:
     layout = PackedLayout.of([record_of(sizes)], chunk_bytes)
     seen = [torch.zeros(2 * size, dtype=torch.int64) for size in sizes]
@@ -106,7 +107,7 @@ def test_tensors_lie_aligned_and_apart_and_stacked_slots_are_the_same_memory(
     rooms = torch.zeros(3 * layout.num_bytes, dtype=torch.uint8)
     for slot, room in enumerate(rooms.view(3, -1)):
         for number, tensor in enumerate(layout.tensors(room)):
-            assert layout.offsets[number] % ALIGNMENT_BYTES == 0
+            assert layout.offsets[number] % PACKED_ALIGNMENT == 0
             tensor.fill_(10 * slot + number)
     for number, stacked in enumerate(layout.stacked(rooms)):
         assert stacked.shape == (3, sizes[number])

@@ -13,11 +13,10 @@ from torch import Tensor
 from moebatch.checkpoint.direct import align_up
 from moebatch.checkpoint.record import Record, RecordFiles, runs_of
 from moebatch.errors import CheckpointError
+from moebatch.layout.footprint import PACKED_ALIGNMENT
 from moebatch.layout.placed import CHUNK_BYTES
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.store.memory import Arena, copy_bytes
-
-ALIGNMENT_BYTES = 256
 
 
 class Run(NamedTuple):
@@ -63,7 +62,7 @@ class PackedChunk:
 class PackedLayout:
     """Each tensor of an expert at an offset that is the same in all slots: slots are stacked
     weights. Tensors that lie one behind the other in every expert do so here, and are copied in one
-    piece. Such runs are aligned to `ALIGNMENT_BYTES`."""
+    piece. Such runs are aligned to `PACKED_ALIGNMENT`."""
 
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[torch.dtype, ...]
@@ -91,7 +90,7 @@ class PackedLayout:
             for number, start in zip(numbers, starts, strict=True):
                 offsets[number] = start
             runs.append(Run(numbers[0], num_bytes, stop - num_bytes))
-            num_bytes = align_up(stop, ALIGNMENT_BYTES)
+            num_bytes = align_up(stop, PACKED_ALIGNMENT)
         return cls(
             shapes=tuple(shape for shape, _ in tensors),
             dtypes=tuple(dtype for _, dtype in tensors),
@@ -163,7 +162,7 @@ def _tensor_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
 def _chunks(runs: Sequence[Run], chunk_bytes: int) -> list[PackedChunk]:
     end = runs[-1].offset + runs[-1].num_bytes
     count = -(-end // chunk_bytes)
-    step = align_up(-(-end // count), ALIGNMENT_BYTES)
+    step = align_up(-(-end // count), PACKED_ALIGNMENT)
     chunks = []
     for start in range(0, end, step):
         stop = min(start + step, end)

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from moebatch.checkpoint.direct import PAGE_BYTES
 from moebatch.checkpoint.record import Record, RecordFiles, slot_bytes
+from moebatch.layout.footprint import PACKED_ALIGNMENT
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.store.experts.dram import ExpertStore
-from moebatch.store.experts.packed import ALIGNMENT_BYTES, PackedLayout, copy_parts, load_packed
+from moebatch.store.experts.packed import PackedLayout, copy_parts, load_packed
 
 
 class PageSource(Protocol):
@@ -59,7 +60,7 @@ class MemoryPages(PageSource):
     Used by one thread.
     """
 
-    step_bytes = ALIGNMENT_BYTES
+    step_bytes = PACKED_ALIGNMENT
 
     def __init__(self, store: ExpertStore, sleep: Callable[[Callable[[], bool]], None]) -> None:
         """`sleep` returns when a condition holds that is looked at with the lock of `store` held;
