@@ -230,6 +230,8 @@ class MatrixRecurrence(Recurrence):
     value."""
     head_roles: ClassVar[Sequence[str]] = ("recurrent_decay", "recurrent_step")
     """Weights of which each value head has one number: what fading and rates are made of."""
+    fading_bytes: ClassVar[int] = 0
+    """Of each number of a matrix that torch moves in a step for what it fades by alone."""
 
     num_key_heads: int
     """Heads of queries and keys; each serves as many value heads as the next."""
@@ -283,7 +285,6 @@ class MatrixRecurrence(Recurrence):
         """Of tokens queries, keys, values and what comes out, and what a chunk takes."""
         chunk, heads = min(rows, self.chunk_tokens), self.num_value_heads
         keys, values = heads * chunk * self.key_head_dim, heads * chunk * self.value_head_dim
-        copied = min(rows, self.states_at_once) * (self.state_dtype != "float32")
         return (
             rows * self.key_width,  # queries
             rows * self.key_width,  # keys
@@ -296,9 +297,13 @@ class MatrixRecurrence(Recurrence):
             keys + values,  # changes
             heads * chunk * chunk * self.fading_dim,  # what is left of each when the next come
             heads * chunk * chunk,  # each with each
-            copied * self.matrix_elements,  # states in float32
-            copied * self.matrix_elements,  # what rounds them
+            *self.copied_rooms(rows),
         )
+
+    def copied_rooms(self, rows: int) -> tuple[int, int]:
+        """The same of states that are kept otherwise: in float32, and what rounds them."""
+        copied = min(rows, self.states_at_once) * (self.state_dtype != "float32")
+        return copied * self.matrix_elements, copied * self.matrix_elements
 
     @property
     def states_at_once(self) -> int:
@@ -308,7 +313,7 @@ class MatrixRecurrence(Recurrence):
     def step_bytes(self, compute_bytes: int, *, by_torch: bool) -> int:
         """Torch goes through the matrices once for each operator."""
         if by_torch:
-            return _TORCH_BYTES[self.state_dtype] * self.matrix_elements
+            return (_TORCH_BYTES[self.state_dtype] + self.fading_bytes) * self.matrix_elements
         return 2 * self.state.token_bytes(compute_bytes)
 
     @property
@@ -435,17 +440,18 @@ class ChannelDelta(MatrixRecurrence):
     def input_tensors(self, hidden_size: int) -> Sizes:
         """All apart, in the order in which they are computed together: what has been read so is
         joined where it lies."""
-        widths = {"q": self.key_width, "k": self.key_width, "v": self.value_width}
         of_gates, of_fading = self.made_of_widths
-        widths |= {"z": of_gates, "b": self.num_value_heads, "a": of_fading}
+        widths = self._convolved_widths | {"z": of_gates, "b": self.num_value_heads, "a": of_fading}
         return {f"delta_{role}": (width, hidden_size) for role, width in widths.items()}
 
     @property
     def conv_tensors(self) -> Sizes:
-        widths = {"q": self.key_width, "k": self.key_width, "v": self.value_width}
-        return {
-            f"recurrent_conv_{role}": (width, 1, self.conv_width) for role, width in widths.items()
-        }
+        widths, seen = self._convolved_widths, self.conv_width
+        return {f"recurrent_conv_{role}": (width, 1, seen) for role, width in widths.items()}
+
+    @property
+    def _convolved_widths(self) -> dict[str, int]:
+        return {"q": self.key_width, "k": self.key_width, "v": self.value_width}
 
     @property
     def own_tensors(self) -> Sizes:
@@ -499,6 +505,7 @@ class SelectiveScan(MatrixRecurrence):
     chunk_tokens: ClassVar[int] = 16
     """Few, since what becomes of a matrix behind each of them is held."""
     exact_roles: ClassVar[frozenset[str]] = frozenset(("recurrent_decay",))
+    fading_bytes: ClassVar[int] = _FADING_BYTES
 
     num_key_heads: int = 1
     num_value_heads: int = 1
@@ -543,7 +550,6 @@ class SelectiveScan(MatrixRecurrence):
         """Of tokens keys, queries, lengths and what comes out; how fast numbers fade; and what a
         chunk takes, or states whose next token torch takes."""
         chunk, keys, channels = min(rows, self.chunk_tokens), self.key_head_dim, self.value_width
-        copied = min(rows, self.states_at_once) * (self.state_dtype != "float32")
         return (
             rows * max(self.rank, keys),  # what norms take
             rows * keys,  # keys
@@ -551,8 +557,7 @@ class SelectiveScan(MatrixRecurrence):
             rows * channels,  # lengths
             rows * channels,  # what comes out of matrices
             keys * channels,  # how fast they fade
-            copied * self.matrix_elements,  # states in float32
-            copied * self.matrix_elements,  # what rounds them
+            *self.copied_rooms(rows),
             chunk * self.matrix_elements,  # what is left of them
             chunk * self.matrix_elements,  # what they become
             chunk * self.matrix_elements,  # on the way there
@@ -562,11 +567,6 @@ class SelectiveScan(MatrixRecurrence):
     def states_at_once(self) -> int:
         """Of each as many numbers are worked out by which it fades."""
         return _COPIED_STATES
-
-    def step_bytes(self, compute_bytes: int, *, by_torch: bool) -> int:
-        if by_torch:
-            return (_TORCH_BYTES[self.state_dtype] + _FADING_BYTES) * self.matrix_elements
-        return 2 * self.state.token_bytes(compute_bytes)
 
     @property
     def decode_flops(self) -> int:
@@ -582,7 +582,7 @@ class SelectiveScan(MatrixRecurrence):
     def scanned_bytes(self) -> int:
         """A parallel scan: numbers are gone through for each doubling."""
         doublings = (self.chunk_tokens - 1).bit_length()
-        return (_DOUBLING_BYTES * doublings + _FADING_BYTES + 16) * self.matrix_elements
+        return (_DOUBLING_BYTES * doublings + self.fading_bytes + 16) * self.matrix_elements
 
     def trained_numbers(self, chunk_tokens: int) -> int:
         """What is left of each number, what is added to it, and what it becomes; 2 sizes."""
