@@ -165,8 +165,8 @@ class ThreadLane:
             self._board.failed(error)
             if item is not None:
                 self._leave(item)
-                if item.chunk is not None and self._work.mover is not None:
-                    self._work.mover.lost(item.chunk)
+                if item.chunk is not None:
+                    self._mover.lost(item.chunk)
                 self._board.monitor.changed()
 
     def _take(self, row: str) -> Item | None:
@@ -201,8 +201,7 @@ class ThreadLane:
         )
         if not isinstance(found, Chunk):
             return Item(row, found) if found else None
-        assert self._work.mover is not None, "chunks come from a mover"
-        return Item(row, self._work.mover.task_of(found), found)
+        return Item(row, self._mover.task_of(found), found)
 
     def _can_begin(self, task: Task) -> bool:
         is_free = all(item.chunk is not None for item in self._in_work.values())
@@ -213,6 +212,11 @@ class ThreadLane:
 
     def _next_chunk(self) -> Chunk | None:
         return self._work.mover.next_chunk() if self._work.mover else None
+
+    @property
+    def _mover(self) -> ChunkMover:
+        assert self._work.mover is not None, "chunks come from a mover"
+        return self._work.mover
 
     def _do(self, item: Item) -> None:
         start_s = time.perf_counter()
@@ -227,17 +231,15 @@ class ThreadLane:
         """Runs a task or moves a chunk."""
         if item.chunk is None:
             self._work.run(item.task)
-            return
-        assert self._work.mover is not None, "chunks come from a mover"
-        self._work.mover.move(item.chunk)
+        else:
+            self._mover.move(item.chunk)
 
     def _end(self, item: Item, start_s: float, end_s: float) -> None:
         """Reports that something is done; called with the lock held."""
         slots: tuple[int, ...] = ()
         self._work.statistics.num_bytes += self._work.num_bytes(item.task)
         if item.chunk is not None:
-            assert self._work.mover is not None, "chunks come from a mover"
             slots = (item.chunk.slot,)
-            self._work.mover.moved(item.chunk)
+            self._mover.moved(item.chunk)
         self._board.ended(item.task, item.row, start_s, end_s, slots)
         self._board.monitor.changed()
