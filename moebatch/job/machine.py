@@ -8,14 +8,19 @@ import torch
 from moebatch.errors import ConfigError
 from moebatch.measure.saved import load_saved, machine_profile
 from moebatch.spec.job import Job
-from moebatch.spec.machine.hardware import CONTEXT_BYTES, Basis, DeviceKind, Hardware, LinkName
+from moebatch.spec.machine.hardware import (
+    CONTEXT_BYTES,
+    GPU_LINKS,
+    Basis,
+    DeviceKind,
+    Hardware,
+)
 from moebatch.spec.machine.profile import HardwareProfile, load_profile
 from moebatch.spec.machine.values import Figure
 
 NotedProfile = tuple[HardwareProfile, tuple[str, ...]]
 """A profile and what to know about it."""
 _SOME_GPU = "l4"
-_GPU_LINKS: tuple[LinkName, ...] = ("dram->vram", "vram->dram")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +96,7 @@ def rough_profile(job: Job) -> NotedProfile:
     known = load_profile(_SOME_GPU)
     free = float(torch.cuda.mem_get_info()[0] + CONTEXT_BYTES)
     vram = replace(known.levels["vram"], capacity=Figure(achieved=free, source="asked for now"))
-    links = {name: known.links[name] for name in _GPU_LINKS}
+    links = {name: known.links[name] for name in GPU_LINKS}
     return replace(own, levels={"vram": vram, **own.levels}, links={**own.links, **links}), notes
 
 
@@ -108,7 +113,7 @@ def emulated_hardware(gpu: Hardware, own: Hardware) -> Hardware:
         "disk": own.disk,
     }
     links = {name: link for name, link in own.links.items() if "vram" not in name}
-    links |= {name: gpu.links[name] for name in _GPU_LINKS}
+    links |= {name: gpu.links[name] for name in GPU_LINKS}
     return Hardware(
         name=f"{gpu.name} (emulated)",
         title=f"{gpu.title}, emulated on {own.name}",
@@ -138,7 +143,7 @@ def _kind(job: Job, profile: HardwareProfile) -> DeviceKind:
     if not has_vram:
         advice = "run `moebatch profile`, or name" if asked == "cuda" else "name"
         raise _wrong_device(f"the profile {profile.name} has no vram; {advice} one that has")
-    missing = [link for link in _GPU_LINKS if link not in profile.links]
+    missing = [link for link in GPU_LINKS if link not in profile.links]
     if missing:
         raise _wrong_device(f"the profile {profile.name} has no link {' and no '.join(missing)}")
     if asked == "cuda":

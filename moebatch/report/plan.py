@@ -20,6 +20,7 @@ from moebatch.report.tables import (
     titled_columns,
 )
 from moebatch.schedule.lanes import DEVICES
+from moebatch.spec.machine.hardware import LEVELS
 from moebatch.spec.policy.policy import Placement, Policy, shares_text
 from moebatch.spec.workload import Workload
 from moebatch.units import count_of, format_bytes, format_duration, format_number
@@ -127,7 +128,7 @@ def _places(policy: Policy, *, with_gpu: bool) -> str:
 def _placed(weights: Placement, num_experts: int) -> str:
     counts = [
         f"{format_number(weights.on(level) * num_experts)} on {level}"
-        for level in ("vram", "dram", "disk")
+        for level in LEVELS
         if weights.on(level) > 0
     ]
     return f"{shares_text(weights)} ({', '.join(counts)} of {num_experts:,})"

@@ -17,7 +17,14 @@ from moebatch.spec.files.library import find, is_path
 from moebatch.spec.files.place import Findings, Place
 from moebatch.spec.files.values import Check, Line, WrongValues, one_line, whole_number
 from moebatch.spec.files.yaml_file import YamlFile, read_yaml
-from moebatch.spec.machine.hardware import LEVELS, LINKS, LevelName, LinkName, RateCurve
+from moebatch.spec.machine.hardware import (
+    GPU_LINKS,
+    LEVELS,
+    LINKS,
+    LevelName,
+    LinkName,
+    RateCurve,
+)
 from moebatch.spec.machine.levels import (
     CAPACITIES,
     CURVES,
@@ -39,7 +46,6 @@ from moebatch.spec.machine.values import (
 
 _MAX_DEVICES = 1024
 _MAX_ROWS = 2**31
-_GPU_LINKS: tuple[LinkName, LinkName] = ("dram->vram", "vram->dram")
 _FROM_THE_TOP = object()
 
 
@@ -273,7 +279,7 @@ def _dead_ends(levels: Mapping[str, Any], links: Mapping[str, Any]) -> Iterator[
         if name in links and missing:
             message = f"leads nowhere, since levels.{missing[0]} is missing; add it or drop this"
             yield ("links", name), message
-    needed = [(name, "vram") for name in _GPU_LINKS] + [("disk->dram", "disk")]
+    needed = [(name, "vram") for name in GPU_LINKS] + [("disk->dram", "disk")]
     for name, level in needed:
         if level in levels and name not in links:
             yield ("links", name), f"is missing; levels.{level} cannot be used without it"

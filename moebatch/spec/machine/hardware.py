@@ -8,7 +8,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.spec.model.cache_layout import CacheDtype
@@ -16,9 +16,10 @@ from moebatch.spec.model.cache_layout import CacheDtype
 LevelName = Literal["vram", "dram", "disk"]
 DeviceKind = Literal["cpu", "cuda", "emulate"]
 """Where a run computes: in main memory, on a GPU, or on one that main memory stands in for."""
-LEVELS: tuple[LevelName, ...] = ("vram", "dram", "disk")
+LEVELS: tuple[LevelName, ...] = get_args(LevelName)
 LinkName = Literal["disk->dram", "dram->disk", "dram->vram", "vram->dram"]
-LINKS: tuple[LinkName, ...] = ("disk->dram", "dram->disk", "dram->vram", "vram->dram")
+LINKS: tuple[LinkName, ...] = get_args(LinkName)
+GPU_LINKS: tuple[LinkName, ...] = ("dram->vram", "vram->dram")
 Basis = Literal["achieved", "peak", "paper"]
 """Which figures of a profile are meant: measured ones, those of data sheets, MoE-Lightning's."""
 Dtype = Literal["float32", "bfloat16", "float16"]

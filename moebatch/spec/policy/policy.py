@@ -5,7 +5,7 @@ from math import ceil
 from typing import Annotated, Literal, get_args
 
 from moebatch.spec.files.values import one_of, real_number, whole_number
-from moebatch.spec.machine.hardware import LevelName
+from moebatch.spec.machine.hardware import LEVELS, LevelName
 from moebatch.spec.workload import Workload
 from moebatch.units import count_of
 
@@ -227,5 +227,5 @@ class Policy(OpenPolicy):
 
 def shares_text(placement: Placement) -> str:
     """``12 % dram, 88 % disk``: levels that hold something."""
-    levels = (level for level in ("vram", "dram", "disk") if placement.on(level) > 5e-4)
+    levels = (level for level in LEVELS if placement.on(level) > 5e-4)
     return ", ".join(f"{100 * placement.on(level):.3g} % {level}" for level in levels)
