@@ -18,15 +18,11 @@ from torch import Tensor
 from moebatch.arrays import Ints
 from moebatch.formats.coded import BITS, ZEROS, CodedMatrix
 from moebatch.formats.weight_format import StoredMatrix
+from moebatch.model.gpu.rows import FLOATS
 
 _ROLES = ("gate", "up", "down")
-_FLOATS: Mapping[torch.dtype, str] = {
-    torch.float32: "float32",
-    torch.bfloat16: "bfloat16",
-    torch.float16: "float16",
-}
 _SCALES: Mapping[torch.dtype, str] = {
-    **_FLOATS,
+    **FLOATS,
     torch.float8_e4m3fn: "e4m3",
     torch.uint8: "e8m0",
     torch.float8_e8m0fnu: "e8m0",
@@ -101,7 +97,7 @@ def grouped_matrices(matrices: Mapping[str, Stored], dtype: torch.dtype) -> Grou
     """Those of an expert, if the kernels take them where they compute in `dtype`."""
     biases = {f"{role}_bias" for role in _ROLES} & matrices.keys()
     first, *others = _ROLES if "gate" in matrices else ("up", *_ROLES[1:])
-    if dtype not in _FLOATS or matrices.keys() - biases != {first, *others}:
+    if dtype not in FLOATS or matrices.keys() - biases != {first, *others}:
         return None
     gate, up, down = (
         _described(matrices[role], matrices.get(f"{role}_bias"), dtype) for role in (first, *others)
@@ -165,7 +161,7 @@ def _coded(matrix: CodedMatrix, dtype: torch.dtype) -> Described | None:
         has_zeros=zeros is not None,
         zero_row=0 if zeros is None else zeros.stride(0),
         factor="none" if matrix.factor is None else "over" if matrix.divides else "times",
-        rounds_to="none" if matrix.rounds_to is None else _FLOATS[matrix.rounds_to],
+        rounds_to="none" if matrix.rounds_to is None else FLOATS[matrix.rounds_to],
         is_high_first=matrix.is_high_first,
     )
     parts = (matrix.codes, matrix.scales, zeros, matrix.factor, matrix.values)
@@ -173,9 +169,9 @@ def _coded(matrix: CodedMatrix, dtype: torch.dtype) -> Described | None:
 
 
 def _with_bias(described: Described, bias_O: Stored) -> Described | None:
-    if not isinstance(bias_O, Tensor) or bias_O.dtype not in _FLOATS:
+    if not isinstance(bias_O, Tensor) or bias_O.dtype not in FLOATS:
         return None
-    coding = described.coding._replace(bias=_FLOATS[bias_O.dtype], bias_row=bias_O.stride(0))
+    coding = described.coding._replace(bias=FLOATS[bias_O.dtype], bias_row=bias_O.stride(0))
     return Described(coding, (*described.parts[:-1], bias_O))
 
 

@@ -10,12 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from moebatch.model.gpu.rows import block_of, launch
+from moebatch.model.gpu.rows import FLOATS, block_of, launch
 from moebatch.model.products import Weights
 from moebatch.model.routing.tokens import ExpertTokens, TokensByExpert, read_back
 from moebatch.spec.model.blocks import Router
 
-_ROUNDED = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "none"}
 _CHOICES_AT_ONCE = 1024
 """That a program looks at."""
 
@@ -69,7 +68,7 @@ class Formula(NamedTuple):
             added_to_norm=router.added_to_norm,
             scale=router.scale,
             weighs_experts=router.weighs_experts,
-            rounds_to="none" if router.has_exact_weights else _ROUNDED[dtype],
+            rounds_to="none" if router.has_exact_weights else FLOATS[dtype],
         )
 
 

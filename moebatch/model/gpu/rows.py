@@ -1,6 +1,7 @@
 """The kernels that go through rows of numbers, as `Elementwise` asks for them."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,7 +10,12 @@ from torch import Tensor
 from moebatch.model.routing.tokens import ExpertTokens
 from moebatch.spec.model.blocks import ClampedGate
 
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+FLOATS: Mapping[torch.dtype, str] = {
+    torch.float32: "float32",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+}
+"""Numbers that kernels compute with, as these are told of them."""
 _LARGEST_BLOCK = 16384
 """Numbers of a row that one program holds."""
 _GATE_BLOCK = 1024
@@ -26,7 +32,7 @@ class GpuRows:
         dtype = there[0].dtype
         alike = all(tensor.dtype == dtype and tensor.is_contiguous() for tensor in there)
         widths = (tensor.shape[-1] for tensor in there)
-        return alike and dtype in _DTYPES and max(widths) <= _LARGEST_BLOCK
+        return alike and dtype in FLOATS and max(widths) <= _LARGEST_BLOCK
 
     def gate(self, gate_MF: Tensor, up_MF: Tensor, clamped: ClampedGate | None) -> None:
         count = gate_MF.numel()
