@@ -10,7 +10,7 @@
     ├── StorageError             74   disk full, or reading and writing failed
     ├── Stopped                  75   stopped early; what is done is kept, run it again to go on
     ├── Interrupted             130   stopped by the user
-    └── Terminated              143   ended by SIGTERM
+    └── Terminated              143   ended by SIGTERM or SIGHUP
 
 A user's mistake raises one of these and is shown as one message, never as a traceback. Our own
 mistakes are asserts.
@@ -183,6 +183,6 @@ class Interrupted(MoebatchError):
 
 
 class Terminated(MoebatchError):
-    """Ended by SIGTERM before it was done."""
+    """Ended by SIGTERM or SIGHUP before it was done."""
 
     exit_code = ExitCode.TERMINATED

@@ -549,7 +549,9 @@ def test_a_run_goes_on_without_standard_error(tmp_path: Path, model: Path) -> No
     assert len(answers(tmp_path)) == len(PROMPTS)
 
 
-def test_a_run_goes_on_without_its_terminal(tmp_path: Path, model: Path) -> None:
+def test_a_run_without_a_terminal_of_its_own_goes_on_when_that_is_closed(
+    tmp_path: Path, model: Path
+) -> None:
     job = write_job(tmp_path, model, PROMPTS)
     ours, its = os.openpty()
     command = [sys.executable, "-m", "moebatch", "run", str(job)]
@@ -724,7 +726,7 @@ with stopping_on_signals(stop), stop.deferred(lambda error: None):
 """
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2"])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"])
 def test_every_signal_asks_for_a_stop_and_a_second_one_ends_a_run_at_once_with_130(
     name: str,
 ) -> None:

@@ -52,6 +52,13 @@ class ModelFiles:
     dtype: torch.dtype
     """In which everything is computed."""
 
+    @property
+    def described_in(self) -> Path:
+        """Where its configuration is read."""
+        checkpoint = self.checkpoint
+        name = next(iter(checkpoint.files)) if checkpoint.is_gguf else "config.json"
+        return checkpoint.folder / name
+
     @cached_property
     def sample(self) -> str:
         """`weights_sample` of the checkpoint, read once. Raises CheckpointError."""

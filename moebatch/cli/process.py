@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from moebatch.job.stop import Stop
 
 Done = TypeVar("Done", covariant=True)
-_NAMES = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
+_NAMES = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
 _NO_THREAD = "can't start new thread"
 """Python has no type of its own for it."""
 _SOON_S = 0.01
@@ -47,9 +47,11 @@ _NO_SEGMENT = "failed to map segment"
 @contextmanager
 def stopping_on_signals(stop: "Stop") -> Iterator[None]:
     """While the block runs, the first signal asks for a stop, and a second one ends the process at
-    once: what was finished by then is kept all the same. The clock asks where nothing else looks at
-    it, and is no signal that a second one could follow. A schedule of the user's own that is at
-    work is broken off: it may never come to an end."""
+    once: what was finished by then is kept all the same. Shell and system both send a SIGHUP where
+    a terminal is closed, and a SIGTERM may come with them: it counts neither as the first of two
+    nor as the second. The clock asks where nothing else looks at it, and is no signal that a second
+    one could follow. A schedule of the user's own that is at work is broken off: it may never come
+    to an end."""
     from moebatch.job.stop import StopNow
     from moebatch.schedule.own_file import own_is_at_work
 
@@ -57,9 +59,10 @@ def stopping_on_signals(stop: "Stop") -> Iterator[None]:
 
     def handle(number: int, frame: FrameType | None) -> None:
         nonlocal is_second
-        if is_second:
-            os._exit(ExitCode.INTERRUPTED)
-        is_second = True
+        if number != signal.SIGHUP:
+            if is_second:
+                os._exit(ExitCode.INTERRUPTED)
+            is_second = True
         signal.setitimer(signal.ITIMER_REAL, _AGAIN_S, _AGAIN_S)
         stop.ask(signal.Signals(number).name)
 
@@ -112,9 +115,11 @@ def _signals() -> list[signal.Signals]:
 
 
 def _is_heard(number: signal.Signals) -> bool:
-    """Shells have what they run in the background ignore Ctrl-C, which is for what they wait for.
-    Scripts of Slurm ignore SIGUSR1 only for as long as the program does not listen yet."""
-    return number != signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN
+    """Shells have what they run in the background ignore Ctrl-C, which is for what they wait for,
+    and nohup what it runs a terminal that is closed. Scripts of Slurm ignore SIGUSR1 only for as
+    long as the program does not listen yet."""
+    may_be_ignored = number in (signal.SIGINT, signal.SIGHUP)
+    return not may_be_ignored or signal.getsignal(number) is not signal.SIG_IGN
 
 
 def hear_interrupts() -> None:
@@ -193,7 +198,10 @@ class Resumable(Protocol[Done]):
 
 
 class _SignalledEnd(KeyboardInterrupt):
-    """SIGTERM, raised where Ctrl-C would be."""
+    """SIGTERM or SIGHUP, raised where Ctrl-C would be."""
+
+    def __init__(self, number: int) -> None:
+        self.signal = signal.Signals(number)
 
 
 def carried_out(
@@ -203,19 +211,20 @@ def carried_out(
     kept: str,
     quiet: bool,
 ) -> Done:
-    """What work comes to, which logs lines and moves a bar, with `doing` before it. SIGTERM and
-    Ctrl-C end it with a message that says how much is `kept`, such as ``tokens are read``.
+    """What work comes to, which logs lines and moves a bar, with `doing` before it. SIGTERM,
+    SIGHUP and Ctrl-C end it with a message that says how much is `kept`, such as ``tokens are
+    read``.
 
     Raises Terminated and Interrupted.
     """
     from moebatch.report.progress import progress_bar
 
     def handle(number: int, frame: FrameType | None) -> None:
-        raise _SignalledEnd
+        raise _SignalledEnd(number)
 
     def comes_again(error: BaseException | None) -> bool:
         if isinstance(error, KeyboardInterrupt):
-            number = signal.SIGTERM if isinstance(error, _SignalledEnd) else signal.SIGINT
+            number = error.signal if isinstance(error, _SignalledEnd) else signal.SIGINT
             threading.Timer(_SOON_S, signal.raise_signal, (number,)).start()
         return isinstance(error, KeyboardInterrupt)
 
@@ -226,15 +235,17 @@ def carried_out(
     console = error_console()
     with progress_bar(doing, console, quiet=quiet) as advance, _told_unless(comes_again):
         work = begin(logger(console, quiet=quiet), advance)
-        before = signal.signal(signal.SIGTERM, handle)
+        ends = filter(_is_heard, (signal.SIGTERM, signal.SIGHUP))
+        before = {number: signal.signal(number, handle) for number in ends}
         try:
             return work.execute()
-        except _SignalledEnd:
-            raise Terminated(f"ended by SIGTERM; {left()}") from None
+        except _SignalledEnd as end:
+            raise Terminated(f"ended by {end.signal.name}; {left()}") from None
         except KeyboardInterrupt:
             raise Interrupted(f"stopped by Ctrl-C; {left()}") from None
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def let_threads_sleep() -> None:

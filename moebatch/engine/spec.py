@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
 from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.engine.approximation import EXACT, Approximation
 from moebatch.engine.device import IN_MAIN_MEMORY, Device
@@ -113,7 +111,7 @@ def shares_beginnings(files: ModelFiles, max_tokens: int) -> bool:
     written over."""
     if files.shape.encoder is not None:
         return False
+    ropes = Rope.of_model(files)
     if not all(group.is_whole for group in files.shape.cache_groups(max_tokens)):
         return False
-    ropes = Rope.by_layer(files.shape, files.config, torch.device("cpu"))
     return not any(rope.depends_on_length for rope in {*ropes})

@@ -5,8 +5,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-
 from moebatch.checkpoint.checksums import SUMS_NAME, known_checksums, require_checksums
 from moebatch.checkpoint.inventory import Inventory
 from moebatch.checkpoint.model_files import ModelFiles, open_model
@@ -205,7 +203,7 @@ def _require_positions(files: ModelFiles) -> None:
     """Raises CheckpointError for a way to count positions that no run can compute, which only a run
     and its plan look at otherwise."""
     if not files.shape.encoder:
-        Rope.by_layer(files.shape, files.config, torch.device("cpu"))
+        Rope.of_model(files)
 
 
 def _check_weights(

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.errors import CheckpointError
 from moebatch.quoting import named_reason
 from moebatch.spec.families.registry import FAMILIES
@@ -68,13 +69,22 @@ class Rope:
             self._parameters.require_numbers(shape.max_positions)
         except Exception as error:
             # transformers checks little: a bad entry shows as almost any exception.
-            raise CheckpointError(f"config.json: rope parameters: {named_reason(error)}") from error
+            raise CheckpointError(f"rope parameters: {named_reason(error)}") from error
         rotary_dim = attention.rotary_dim
         if frequencies.shape != (rotary_dim // 2,):
             raise CheckpointError(
-                f"config.json: rope parameters rotate {2 * len(frequencies)} of "
+                f"rope parameters rotate {2 * len(frequencies)} of "
                 f"{attention.head_dim} head dimensions; {shape.architecture} rotates {rotary_dim}"
             )
+
+    @classmethod
+    def of_model(cls, files: ModelFiles) -> "list[Rope]":
+        """Those of its layers on the CPU, as they lie in its files, which a CheckpointError names
+        where they ask for what transformers cannot do."""
+        try:
+            return cls.by_layer(files.shape, files.config, torch.device("cpu"))
+        except CheckpointError as error:
+            raise CheckpointError(f"{files.described_in}: {error}") from error
 
     @classmethod
     def by_layer(

@@ -74,7 +74,10 @@ def _lines(stream: BinaryIO) -> Iterator[bytes | RowError]:
             continue
         del data
         limit = format_bytes(MAX_LINE_BYTES)
-        message = f"the line is longer than {limit}, the most that is read as one row"
+        message = (
+            f"the line is longer than {limit}, the most that is read as one row; shorten it, or "
+            "divide it into several rows"
+        )
         yield RowError(status=400, code=NOT_JSON, message=message)
         while (rest := stream.readline(2**16)) and not rest.endswith(b"\n"):
             pass

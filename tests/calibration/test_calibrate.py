@@ -716,7 +716,11 @@ class Finalised:
 @pytest.mark.parametrize("is_held_back", [False, True])
 @pytest.mark.parametrize(
     ("name", "error", "said"),
-    [("SIGTERM", Terminated, "ended by SIGTERM"), ("SIGINT", Interrupted, "stopped by Ctrl-C")],
+    [
+        ("SIGTERM", Terminated, "ended by SIGTERM"),
+        ("SIGHUP", Terminated, "ended by SIGHUP"),
+        ("SIGINT", Interrupted, "stopped by Ctrl-C"),
+    ],
 )
 def test_a_signal_ends_it_with_what_is_kept(
     order: CalibrationOrder,

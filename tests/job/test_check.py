@@ -17,6 +17,7 @@ from moebatch.job.run import JobRun
 from moebatch.report.console import output_console
 from moebatch.report.overview import print_findings
 from moebatch.spec.job import load_job
+from tests.gguf_models import write_gguf
 from tests.quantised import write_quantised
 from tests.tiny import edit_config, write_checkpoint
 
@@ -117,7 +118,21 @@ def test_rotary_positions_that_no_run_can_compute_are_a_fault(model: Path, kind:
     for found in (checked(model), check_job(model)):
         (fault,) = found.faults
         assert found.exit_code is ExitCode.CHECKPOINT
-        assert fault.message.startswith("config.json: rope parameters")
+        assert fault.file == str(model / "config.json")
+        assert fault.message.startswith("rope parameters")
+
+
+def test_a_fault_of_rotary_positions_names_the_gguf_file_that_has_them(tmp_path: Path) -> None:
+    write_gguf(
+        write_checkpoint(tmp_path / "plain", "mixtral"),
+        tmp_path / "model",
+        lambda name: "F16",
+        metadata={"rope.freq_base": -1.0},
+    )
+    path = tmp_path / "model/model.gguf"
+    (fault,) = check_job(path).faults
+    assert fault.file == str(path)
+    assert fault.message.startswith("rope parameters: ")
 
 
 @pytest.mark.parametrize("name", ["generation_config.json", "tokenizer_config.json"])

@@ -28,11 +28,13 @@ from moebatch.job.planning import (
 )
 from moebatch.job.question import job_question
 from moebatch.job.run import JobRun, lesson
-from moebatch.job.status import LaneTime, RunSummary
+from moebatch.job.status import LaneTime, RunSummary, shown_waits
 from moebatch.measure.saved import load_saved, save_profile, this_machine_path
 from moebatch.model.native import loader
 from moebatch.plan.options import PlanOptions
-from moebatch.schedule.timeline.timeline import LAUNCH
+from moebatch.schedule.task import Kind, Task
+from moebatch.schedule.timeline.statistics import Statistics
+from moebatch.schedule.timeline.timeline import LAUNCH, Span
 from moebatch.spec.job import Job, load_job
 from moebatch.spec.machine.hardware import Level
 from moebatch.spec.machine.profile import load_profile
@@ -425,7 +427,16 @@ def test_what_the_cpu_does_between_tasks_is_work_and_no_wait(job: Job) -> None:
     assert 0 < cpu.between_s < cpu.busy_s <= cpu.elapsed_s
     assert summary.waits is not None
     assert LAUNCH not in summary.waits.lanes["cpu"].idle_s
-    assert all(bubble.waited_for != LAUNCH for bubble in summary.waits.lanes["cpu"].longest)
+
+
+@pytest.mark.parametrize(("name", "longest_s"), [("cpu", [1]), ("gpu", [2, 1])])
+def test_waits_for_launches_are_shown_unless_the_lane_launches(
+    name: str, longest_s: list[int]
+) -> None:
+    statistics, task = Statistics(num_layers=1), Task(Kind.EXPERT, 0, expert=0)
+    for start_s, waited_for in ((2, None), (4, "chunk(0, e0)")):
+        statistics.add(Span(task, name, start_s, start_s + 1, waited_for=waited_for))
+    assert [bubble.seconds for bubble in shown_waits(statistics).lanes[name].longest] == longest_s
 
 
 def test_a_short_run_teaches_nothing(job: Job) -> None:

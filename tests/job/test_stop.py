@@ -167,17 +167,32 @@ def test_a_time_that_no_clock_reaches_leaves_signals_heard() -> None:
         assert str(told.get(timeout=PATIENCE_S)) == "SIGTERM"
 
 
-def test_in_the_background_a_run_ignores_ctrl_c_as_its_shell_has_it_and_hears_all_else() -> None:
-    stop, before = Stop(), signal.signal(signal.SIGINT, signal.SIG_IGN)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_run_ignores_ctrl_c_or_a_closed_terminal_if_its_shell_or_nohup_does_and_hears_all_else(
+    number: signal.Signals,
+) -> None:
+    stop, before = Stop(), signal.signal(number, signal.SIG_IGN)
     try:
         with stopping_on_signals(stop), stop.deferred(lambda _: None):
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
             assert stop.reason is None
             signal.raise_signal(signal.SIGUSR1)
             assert stop.reason == "SIGUSR1"
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        assert signal.getsignal(number) is signal.SIG_IGN
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before)
+
+
+@pytest.mark.parametrize(
+    "names", [("SIGHUP", "SIGHUP"), ("SIGTERM", "SIGHUP"), ("SIGHUP", "SIGTERM")]
+)
+def test_a_terminal_that_is_closed_is_no_second_signal(names: tuple[str, str]) -> None:
+    """Shell and system both tell of it, and a session that ends has SIGTERM before or after."""
+    stop = Stop()
+    with stopping_on_signals(stop), stop.deferred(lambda _: None):
+        for name in names:
+            signal.raise_signal(getattr(signal, name))
+        assert stop.reason == names[0]
 
 
 def test_a_run_whose_time_is_over_stops_before_its_first_pass_as_well() -> None:

@@ -277,7 +277,7 @@ def test_what_instructions_want_as_constants_is_constant_for_every_compiler(marc
     ("compiler", "reason"),
     [
         ("/bin/false", "/bin/false failed: exit code 1"),
-        ("/no/such/cc", "/no/such/cc cannot be run: No such file or directory"),
+        ("/no/such/cc -m64", "CC is '/no/such/cc -m64': there is no such command; install it"),
     ],
 )
 def test_without_a_working_compiler_the_reason_is_said(
@@ -291,6 +291,17 @@ def test_without_a_working_compiler_the_reason_is_said(
 def test_a_machine_without_a_compiler_is_to_get_one(tmp_path: Path) -> None:
     found = loader.load({**environment(tmp_path, CC=""), "PATH": str(tmp_path)})
     assert isinstance(found, str) and found.endswith("is in the path; install one")
+
+
+def test_a_compiler_that_does_not_end_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = tmp_path / "cc"
+    slow.write_text("#!/bin/sh\nexec sleep 600\n")
+    slow.chmod(0o700)
+    monkeypatch.setattr("moebatch.model.native.compiler._LONGEST_S", 0.01)
+    found = loader.load(environment(tmp_path, CC=str(slow)))
+    assert found == f"{slow} did not end within 0.01 seconds; is the machine busy?"
 
 
 def test_a_compiler_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -47,5 +47,6 @@ def test_kernels_that_cannot_be_kept_are_not_announced_as_compiled_once(
 def test_nothing_is_announced_where_nothing_will_be_compiled(environment: dict[str, str]) -> None:
     assert logged({**environment, loader.SWITCH: "0"}) == []
     assert logged({**environment, "PATH": "/no/such/folder"}) == []
+    assert logged({**environment, "CC": "no-such-cc"}) == []
     loader._loaded()
     assert logged(environment) == [], "this process has tried"

@@ -76,7 +76,8 @@ class TestLines:
         assert isinstance(long.content, RowError)
         assert long.content.code == "invalid_json_line"
         assert long.content.message == (
-            "the line is longer than 100 B, the most that is read as one row"
+            "the line is longer than 100 B, the most that is read as one row; shorten it, or "
+            "divide it into several rows"
         )
 
     @pytest.mark.parametrize("length", range(97, 104))

@@ -62,6 +62,8 @@ class Library:
             raise NotCompiled(
                 f"CC is {shown(self.compiler)}, which is no command: {error}"
             ) from None
+        if said and shutil.which(said[0], path=self.path) is None:
+            raise NotCompiled(f"CC is {shown(self.compiler)}: there is no such command; install it")
         return said or _first_in(self.path)
 
     def compile(self, target: Path) -> None:
@@ -192,6 +194,9 @@ class _Running:
         try:
             process = self._start(command)
             _, stderr = process.communicate(text, timeout=_LONGEST_S)
+        except subprocess.TimeoutExpired:
+            why = f"did not end within {_LONGEST_S} seconds; is the machine busy?"
+            raise NotCompiled(f"{command[0]} {why}") from None
         except (OSError, subprocess.SubprocessError) as error:
             raise NotCompiled(f"{command[0]} cannot be run: {system_reason(error)}") from error
         if process.returncode != 0:
