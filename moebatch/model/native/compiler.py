@@ -184,10 +184,7 @@ class _Running:
             self._is_over = True
             for process in self._started:
                 if process.poll() is None:
-                    # One alone would leave those going on that do its work; a signal that
-                    # cannot be heard, its files in /tmp.
-                    with suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGTERM)
+                    _end(process)
 
     def run(self, command: Sequence[str], text: str) -> None:
         """Returns when a command that reads a text has succeeded. Raises NotCompiled."""
@@ -195,6 +192,8 @@ class _Running:
             process = self._start(command)
             _, stderr = process.communicate(text, timeout=_LONGEST_S)
         except subprocess.TimeoutExpired:
+            _end(process)
+            process.communicate()
             why = f"did not end within {_LONGEST_S} seconds; is the machine busy?"
             raise NotCompiled(f"{command[0]} {why}") from None
         except (OSError, subprocess.SubprocessError) as error:
@@ -220,6 +219,13 @@ class _Running:
             )
             self._started.append(process)
         return process
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    """One alone would leave those going on that do its work; a signal that cannot be heard, its
+    files in /tmp."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
 
 
 @functools.cache
