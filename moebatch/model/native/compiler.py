@@ -192,8 +192,8 @@ class _Running:
             process = self._start(command)
             _, stderr = process.communicate(text, timeout=_LONGEST_S)
         except subprocess.TimeoutExpired:
-            _end(process)
-            process.communicate()
+            with suppress(BrokenPipeError), process:  # waits, and closes its pipes
+                _end(process)
             why = f"did not end within {_LONGEST_S} seconds; is the machine busy?"
             raise NotCompiled(f"{command[0]} {why}") from None
         except (OSError, subprocess.SubprocessError) as error:
