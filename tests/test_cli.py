@@ -726,7 +726,7 @@ with stopping_on_signals(stop), stop.deferred(lambda error: None):
 """
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2"])
 def test_every_signal_asks_for_a_stop_and_a_second_one_ends_a_run_at_once_with_130(
     name: str,
 ) -> None:
