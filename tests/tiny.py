@@ -21,7 +21,7 @@ RECURRENT = ("qwen3_next", "qwen3_5_moe_text")
 ON_GPU_ALONE = (
     *RECURRENT,
     *("deepseek_v4", "deepseek_v32", "hy_v4", "hy_v4_vl", "minimax_m3_vl"),
-    *("axk2", "mistral_large4", "glm5_next", "dots3_note"),
+    *("axk2", "mistral_large4", "glm5_next", "dots3_note", "nemotron_h_omni"),
 )
 """Some of those that some policies do not suit: a CPU beside a GPU does not attend in their layers,
 which recur, make entries of tokens or choose among these."""
@@ -716,6 +716,7 @@ _TEXT_OF = {
     "mistral_large4": "mistral_large4_text",
     "dots3_note": "dots3_note_text",
     "step3p7": "step3p5",
+    "nemotron_h_omni": "nemotron_h",
     "muse_spark": "muse_spark_text",
 }
 """Families that see images beside text, and those of their text models."""
@@ -787,6 +788,16 @@ _VISIONS = {
     "internvl": _MINIMAX | {"image_size": (28, 28), "patch_size": (14, 14)},
     "mistral_large4": _PIXTRAL,
     "step3p7": _PERCEPTION,
+    "nemotron_h_omni": {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "patch_size": 14,
+        "max_img_size": 28,
+        "num_cls_tokens": 2,
+        "num_registers": 1,
+        "video_temporal_patch_size": 2,
+    },
     "hy_v4_vl": _HUNYUAN,
     "glm5_next": _VISION | {"projection_intermediate_size": 24},
     "minimax_m3_vl": _MINIMAX,

@@ -350,6 +350,7 @@ def test_models_whose_gates_cannot_learn_are_refused_before_anything_is_read(
         ("ernie4_5_vl_moe", {"gating": "adaptive"}, "transformers cannot load it"),
         ("minimax_m3_vl", {"pregate": True}, "transformers cannot load it"),
         ("muse_spark", {"gating": "adaptive"}, "transformers cannot load it"),
+        ("nemotron_h_omni", {"pregate": True}, "transformers cannot load it"),
     ],
 )
 def test_what_transformers_cannot_do_with_gates_is_refused_before_anything_is_read(

@@ -21,6 +21,7 @@ OTHERS = (
     *("qwen3_omni_moe_thinker", "aria_text", "deepseek_v4", "deepseek_v32", "hy_v4", "hy_v4_vl"),
     *("axk2", "mistral_large4", "glm5_next", "ernie4_5_vl_moe"),
     *("minimax_m3_vl", "dots3_note", "beam", "kimi_k25", "internvl", "muse_spark"),
+    "nemotron_h_omni",
 )
 CASES = [
     (title, family) for title, chosen in WHERE.items() for family in OTHERS if suits(family, chosen)

@@ -70,7 +70,7 @@ def deep(tiny_checkpoint: Callable[..., Path]) -> Deep:
                 "swiglu_limits_shared": [0.5, None, 0.4],
             }
             kinds = {key: (each * LAYERS)[:LAYERS] for key, each in lists.items()}
-        elif family == "nemotron_h":
+        elif family in ("nemotron_h", "nemotron_h_omni"):
             layers = ("full_attention", "linear_attention moe", "linear_attention mlp")
             kinds = {"layers_block_type": " ".join((layers * LAYERS)[:LAYERS]).split()}
         num_layers = LAYERS + (family == "longcat_flash")
@@ -126,6 +126,7 @@ def test_every_schedule_equals_transformers_however_many_layers_come_up(
         *("bailing_hybrid", "lara_mini", "kolibri1", "step3p7", "laguna", "cohere2_moe"),
         *("deepseek_v4", "hy_v4", "jamba", "axk2", "mistral_large4", "glm5_next"),
         *("minimax_m3_vl", "dots3_note", "beam", "kimi_k25", "internvl", "muse_spark"),
+        "nemotron_h_omni",
     ],
 )
 def test_all_families_compute_with_what_has_come_up(

@@ -399,6 +399,12 @@ CASES: dict[str, Case] = {
         {"moe_latent_size": 44, "mlp_bias": True, "fused": True, "num_experts_per_tok": 4},
     ),
     "nemotron-silu": ("nemotron_h", {"mlp_hidden_act": "silu", "n_groups": 6}),
+    "nemotron-omni": ("nemotron_h_omni", {}),
+    "nemotron-omni-fused": ("nemotron_h_omni", {"fused": True, "n_group": 1, "topk_group": 1}),
+    "nemotron-omni-tied": (
+        "nemotron_h_omni",
+        {"tie_word_embeddings": True, "moe_latent_size": 18, "mlp_bias": True},
+    ),
     "qwen35": ("qwen3_5_moe_text", {}),
     "qwen35-fused": ("qwen3_5_moe_text", {"fused": True}),
     "qwen35-heads-tripled": ("qwen3_5_moe_text", {"linear_num_value_heads": 6}),

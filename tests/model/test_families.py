@@ -27,6 +27,7 @@ from tests.spec.test_shape import ARCHITECTURES, minimal
 PASSED_OVER = (
     *("vision", "visual", "audio_", "multi_modal", "vit_", "vit.", "patch_merge"),
     *("mm_projector", "self_attn.slope_rate", "_decay", "resampler_model", "gate.weight_1"),
+    "mlp1.",
 )
 """What nothing is computed with; how fast heads of lightning attention fade is worked out."""
 

@@ -30,6 +30,7 @@ ALL = (
     *("laguna", "cohere2_moe", "deepseek_v4", "hy_v4", "hy_v4_vl", "jamba", "axk2"),
     *("mistral_large4", "glm5_next", "ernie4_5_vl_moe", "minimax_m3_vl", "minimax_m3_vl_text"),
     *("dots3_note", "dots3_note_text", "beam", "kimi_k25", "internvl", "muse_spark"),
+    "nemotron_h_omni",
 )
 MOST_OFF = {"minimax": 0.2, "dots3_note": 0.12}
 """Where layers keep what norms have made of hidden states, or latents and queries are multiplied by
@@ -359,6 +360,25 @@ def test_nemotron_as_released_files_spell_it(tmp_path: Path) -> None:
     assert "backbone.layers.4.mixer.experts.7.up_proj.weight" in tensors
     ahead = {"mtp.layers.0.mixer.q_proj.weight": torch.ones(3, 5)}
     save_file(tensors | ahead, folder / "model.safetensors")
+    assert_as_transformers(Driver(folder), model=model, slice_tokens=7)
+
+
+@pytest.mark.parametrize("released", ["Nano_Omni", "Super_Omni", "Omni"])
+def test_nemotron_omni_as_it_is_released(released: str, tmp_path: Path) -> None:
+    """Its text in an object of another name, whichever class its own code has."""
+    folder = tiny.write_checkpoint(tmp_path, "nemotron_h_omni")
+    model = oracle.load(folder)
+    text = json.loads((folder / "config.json").read_text())["text_config"]
+    architecture = f"NemotronH_{released}_Reasoning_V3"
+    tiny.edit_config(
+        folder,
+        architectures=[architecture],
+        model_type=architecture if released == "Nano_Omni" else "nemotron_h_omni",
+        llm_config=text | {"layer_types": None, "hybrid_override_pattern": "MEM*E"},
+        text_config=None,
+    )
+    heard = {"sound_encoder.encoder.layers.0.norm_out.weight": torch.full((7,), torch.nan)}
+    save_file(read_tensors(folder) | heard, folder / "model.safetensors")
     assert_as_transformers(Driver(folder), model=model, slice_tokens=7)
 
 

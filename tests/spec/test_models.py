@@ -84,6 +84,7 @@ BILLIONS = {
     "jamba-1.5-mini": 51.6,
     "jamba-1.5-large": 398.6,
     "nemotron-3-nano-30b-a3b": 31.6,
+    "nemotron-3-nano-omni-30b-a3b": 31.6,
     "mellum2-12b-a2.5b": 12.1,
     "mistral-small-4-119b": 119,
     "mistral-large-4-1t-a52b": 1050,

@@ -230,7 +230,7 @@ DOTS3_NOTE_TEXT = FamilySpec(
 DOTS3_NOTE = DOTS3_NOTE_TEXT.beside_others(
     "Dots3NoteForConditionalGeneration",
     "dots3_note",
-    may_lie_beside=True,
+    else_within="",
     names=DOTS3_NOTE_TEXT.names.also_under(IN_MODEL),
 )
 """As released files have it, beside everything else, or in an object as transformers writes it.

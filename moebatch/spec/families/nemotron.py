@@ -12,6 +12,7 @@ alone.
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from moebatch.spec.families.family import FamilySpec
 from moebatch.spec.families.parts import corrected_router, grouped_attention
@@ -25,7 +26,13 @@ from moebatch.spec.model.blocks import Mlp, Norm
 from moebatch.spec.model.config_keys import MAX_LAYERS, ConfigKeys
 from moebatch.spec.model.recurrence import StateSpace
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import LAYER, OF_MAMBA, ExpertLayout, TensorNames
+from moebatch.spec.model.tensor_names import (
+    AROUND_MODEL,
+    LAYER,
+    OF_MAMBA,
+    ExpertLayout,
+    TensorNames,
+)
 
 _KINDS: Mapping[str, str] = {
     "linear_attention": "M",
@@ -175,3 +182,18 @@ NEMOTRON_H = FamilySpec(
 )
 """As released, and as transformers holds it in memory. Layers that guess further tokens ahead,
 ``mtp``, are not read."""
+NEMOTRON_OMNI = NEMOTRON_H.beside_others(
+    "NemotronH_Omni_Reasoning_V3",
+    "nemotron_h_omni",
+    else_within="llm_config.",
+    beside=("model_type", "torch_dtype"),
+    names=NEMOTRON_H.names.also_under(AROUND_MODEL | {"backbone": "language_model.backbone"}),
+)
+NEMOTRON_NANO_OMNI = replace(
+    NEMOTRON_OMNI,
+    architecture="NemotronH_Nano_Omni_Reasoning_V3",
+    other_types=("NemotronH_Nano_Omni_Reasoning_V3",),
+)
+NEMOTRON_SUPER_OMNI = replace(NEMOTRON_OMNI, architecture="NemotronH_Super_Omni_Reasoning_V3")
+"""The former is the class of transformers, the latter are those of code of their own, which is not
+run. What sees and what hears is not read."""

@@ -51,8 +51,9 @@ class Wording:
     within: str = ""
     """The object of the file in which its keys are, with a dot behind, where there are others
     beside it."""
-    may_lie_beside: bool = False
-    """Files without that object have its keys beside all others."""
+    else_within: str | None = None
+    """The object that files without that one have; beside all other keys if it is empty. None is
+    that there is always the first."""
     beside: Collection[str] = ("model_type", "torch_dtype", "tie_word_embeddings")
     """Keys that are not in that object."""
     spelling: Mapping[str, str] = field(default_factory=dict)
@@ -97,7 +98,8 @@ class ConfigKeys:
         self._config = config
         self._wording = wording
         has_object = config.get(wording.within.partition(".")[0]) is not None
-        self._within = wording.within if has_object or not wording.may_lie_beside else ""
+        other = wording.else_within
+        self._within = wording.within if has_object or other is None else other
         self._reworded: Mapping[str, Any] = {}
         self.faults: list[ConfigFault] = []
 
