@@ -437,6 +437,10 @@ CASES: dict[str, Case] = {
     "axk1-yarn": ("axk1", {"rope_parameters": _latent_yarn(1.0, 0.7), "topk_group": 1}),
     "axk2": ("axk2", {}),
     "axk2-fused": ("axk2", {"fused": True, "n_group": 3, "topk_group": 2, "attention_bias": True}),
+    "axk2-few-in-groups": (
+        "axk2",  # corrections below zero lose against experts of other groups
+        {"num_local_experts": 8, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 4},
+    ),
     "axk2-types": (
         "axk2",
         {
@@ -597,6 +601,7 @@ CASES: dict[str, Case] = {
     "llama4-llama3": ("llama4_text", {"rope_parameters": {"rope_theta": 5e3, **ROPES["llama3"]}}),
     "afmoe": ("afmoe", {}),
     "afmoe-heads": ("afmoe", {"hidden_size": 44, "num_attention_heads": 6}),
+    "afmoe-bias": ("afmoe", {"attention_bias": True}),
     "afmoe-fused": ("afmoe", {"fused": True, "num_dense_layers": 0, "mup_enabled": False}),
     "afmoe-slides": ("afmoe", {"layer_types": ["sliding_attention"] * 3, "num_dense_layers": 2}),
     "mellum": ("mellum", {}),

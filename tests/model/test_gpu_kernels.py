@@ -39,7 +39,7 @@ from moebatch.model.recurrence.plan import RecurrentPlan, StateRun
 from moebatch.model.routing.router import Routing, choose_experts
 from moebatch.model.routing.tokens import ExpertTokens, group_by_expert
 from moebatch.model.scratch import Frame
-from moebatch.spec.model.blocks import ClampedGate, Router
+from moebatch.spec.model.blocks import ClampedGate, ExpertGroups, Router
 from moebatch.spec.model.models import load_model
 from moebatch.spec.model.recurrence import (
     ChannelDelta,
@@ -305,6 +305,24 @@ def test_choices(
     want_TK, want_experts_TK = choose_experts(logits_TE, router, num_chosen, weights, dtype)
     assert_close(weights_TK.to(want_TK.dtype), want_TK)
     assert torch.equal(experts_TK, want_experts_TK)
+
+
+@given(seeds)
+@few
+def test_experts_corrected_below_zero_lose_against_those_of_other_groups(
+    seed: int,
+) -> None:
+    """Where these are not ruled out."""
+    groups = ExpertGroups(6, 5, 1, others_are_zero=True)
+    router = Router(scores="sigmoid", has_correction=True, groups=groups)
+    logits_TE = noise(seed, torch.float32, 5, 6)
+    weights = {"router_correction": torch.tensor([-2.0, 1, -2, -2, 1, -2], device=DEVICE)}
+    _, experts_TK = into = unwritten_choices(5, 3)
+    GpuGates().choose(logits_TE, router, into, weights, torch.float32)
+    _, want_experts_TK = choose_experts(logits_TE, router, 3, weights, torch.float32)
+    assert torch.equal(experts_TK, want_experts_TK)
+    worst_T = (logits_TE.sigmoid() + weights["router_correction"]).argmin(dim=1)
+    assert (experts_TK == worst_T[:, None]).any(dim=1).all()
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of the interpreter

@@ -93,6 +93,11 @@ ROUTERS = (
         norm_order=1.0,
         scale=2.5,
     ),
+    Router(
+        scores="sigmoid",
+        has_correction=True,
+        groups=ExpertGroups(6, 5, 1, others_are_zero=True),
+    ),
     Router(norm_order=1.0, weighs_experts=True, has_exact_weights=True),
     Router(scores="sparsemixer", near=0.4),
 )

@@ -33,6 +33,7 @@ class Formula(NamedTuple):
     group_size: int
     num_kept: int
     num_scored: int
+    others_are_zero: bool
     is_sorted: bool
     """Experts are weighed by other numbers than they are chosen by."""
     norm_order: float
@@ -62,6 +63,7 @@ class Formula(NamedTuple):
             group_size=num_experts // num_groups,
             num_kept=1 if groups is None else groups.num_kept,
             num_scored=0 if groups is None else groups.num_scored,
+            others_are_zero=groups is not None and groups.others_are_zero,
             is_sorted=not is_softmax or has_correction,
             norm_order=router.norm_order or 0.0,
             least_norm=router.least_norm,

@@ -232,7 +232,11 @@ def choose(
         wanted_GS += tl.load(correction + expert_GS, mask=is_there_GS, other=0.0)
     is_left_GS = is_there_GS
     if formula.num_kept < formula.num_groups:
-        is_left_GS = in_kept_groups(wanted_GS, is_there_GS, formula, G, S)
+        is_kept_GS = in_kept_groups(wanted_GS, is_there_GS, formula, G, S)
+        if formula.others_are_zero:
+            wanted_GS = tl.where(is_kept_GS, wanted_GS, 0.0)
+        else:
+            is_left_GS = is_kept_GS
     wanted_GS = comparable(wanted_GS)
     weights_K, experts_K = tl.zeros([K], tl.float32), tl.zeros([K], tl.int32)
     for number in range(num_choices):

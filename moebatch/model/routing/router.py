@@ -169,7 +169,7 @@ def _by_weight(weights_TK: Tensor, experts_TK: Tensor) -> tuple[Tensor, Tensor]:
 
 def preferences(logits_TE: Tensor, router: Router, correction_E: Tensor | None) -> Tensor:
     """Numbers in float32 whose softmax says how likely tokens choose each expert, in the order in
-    which `choose_experts` takes them; -inf for those of other groups."""
+    which `choose_experts` takes them; -inf for those of other groups that are ruled out."""
     if not router.has_correction and router.groups is None:
         return logits_TE.float()
     wanted_TE = _wanted(logits_TE, scores_of(logits_TE, router), router, correction_E)
@@ -195,7 +195,7 @@ def scores_of(logits_TE: Tensor, router: Router) -> Tensor:
 def _wanted(
     logits_TE: Tensor, scores_TE: Tensor, router: Router, correction_E: Tensor | None
 ) -> Tensor:
-    """What experts are chosen by: -inf for those of other groups."""
+    """What experts are chosen by: -inf for those of other groups, or zero."""
     wanted_TE = logits_TE.float() if router.corrects_logits else scores_TE
     if router.has_correction:
         assert correction_E is not None, "the layer has one"
@@ -208,7 +208,8 @@ def _wanted(
     group_scores_TG = by_group_TGE.topk(groups.num_scored, dim=-1).values.sum(dim=-1)
     kept = group_scores_TG.topk(groups.num_kept, dim=-1, sorted=False).indices
     is_other_TG = torch.ones_like(group_scores_TG, dtype=torch.bool).scatter_(1, kept, False)
-    return by_group_TGE.masked_fill(is_other_TG[..., None], -torch.inf).view_as(wanted_TE)
+    least = 0.0 if groups.others_are_zero else -torch.inf
+    return by_group_TGE.masked_fill(is_other_TG[..., None], least).view_as(wanted_TE)
 
 
 def _merged(parts: Iterable[slice]) -> tuple[slice, ...]:

@@ -16,7 +16,7 @@ _OWN_NORMS = {
 
 
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
-    attention = grouped_attention(keys, qk_norm="head", gate="apart")
+    attention = grouped_attention(keys, biases="attention_bias", qk_norm="head", gate="apart")
     step = 1 if keys.value("layer_types") else keys.count("global_attn_every_n_layers")
     windows = by_layer_types(keys, num_layers, lambda layer: (layer + 1) % step != 0)
     num_dense = keys.count_or_zero("num_dense_layers")

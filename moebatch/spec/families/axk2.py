@@ -24,7 +24,10 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     if latent.query_rank is None:
         keys.fault("q_lora_rank", "a number, since gates lie with compressed queries", None)
     latent = replace(latent, gate="with queries", joins_compressed=True)
-    layers = latent_layers(keys, num_layers, latent, corrected_router(keys))
+    router = corrected_router(keys)
+    if router.groups is not None:
+        router = replace(router, groups=replace(router.groups, others_are_zero=True))
+    layers = latent_layers(keys, num_layers, latent, router)
     gates = NormGates(rank=keys.count("gated_norm_rank"))
     return choosing(replace(layers, norm_gates=gates), keys, ["full"] * num_layers)
 

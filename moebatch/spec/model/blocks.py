@@ -55,6 +55,9 @@ class ExpertGroups:
     """Groups whose experts may be chosen: those with the highest scores."""
     num_scored: int
     """The score of a group is the sum of so many of its experts', the highest ones."""
+    others_are_zero: bool = False
+    """Experts of other groups are not ruled out, but chosen by zero: before those whose corrected
+    scores are below."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
