@@ -82,7 +82,8 @@ class EngineSpec:
     def limits(self) -> Limits:
         """The largest pieces of work."""
         max_cached = self.cache_groups[0].num_rows(self.max_tokens)
-        return limits_of(self.policy, max_tokens=max_cached)
+        limits = limits_of(self.policy, max_tokens=max_cached)
+        return limits if self.losses is None else replace(limits, ending_tokens=limits.pass_tokens)
 
     @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:

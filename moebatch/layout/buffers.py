@@ -26,11 +26,11 @@ from moebatch.layout.scratch import (
     SAMPLING_LOGITS,
     Limits,
     attention_core_elements,
+    block_rows,
     bucket_rows,
     decoder_buffers,
     gemm_rows,
     limits_of,
-    logits_rows,
     needs_matrix,
     num_library_products,
 )
@@ -264,9 +264,6 @@ class MemoryUse:
         instruction_set = self.instruction_set if level == "dram" else ""
         converts = needs_matrix(self.dtypes.stored, self.dtypes.compute, instruction_set)
         yield from decoder_buffers(self.shape, limits, num_bytes, level, converts=converts)
-        hidden = policy.tokens_per_pass * self.shape.hidden_width
-        # A pass begins before the one before is forgotten.
-        yield Buffer("hidden states", level, ACTIVATIONS_TERM, hidden, num_bytes, 2)
         yield self._seen(policy, level)
         if self._keeps_little:
             rotary_dim = sum(attention.rotary_dim for attention in self.shape.attentions)
@@ -286,18 +283,16 @@ class MemoryUse:
         return Buffer("scores and masks", level, ACTIVATIONS_TERM, num_scores, FLOAT_BYTES, 2)
 
     def _choosing(self, policy: Policy) -> Iterator[Buffer]:
-        """Logits come to main memory; tokens are chosen there."""
-        num_bytes = self.dtypes.compute_bytes
-        num_rows = min(policy.batch_size, logits_rows(self.shape, num_bytes))
-        num_logits = bucket_rows(num_rows) * self.shape.vocab_size
-        for level in {self.ladder.top, "dram"}:  # a block and the one before
-            yield Buffer("logits", level, ACTIVATIONS_TERM, num_logits, num_bytes, 2)
-        at_once = min(num_rows * self.shape.vocab_size, SAMPLING_LOGITS)
+        """Where a GPU chooses tokens it makes a whole block of logits float32."""
+        num_rows = block_rows(self.shape, self._limits(policy), self.dtypes.compute_bytes)
+        num_logits = num_rows * self.shape.vocab_size
+        at_once = min(num_logits, SAMPLING_LOGITS)
         likeliest = self.workload.takes_likeliest
         sampling = _LIKELIEST_BYTES if likeliest else at_once * _SAMPLING_LOGIT_BYTES
         yield Buffer("sampling", "dram", ACTIVATIONS_TERM, sampling)
         yield from self._held(policy)
         if self._with_vram:
+            yield Buffer("logits in float32", "vram", ACTIVATIONS_TERM, num_logits, FLOAT_BYTES)
             yield Buffer("workspaces", "vram", ACTIVATIONS_TERM, _WORKSPACES_BYTES)
 
     def _held(self, policy: Policy) -> Iterator[Buffer]:

@@ -56,6 +56,8 @@ class Limits:
     cache."""
     expert_rows: int = MAX_GEMM_ROWS
     """Tokens that an expert, a dense MLP or a router takes at a time."""
+    ending_tokens: int = _MAX_LOGITS_ROWS
+    """Tokens of a pass from which next ones come, where they are fewer than fit into a block."""
 
     @property
     def kv_rows(self) -> int:
@@ -79,6 +81,7 @@ def limits_of(policy: Policy, *, max_tokens: int) -> Limits:
         micro_batch_tokens=min(policy.tokens_per_pass, max(policy.micro_batch_size, PROMPT_ROWS)),
         context_tokens=max_tokens,
         expert_rows=gemm_rows(policy),
+        ending_tokens=policy.batch_size,
     )
 
 
@@ -179,6 +182,12 @@ def logits_rows(shape: ModelShape, dtype_bytes: int) -> int:
     return max(1, min(_MAX_LOGITS_ROWS, fitting))
 
 
+def block_rows(shape: ModelShape, limits: Limits, dtype_bytes: int) -> int:
+    """The same within the limits of a decoder."""
+    fewest = min(limits.pass_tokens, limits.ending_tokens)
+    return min(fewest, logits_rows(shape, dtype_bytes))
+
+
 def decoder_buffers(
     shape: ModelShape, limits: Limits, dtype_bytes: int, level: LevelName, *, converts: bool
 ) -> list[Buffer]:
@@ -188,8 +197,11 @@ def decoder_buffers(
     multiplied.
     """
     choices = limits.pass_tokens * shape.experts_per_token
+    num_logits = bucket_rows(block_rows(shape, limits, dtype_bytes)) * shape.vocab_size
     choosing = chosen_per_token(shape.attention)
     sizes = {
+        "hidden states": (limits.pass_tokens * shape.hidden_width, dtype_bytes),
+        "logits": (num_logits, dtype_bytes),
         "scratch of a step": (step_elements(shape, limits), dtype_bytes),
         "gathered keys and values": (attention_core_elements(shape, limits), dtype_bytes),
         "chosen tokens": (

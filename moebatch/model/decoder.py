@@ -10,11 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from moebatch.formats.weight_format import Matrix
-from moebatch.layout.scratch import Limits, converted_elements, step_elements
+from moebatch.layout.scratch import (
+    Limits,
+    block_rows,
+    bucket_rows,
+    converted_elements,
+    step_elements,
+)
 from moebatch.model.attention.by_torch import Parts, Qkv
 from moebatch.model.attention.core import AttentionCore
 from moebatch.model.attention.stacked import StackedAttention
@@ -83,6 +88,11 @@ class Decoder:
         self._operators = Operators(products, Elementwise(shape.activation, self.device))
         self._products, self._elementwise = self._operators
         self.scratch = Scratch(step_elements(shape, limits), device=self.device, dtype=self.dtype)
+        self._hidden_TD = embedding.new_empty(pass_tokens, shape.hidden_width)
+        """Of the pass in work. New ones for each pass, and for each block of logits, would leave
+        holes of their size in an allocator's heap."""
+        num_rows = bucket_rows(self.logits_rows)
+        self._logits_NV = embedding.new_empty(num_rows, shape.vocab_size)
         self._residuals = Residuals(shape, weights, self._operators, pass_tokens=pass_tokens)
         self._core = AttentionCore(
             shape, limits, dtype=self.dtype, device=self.device, sink_scores=weights.sink_scores
@@ -124,7 +134,12 @@ class Decoder:
         """Bytes that are allocated up front."""
         kept = self._residuals.num_bytes + self._choices.num_bytes + self._routed.num_bytes
         own = self._core.scratch_bytes + self._products.scratch_bytes + self.scratch.buffer.nbytes
-        return kept + own
+        return kept + own + self._hidden_TD.nbytes + self._logits_NV.nbytes
+
+    @property
+    def logits_rows(self) -> int:
+        """Most rows of logits at a time."""
+        return block_rows(self.shape, self._limits, self.dtype.itemsize)
 
     @property
     def gating_count(self) -> GatingCount | None:
@@ -133,16 +148,21 @@ class Decoder:
 
     def embed(self, tokens_T: Tensor, prompts: Sequence[slice] = ()) -> Tensor:
         """Begins a pass, in which `prompts` are rows of whole ones; its first hidden states
-        [T, D]."""
+        [T, D], which are there until the next pass begins."""
         self._choices.begin(tokens_T, prompts)
-        x_TD = F.embedding(tokens_T.to(self.device), self._weights.globals["embedding"])
+        all_TD = self._hidden_TD[: len(tokens_T)]
+        x_TD, *copies = torch.split(all_TD, self.shape.hidden_size, dim=1)
+        embedding, tokens_T = self._weights.globals["embedding"], tokens_T.to(self.device)
+        torch.index_select(embedding, 0, tokens_T, out=x_TD)
         for rows in self._chunks(slice(0, len(x_TD))) if self.shape.norms_embedding else ():
             self._residuals.embedded(self.scratch.frame(), x_TD[rows])
         scale = self.shape.embedding_scale
         if self.shape.rounds_embedding_scale:
             scale = torch.tensor(scale, dtype=self.dtype).item()
         x_TD = x_TD if scale == 1 else x_TD.mul_(scale)
-        return x_TD if self.shape.streams is None else x_TD.repeat(1, self.shape.streams.count)
+        for copy_TD in copies:
+            copy_TD.copy_(x_TD)
+        return all_TD
 
     def attend(self, layer: int, x_TD: Tensor, micro_batch: MicroBatch, parts: Parts) -> None:
         """Adds a layer's attention, or its recurrence, to the rows of the micro-batch, in place.
@@ -318,14 +338,14 @@ class Decoder:
             self._residuals.end(frame, layer, x_TD, chunk, normed_ND[:num_rows], *made)
 
     def logits(self, x_RD: Tensor) -> Tensor:
-        """Logits [R, V] of the next token from the hidden states after all layers."""
+        """Logits [R, V] of the next token from the hidden states after all layers; the next block
+        overwrites them."""
         weights = self._weights.globals
         frame = self.scratch.frame()
         normed = self._residuals.normed(frame, x_RD, None, "final_norm")
         head = weights.get("head", weights["embedding"])
-        logits = torch.empty(len(normed), len(head), device=self.device, dtype=self.dtype)
-        bias = weights.get("head_bias")
-        logits = self._products.linear(normed, head, bias, logits)[: len(x_RD)]
+        bias, room_NV = weights.get("head_bias"), self._logits_NV[: len(normed)]
+        logits = self._products.linear(normed, head, bias, room_NV)[: len(x_RD)]
         scale = self.shape.logit_scale
         logits = logits if scale == 1 else logits.mul_(scale)
         cap = self.shape.logit_cap

@@ -117,7 +117,7 @@ class Driver:
             micro_batches, tokens, ends = self.lay_out(work, micro_batch, span_tokens)
             x_TD = self.decoder.embed(torch.tensor(tokens))
             self.run_layers(x_TD, micro_batches)
-            logits_RV = self.decoder.logits(x_TD[torch.tensor(ends)])
+            logits_RV = self.decoder.logits(x_TD[torch.tensor(ends)]).clone()
         for (seq, num_tokens), logits_V in zip(work, logits_RV, strict=True):
             seq.num_cached += num_tokens
             if seq.num_pending == 0:

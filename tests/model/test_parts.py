@@ -233,6 +233,19 @@ def test_all_has_room_where_experts_take_more_rows_than_attention(
     assert all(len(seq.answer) == 2 for seq in seqs)
 
 
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v4"])
+def test_each_pass_and_each_block_of_logits_has_the_room_of_the_one_before(
+    family: str, tiny_checkpoint: Any
+) -> None:
+    """Pieces of that size, asked for again and again, would leave holes as large in a heap."""
+    decoder = Driver(tiny_checkpoint(family)).decoder
+    with torch.inference_mode():
+        x_TD = decoder.embed(torch.tensor([3, 4, 5]))
+        logits_RV = decoder.logits(x_TD)
+        assert decoder.logits(x_TD[:1]).data_ptr() == logits_RV.data_ptr()
+        assert decoder.embed(torch.tensor([6])).data_ptr() == x_TD.data_ptr()
+
+
 def test_a_sequence_may_be_longer_than_the_gather() -> None:
     limits = Limits(pass_tokens=1, micro_batch_tokens=1, context_tokens=999, gather_rows=100)
     assert limits.kv_rows == 1008

@@ -18,7 +18,6 @@ from moebatch.engine.passes.exchange import CpuAttention
 from moebatch.engine.passes.layout import AttentionInput, Layout, attention_inputs, lay_out
 from moebatch.engine.passes.text_losses import TextLosses
 from moebatch.engine.sequence import Sequence as TokenSequence
-from moebatch.layout.scratch import logits_rows
 from moebatch.model.attention.span import Span
 from moebatch.model.batch import MicroBatch
 from moebatch.model.decoder import Decoder
@@ -33,7 +32,7 @@ class LogitsBlock(NamedTuple):
 
     sequences: list[TokenSequence]
     logits_RV: Tensor
-    """Where they have been computed."""
+    """Where they have been computed, until the next block is asked for."""
     rows: list[int]
     """Row of each sequence's last token in the pass."""
     broken: BrokenRows
@@ -155,7 +154,7 @@ class Passes(ABC):
         ends = layout.ends
         for sequence, num_tokens in layout.ordered:
             sequence.num_cached += num_tokens
-        at_once = logits_rows(self._decoder.shape, self._decoder.dtype.itemsize)
+        at_once = self._decoder.logits_rows
         for first in range(0, len(ends), at_once):
             block = ends[first : first + at_once]
             sequences, rows = [sequence for sequence, _ in block], [row for _, row in block]

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moebatch.layout.scratch import logits_rows
 from moebatch.model.decoder import Decoder
 from moebatch.predict.predictor import PassTokens
 
@@ -34,7 +33,7 @@ class TextLosses:
         """Takes in a pass that has gone through all layers."""
         places_T = self._starts[tokens.requests_T] + tokens.positions_T
         rows = np.flatnonzero(~self._is_last_S[places_T])
-        at_once = logits_rows(decoder.shape, decoder.dtype.itemsize)
+        at_once = decoder.logits_rows
         for first in range(0, len(rows), at_once):
             block = rows[first : first + at_once]
             places_R = places_T[block]
