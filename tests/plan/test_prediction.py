@@ -209,6 +209,28 @@ def test_rough_loads_begin_prompts_as_often_as_all_passes_do(prompt: int) -> Non
     assert fluid == pytest.approx(exact, rel=0.25)
 
 
+@pytest.mark.parametrize("shared", [0, 200])
+def test_rough_loads_resume_prompts_as_often_as_all_passes_do(shared: int) -> None:
+    """A pass ends within one prompt, of however many sequences a rough one has one for all."""
+    workload = Workload.uniform(prompt_tokens=300, new_tokens=64, num_sequences=3000)
+    workload = replace(workload, mean_shared_tokens=shared)
+    one = policy(2048, 2048, num_kv_pages=2048 * 23)
+    exact, rough = (
+        sum(n * load.resumed_slices for n, load in loads)
+        for loads in (job_loads(workload, one), rough_loads(workload, one))
+    )
+    assert rough == pytest.approx(exact, rel=0.01)
+
+
+def test_rough_loads_in_which_a_token_stands_for_itself_are_all_passes() -> None:
+    workload = Workload.uniform(prompt_tokens=20, new_tokens=20, num_sequences=300)
+    one = policy(64, 300)
+    exact, rough = job_loads(workload, one), rough_loads(workload, one)
+    for figure in range(len(PassLoad._fields)):
+        of_all, of_rough = (sum(n * load[figure] for n, load in loads) for loads in (exact, rough))
+        assert of_rough == pytest.approx(of_all)
+
+
 @pytest.mark.parametrize("tokens", [1024, 2048, 4096, 8192])
 @pytest.mark.parametrize("batch", [5, 11, 40])
 def test_rough_loads_encode_in_as_many_passes_as_all_of_them(batch: int, tokens: int) -> None:

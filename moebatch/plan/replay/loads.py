@@ -38,6 +38,8 @@ _WORK_OF_PASS = 1024
 """Sequences that cost as much as a pass costs by itself."""
 FEW_LOADS = 32
 """Of a rough replay, those with alike numbers of tokens being counted together."""
+_ROUNDING = 1 + 1e-12
+"""A load that is divided may be so much larger than its share."""
 _WAVES_OF_START = 2
 """So many batches of answers, each of as many sequences as have room at once, are taken to be the
 start of a replayed job, and one its end. Whole batches are between them: sequences of one length
@@ -79,12 +81,10 @@ def _caps(workload: Workload, policy: Policy) -> Caps:
 def _rough(workload: Workload, caps: Caps) -> list[CountedLoad]:
     by = _tokens_for_one(workload, caps)
     places = _places_for_one(workload, caps)
-    sequences = ceil(caps.sequences / places)
     smaller = replace(
         caps,
-        sequences=sequences,
-        # A few tokens more than there may be in a pass might be computed in a part of their own.
-        tokens=max(sequences, caps.tokens // places),
+        sequences=ceil(caps.sequences / places),
+        tokens=ceil(caps.tokens / places),
         pages=max(1, round(caps.pages / places)),
         page_tokens=PAGE_TOKENS // by,
         prompt_rows=caps.prompt_rows // by,
@@ -97,7 +97,8 @@ def _rough(workload: Workload, caps: Caps) -> list[CountedLoad]:
         at_once = prompt * max(1, (caps.tokens - caps.sequences) // max(1, prompt - 1))
         loads = [part for pair in loads for part in _in_whole_prompts(*pair, by, places, at_once)]
     few = alike(loads, FEW_LOADS, encodes=caps.encodes)
-    return [(count * by, _magnified(load, by, places)) for count, load in few]
+    magnified = ((count * by, _magnified(load, by, places, workload)) for count, load in few)
+    return [_with_at_most(caps.tokens, *pair) for pair in magnified]
 
 
 def _in_whole_prompts(
@@ -115,6 +116,16 @@ def _in_whole_prompts(
         encoding = {name: getattr(load, name) / share for name in OF_PROMPTS}
         yield count * share, load._replace(**encoding)
         yield count * (1 - share), load.in_stack(encodes=False)
+
+
+def _with_at_most(tokens: int, count: float, load: PassLoad) -> CountedLoad:
+    """Passes of what was rounded up as more passes, none of which has more tokens than that: a few
+    more might be computed in a part of their own."""
+    more = load.tokens / tokens
+    if more <= 1:
+        return count, load
+    more *= _ROUNDING
+    return count * more, load.divided(more)
 
 
 @lru_cache(maxsize=16)
@@ -159,13 +170,17 @@ def _tokens_for_one(workload: Workload, caps: Caps) -> int:
     )
 
 
-def _magnified(load: PassLoad, tokens: int, sequences: int) -> PassLoad:
+def _magnified(load: PassLoad, tokens: int, sequences: int, workload: Workload) -> PassLoad:
     """One of so many passes that a rough one stands for: each sequence was so many, and each of
     its tokens."""
-    begun = (load.logits_rows - load.decode_sequences) / tokens
+    if tokens == sequences == 1:
+        return load
+    ended = sequences * (load.logits_rows - load.decode_sequences) / tokens
     fresh = sequences * (load.prompt_slices - load.resumed_slices) / tokens
-    # One that a rough pass computes as a whole is cut by the passes that it stands for.
-    resumed = sequences * load.resumed_slices / tokens + min(1.0, load.prompt_slices)
+    # Each of the passes ends within one prompt, which another goes on with; of encoders none does.
+    resumed = 0.0 if workload.is_encoded else min(1.0, load.prompt_slices)
+    if workload.mean_shared_tokens:  # as many begin as end
+        resumed += max(0.0, ended - fresh)
     return PassLoad(
         decode_sequences=sequences * load.decode_sequences,
         decode_positions=sequences * tokens * load.decode_positions,
@@ -174,7 +189,7 @@ def _magnified(load: PassLoad, tokens: int, sequences: int) -> PassLoad:
         prompt_context=sequences * load.prompt_context,
         prompt_slices=fresh + resumed,
         resumed_slices=resumed,
-        logits_rows=sequences * (load.decode_sequences + begun),
+        logits_rows=sequences * load.decode_sequences + ended,
         spare_pages=sequences * load.spare_pages,
     )
 
