@@ -38,6 +38,8 @@ _SLOTS = (-2, 1, 2, 4)
 _MORE_SLOTS = (2, 3)
 """Times as many: what is read while experts wait for the rest of a layer to be computed."""
 _FAR_TOKENS = (0.75, 1.0, 1.25, 1.5, 2.0)
+_FARTHEST_TOKENS = 4
+"""Between them and those of a policy there may be a number that is worse than both."""
 _FAR_SLOTS = (3, 4)
 
 
@@ -82,6 +84,7 @@ def neighbours(problem: Problem, policy: Policy) -> Iterator[Policy]:
             for one in longer[-2:]
             if not on_gpu
         ),
+        *(_with_all_in_slots(problem, one) for one in longer if not on_gpu),
     )
     yield from (other for other in changed if other != policy)
 
@@ -92,6 +95,7 @@ def far_away(problem: Problem, policy: Policy) -> Iterator[Policy]:
     yield from neighbours(problem, policy)
     if not policy.num_slots:
         return
+    yield _filled(problem, _with_tokens(problem, policy, _FARTHEST_TOKENS * policy.tokens_per_pass))
     most = min(policy.batch_size * 3 // 2, _largest_batch(problem, policy))
     fuller = with_batch(policy, most)
     for by, num_slots in product(_FAR_TOKENS, (*_FAR_SLOTS, _slots_never_full(problem, policy))):
@@ -329,6 +333,12 @@ def _with_slots(problem: Problem, policy: Policy, num_slots: int) -> Policy:
     if is_fixed or not FEWEST_SLOTS <= num_slots < problem.num_experts:
         return policy
     return _with_residents(problem, replace(policy, num_slots=num_slots), staying)
+
+
+def _with_all_in_slots(problem: Problem, policy: Policy) -> Policy:
+    """Nothing stays, and slots have all the room that passes of so many tokens leave."""
+    few = _filled(problem, _with_slots(problem, policy, FEWEST_SLOTS))
+    return _with_slots(problem, few, few.num_slots + problem.num_resident(few))
 
 
 def with_all_pages(problem: Problem, policy: Policy) -> Policy:
