@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
+from itertools import chain, product
 from math import ceil
 
 from moebatch.layout.scratch import prompt_rows
@@ -15,7 +15,8 @@ from moebatch.schedule.registry import traits_of
 from moebatch.spec.machine.hardware import LevelName
 from moebatch.spec.policy.policy import STREAMING_SLOTS, Placement, Policy, pages_of
 
-_BATCHES = (0.75, 0.875, 1.125, 1.25, 1.5, 2.0)
+_LITTLE_MORE = 1.125
+_BATCHES = (0.75, 0.875, _LITTLE_MORE, 1.25, 1.5, 2.0)
 _TOKENS = (0.5, 0.75, 1.5, 2.0)
 _PASSES = ((0.875, 0.5), (1.5, 1.5))
 """Sequences and tokens of smaller and of larger passes: where experts are computed in another way
@@ -56,16 +57,19 @@ def neighbours(problem: Problem, policy: Policy) -> Iterator[Policy]:
         if by > 1 or other.tokens_per_pass > tokens
     )
     # A batch that bounds its micro-batches grows with them.
-    both = (round(batch * by) for by in _BATCHES if by > 1 and _bounds_micro_batch(problem, policy))
+    both = [round(batch * by) for by in _BATCHES if by > 1 and _bounds_micro_batch(problem, policy)]
+    grown = [_with_micro_batch(with_batch(policy, min(size, most)), 2) for size in both]
     larger = each_once(
         *(with_batch(policy, min(round(batch * by), most)) for by in _BATCHES),
         # As many each time, in as many rounds and in one more.
         *(with_batch(policy, ceil(most / (ceil(most / batch) + more))) for more in (0, 1)),
         *longer,
         *(_with_pass(problem, policy, *by) for by in _PASSES),
-        *(_with_micro_batch(one, by) for one, by in sizes if on_gpu),
+        *(_with_micro_batch(one, by) for one, by in sizes if on_gpu or problem.schedule),
         *(_wider_than_prompts(policy) if on_gpu else ()),
-        *(_with_micro_batch(with_batch(policy, min(size, most)), 2) for size in both),
+        *grown,
+        # What it needs of a level that is tight, passes of fewer tokens may leave.
+        *(_with_tokens(problem, one, round(tokens * _TOKENS[1])) for one in grown[:2]),
     )
     changed = each_once(
         *larger,
@@ -73,6 +77,13 @@ def neighbours(problem: Problem, policy: Policy) -> Iterator[Policy]:
         *(_with_room_used(problem, policy, level) for level in _homes(policy)),
         # What a larger batch needs for its cache, experts that stay may have.
         *(_filled(problem, other) for other in larger),
+        # A cache of so much less leaves room that shows; a little less of it may not be worth it.
+        _filled(problem, with_batch(policy, batch // 2)),
+        # More experts come for a larger batch that leaves fewer of them.
+        *(
+            _filled(problem, _with_slots(problem, one, _MORE_SLOTS[1] * policy.num_slots))
+            for one in (with_batch(policy, min(round(batch * _LITTLE_MORE), most)), *grown[:1])
+        ),
         *_with_cache_moved(problem, policy),
         # What a cache leaves that moves, a pass of more tokens may have.
         *(moved for one in longer[-2:] if on_gpu for moved in _with_cache_moved(problem, one)),
@@ -84,7 +95,11 @@ def neighbours(problem: Problem, policy: Policy) -> Iterator[Policy]:
             for one in longer[-2:]
             if not on_gpu
         ),
-        *(_with_all_in_slots(problem, one) for one in longer if not on_gpu),
+        *(
+            _with_all_in_slots(problem, one)
+            for one in chain(longer, _with_cache_moved(problem, policy))
+            if not on_gpu
+        ),
     )
     yield from (other for other in changed if other != policy)
 
@@ -166,6 +181,9 @@ def in_even_passes(problem: Problem, policy: Policy) -> Iterator[Policy]:
         even = (together * prompt + decoding) / num_passes + prompt
         if even < policy.tokens_per_pass:
             yield _with_tokens(problem, policy, ceil(even))
+    elif num_passes == 1 and problem.ladder.top == "vram":
+        # They all decode in the next one, and not half of them.
+        yield _with_micro_batch(policy, 2)
 
 
 def up_with_fewer_pages(problem: Problem, policy: Policy) -> Iterator[Policy]:
