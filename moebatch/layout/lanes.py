@@ -32,12 +32,13 @@ def pass_seconds(lanes: LaneSeconds, policy: Policy) -> float:
 
 def in_turns(policy: Policy) -> Turns:
     """Lanes of one device, since a disk that reads and writes at once takes as long as for one
-    after the other. CPU and GPU where they wait for each other; where micro-batches go through
-    FlexGen(c)'s blocks, with the copies between them (MoE-Lightning, Figure 6).
+    after the other. CPU and GPU where they wait for each other and each micro-batch walks alone;
+    where micro-batches go through FlexGen(c)'s blocks, with the copies between them (MoE-Lightning,
+    Figure 6).
     """
-    if takes_turns(policy):
-        return (*_SHARED, tuple(PROCESSORS))
     traits = traits_of(policy)
+    if takes_turns(policy) and not traits.shares_weights:
+        return (*_SHARED, tuple(PROCESSORS))
     if traits.moves == "block" and traits.attention == "cpu":
         return (*_SHARED, _SERIAL_LANES)
     return _SHARED

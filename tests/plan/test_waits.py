@@ -143,10 +143,7 @@ CASES |= {
 @pytest.mark.few(8)
 @pytest.mark.parametrize("name", CASES)
 def test_a_pass_waits_as_long_as_the_planner_says(name: str) -> None:
-    of, under, work = CASES[name]
-    load = mean_load(of, under) if work == "mean" else decode_load(of, under)
-    planned_s = of.cost_of(load, under).seconds
-    assert planned_s == pytest.approx(_simulated_s(of, under, load), rel=0.1)
+    _is_held(*CASES[name])
 
 
 def test_prompts_beside_sequences_that_decode_hide_the_weights_of_the_next_layer() -> None:
@@ -167,6 +164,32 @@ def test_a_cpu_attends_to_the_third_micro_batch_when_prompts_are_done() -> None:
     assert cost.seconds > 1.1 * max(cost.lanes.values())
 
 
+@pytest.mark.parametrize(
+    ("model", "machine", "under", "work"),
+    [
+        ("gpt-oss-20b", "t4", policy("klotski", 8, 64, weights=ALL, num_slots=0), "decode"),
+        ("mixtral-8x7b", "h100", policy("pregated", 8, 32, weights=ALL, num_slots=0), "mean"),
+    ],
+)
+def test_a_gpu_projects_what_decodes_while_a_cpu_attends(
+    model: str, machine: str, under: Policy, work: Work
+) -> None:
+    """One micro-batch goes the way down and up alone, and prompts come behind."""
+    _is_held(_released(model, machine), under, work)
+
+
+def test_experts_that_nobody_foresaw_come_until_slots_are_full() -> None:
+    """Of DeepSeek-V2-Lite on a T4, whose experts that stay are computed before a slot is free."""
+    under = policy("ondemand", 4, 256, weights=Placement(vram=0.37, dram=0.63), num_slots=6)
+    _is_held(_released("deepseek-v2-lite", "t4"), under, "decode")
+
+
+def test_nothing_is_asked_for_in_layers_without_experts() -> None:
+    """Of Switch-base, every other one of whose layers has some, on an H100."""
+    of = replace(_released("switch-base-8", "h100"), workload=ENCODING.workload)
+    _is_held(of, policy("ondemand", 3, 4, num_slots=8, kv_cache=ALL, **GPU), "decode")
+
+
 @pytest.mark.parametrize("count", [3, 8])
 def test_a_window_is_filled_again_when_what_is_new_has_been_stored(count: int) -> None:
     """States of Granite-4, as large as those that come, on two T4s; the window of the last of three
@@ -176,6 +199,13 @@ def test_a_window_is_filled_again_when_what_is_new_has_been_stored(count: int) -
     load = decode_load(of, under)
     planned_s = of.cost_of(load, under).seconds
     assert planned_s == pytest.approx(_simulated_s(of, under, load), rel=0.05)
+
+
+def _is_held(of: Problem, under: Policy, work: Work) -> None:
+    """The planner's seconds are those of a simulation."""
+    load = mean_load(of, under) if work == "mean" else decode_load(of, under)
+    planned_s = of.cost_of(load, under).seconds
+    assert planned_s == pytest.approx(_simulated_s(of, under, load), rel=0.1)
 
 
 def _released(model: str, machine: str) -> Problem:

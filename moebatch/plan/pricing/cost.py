@@ -52,7 +52,7 @@ class PassCost(PassWaits):
         waits_s = self.cache_waits_s
         if waits_s is None:
             return self.lanes_once
-        return {**self.lanes_once, CACHE_WAITS: self.outside_s + self.experts_s + waits_s}
+        return {**self.lanes_once, CACHE_WAITS: self.beside_s + self.experts_s + waits_s}
 
     @property
     def seconds(self) -> float:
@@ -145,9 +145,8 @@ class PassCost(PassWaits):
         if not (takes_turns(policy) and policy.num_slots):
             return 0.0
         there_s = self._num_moe * self._price.up_s(policy.num_slots)
-        attending_s = self.lanes.get("cpu", 0.0)
-        coming_s = self.lanes.get("dram->vram", 0.0) - min(attending_s, there_s)
-        return attending_s + max(self.lanes.get("gpu", 0.0), coming_s)
+        coming_s = self.lanes.get("dram->vram", 0.0) - min(self.beside_s, there_s)
+        return self.beside_s + max(self.experts_s, coming_s)
 
     @property
     def _fetch_s(self) -> float:

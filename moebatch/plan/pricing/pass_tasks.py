@@ -13,7 +13,7 @@ from moebatch.once import cached_property, once
 from moebatch.plan.pricing.prices import LaneTime, Prices
 from moebatch.plan.pricing.task_prices import KV_KINDS, TaskPrices
 from moebatch.schedule.drivers.emission import Launched, computes_together, launched
-from moebatch.schedule.lanes import DEVICES, PROCESSORS
+from moebatch.schedule.lanes import CPU, DEVICES, DOWN, GPU, PROCESSORS, UP
 from moebatch.schedule.steps.kv import NUM_WINDOWS
 from moebatch.schedule.steps.kv_route import Place
 from moebatch.schedule.task import Kind
@@ -97,6 +97,20 @@ class PassTasks:
         """All that is computed but the experts, one after the other."""
         computing = (self.computing_s.get(lane, 0.0) for lane in PROCESSORS)
         return sum(computing) - self.experts_s
+
+    @cached_property
+    def beside_s(self) -> float:
+        """The same where a CPU attends beside a GPU: both are busy side by side but for one of the
+        micro-batches that decode, which goes down to the one and up again. Prompts come behind."""
+        traits = self._price.traits
+        if not (self._beside and self.load.decode_sequences and traits.shares_weights):
+            return self.outside_s
+        number, batch = self._sizes[0]
+        steps, cpu_s = self._steps(batch), self.computing_s.get(CPU.name, 0.0)
+        gpu_s = number * sum([seconds for lane, seconds in steps if lane == GPU.name])
+        between_s = sum([seconds for lane, seconds in steps if lane in (UP.name, DOWN.name)])
+        at_once_s = (1 - 1 / number) * min(cpu_s, gpu_s)
+        return self.outside_s - at_once_s + between_s
 
     @property
     def expert_s(self) -> float:

@@ -53,7 +53,7 @@ class PassWaits(PassTasks):
         if self._price.traits.is_paged:
             in_pages_s = max(self._ends_s, self._prompts_s, self._pages_s, self._windows_s)
             return max(in_pages_s, self._blocks_s(lanes))
-        return max(self._slots_s, self._asked_late_s, self._one_by_one_s)
+        return max(self._slots_s, self._asked_late_s(lanes), self._one_by_one_s)
 
     # --- experts in slots -----------------------------------------------------------------------
 
@@ -100,20 +100,31 @@ class PassWaits(PassTasks):
         leave to make room."""
         return min(1.0, max(0.0, self.policy.num_slots + 1 + but - self._coming_in_layer))
 
-    @property
-    def _asked_late_s(self) -> float:
+    def _asked_late_s(self, lanes: LaneSeconds) -> float:
         """Where experts are asked for late, they come when the first micro-batch has chosen, or in
         their turn, of which one computes while the next one comes."""
         if not self._asks_late or not self._coming_s:
             return 0.0
-        others = 1 - 1 / self._num_batches
+        if self._price.traits.runs == "pass":
+            return self._asked_at_once_s(lanes)
         attending_s, experts_s = self._attending_s, self.experts_s
         last_s = experts_s / max(1.0, self._num_streamed)
-        if self._price.traits.runs == "pass":
-            computing_s = others * attending_s + experts_s
-            return (1 - others) * attending_s + max(computing_s, self._coming_s + last_s)
-        again_s = self._coming_s / self._rounds + others * experts_s
+        again_s = self._coming_s / self._rounds + (1 - 1 / self._num_batches) * experts_s
         return attending_s + max(experts_s, again_s, self._coming_s + last_s / self._num_batches)
+
+    def _asked_at_once_s(self, lanes: LaneSeconds) -> float:
+        """Experts come beside those micro-batches that attend after the first of their layer, and
+        beside the cache of these, until slots are full; then when those that stay have been
+        computed."""
+        others, coming_s, attending_s = 1 - 1 / self._num_batches, self._coming_s, self._attending_s
+        lane = self._lane(Kind.CHUNK)
+        cache_s = others * (lanes.get(lane, 0.0) - self.bringing_s.get(lane, 0.0))
+        share = others * self._num_moe / len(self._layers)
+        beside_s = share * (attending_s - self._combining_s)
+        left_s = (1 - min(1.0, self._share_in_slots)) * coming_s
+        arrived_s = max(coming_s + cache_s, beside_s + self._staying_s + left_s)
+        last_s = self.experts_s / max(1.0, self._num_streamed)
+        return attending_s + max(self.experts_s, arrived_s + last_s - beside_s)
 
     @property
     def _one_by_one_s(self) -> float:
@@ -137,12 +148,8 @@ class PassWaits(PassTasks):
 
     @property
     def _attending_s(self) -> float:
-        """All that is computed but experts, CPU and GPU side by side but for one micro-batch, with
-        what attention waits for."""
-        beside_s = self.computing_s.get(CPU.name, 0.0) if self.prices.top == "vram" else 0.0
-        rest_s = self.outside_s - beside_s
-        computing_s = max(beside_s, rest_s) + min(beside_s, rest_s) / self._num_batches
-        return computing_s + (self.cache_waits_s or self._alone_waits_s)
+        """All that is computed but experts, with what attention waits for."""
+        return self.beside_s + (self.cache_waits_s or self._alone_waits_s)
 
     @cached_property
     def _coming_s(self) -> float:
