@@ -190,6 +190,28 @@ def test_nothing_is_asked_for_in_layers_without_experts() -> None:
     _is_held(of, policy("ondemand", 3, 4, num_slots=8, kv_cache=ALL, **GPU), "decode")
 
 
+@pytest.mark.parametrize(
+    ("model", "machine", "under"),
+    [
+        ("gpt-oss-20b", "t4", policy("simple", 2, 4, num_slots=2, **GPU)),
+        ("mixtral-8x7b", "2xt4", policy("multi", 1, 4, num_slots=2)),
+        ("mixtral-8x7b", "2xt4", policy("prefetch_all", 2, 4, num_slots=2)),
+    ],
+)
+def test_of_whole_layers_come_what_has_slots_and_what_is_chosen(
+    model: str, machine: str, under: Policy
+) -> None:
+    _is_held(_released(model, machine), under, "decode")
+
+
+def test_micro_batches_that_walk_alone_wait_in_each_layer_for_what_it_brings() -> None:
+    """Of Mixtral-8x7B on an H100: one or two experts of a layer, and one micro-batch in three that
+    a CPU attends to."""
+    shares = Placement(vram=0.82, dram=0.18)
+    under = policy("simple", 2, 768, num_slots=2, weights=shares, tokens_per_pass=6144)
+    _is_held(_released("mixtral-8x7b", "h100"), under, "mean")
+
+
 @pytest.mark.parametrize("count", [3, 8])
 def test_a_window_is_filled_again_when_what_is_new_has_been_stored(count: int) -> None:
     """States of Granite-4, as large as those that come, on two T4s; the window of the last of three

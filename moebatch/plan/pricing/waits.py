@@ -7,13 +7,14 @@ when its page has gone up, windows that take the cache of one micro-batch at a t
 """
 
 from collections.abc import Iterator, Sequence
+from math import floor
 from typing import NamedTuple
 
 from moebatch.layout.lanes import LaneSeconds, pass_seconds
 from moebatch.layout.load import PassLoad
-from moebatch.layout.routing import distinct_experts
+from moebatch.layout.routing import chosen_experts, distinct_experts
 from moebatch.once import cached_property
-from moebatch.plan.pricing.pass_tasks import PassTasks
+from moebatch.plan.pricing.pass_tasks import ROUNDING, PassTasks
 from moebatch.schedule.drivers.emission import asks_at_once, comes_in_one_piece
 from moebatch.schedule.lanes import CPU
 from moebatch.schedule.steps.attention import LOOK_AHEAD
@@ -53,7 +54,9 @@ class PassWaits(PassTasks):
         if self._price.traits.is_paged:
             in_pages_s = max(self._ends_s, self._prompts_s, self._pages_s, self._windows_s)
             return max(in_pages_s, self._blocks_s(lanes))
-        return max(self._slots_s, self._asked_late_s(lanes), self._one_by_one_s)
+        return max(
+            self._slots_s, self._asked_late_s(lanes), self._one_by_one_s, self._whole_layers_s
+        )
 
     # --- experts in slots -----------------------------------------------------------------------
 
@@ -65,7 +68,9 @@ class PassWaits(PassTasks):
         coming_s = self._coming_s
         if not coming_s or self._asks_late or self.num_loads is not None:
             return 0.0
-        once_s = coming_s / self._rounds
+        if not self._price.traits.shares_weights:  # `_whole_layers_s` says it
+            return 0.0
+        once_s = coming_s / max(1.0, self._rounds)
         length_s = max(coming_s, once_s + self._held_s - self._share_ahead * once_s)
         # Main memory says so itself, with what is given back, unless experts come again.
         if self.prices.top == "vram" or self._num_again:
@@ -147,9 +152,44 @@ class PassWaits(PassTasks):
         return self.prices.shape.num_keeping_layers * moved_s
 
     @property
+    def _whole_layers_s(self) -> float:
+        """Micro-batches that walk alone, each behind the whole experts of a layer, of which some
+        layers bring one more than others; between passes, the head."""
+        traits, coming = self._price.traits, self._coming_in_layer
+        if traits.shares_weights or traits.foresees != "layer" or not coming:
+            return 0.0
+        few = floor(coming + ROUNDING)
+        layers = [(few, 1 - (coming - few)), (few + 1, coming - few)]
+        return self.head_s + self._num_moe * sum(
+            number * share * of_layers * self._whole_layer_s(batch, ways, count)
+            for number, batch in self._whole
+            for share, ways in self._ways(batch)
+            for count, of_layers in layers
+            if of_layers > ROUNDING
+        )
+
+    def _whole_layer_s(self, batch: PassLoad, ways: _Ways, count: int) -> float:
+        """One of them in a layer into which so many experts come. When the experts of a layer are
+        launched, as many of the next are asked for as there are slots beside them; all that have
+        slots come before the first is computed; others that are chosen, when one has been."""
+        shape, num_moe, num_slots = self.prices.shape, self._num_moe, self.policy.num_slots
+        load_s = self._coming_s / (self._rounds * self._num_streamed)
+        experts_s = self._expert_layers_s(batch) / num_moe
+        attending_s = (self._alone_s(batch) + self._combining_s - self.head_s) / num_moe - experts_s
+        if num_slots >= count:
+            attending_s += max(0.0, ways.to_s - experts_s) + ways.from_s
+            ahead_s = min(count, num_slots - count) * load_s
+            return max(count * load_s, count * load_s - ahead_s + attending_s + experts_s)
+        last_s = experts_s / shape.num_experts
+        attending_s += max(0.0, ways.to_s - last_s) + ways.from_s
+        chosen = chosen_experts(shape, batch) / (num_moe * shape.num_experts)
+        left_s = (count - num_slots) * chosen * load_s
+        return max(attending_s, (num_slots - 1) * load_s) + load_s + max(experts_s, left_s + last_s)
+
+    @property
     def _attending_s(self) -> float:
         """All that is computed but experts, with what attention waits for."""
-        return self.beside_s + (self.cache_waits_s or self._alone_waits_s)
+        return self.beside_s + (self.cache_waits_s or 0.0)
 
     @cached_property
     def _coming_s(self) -> float:
@@ -186,14 +226,26 @@ class PassWaits(PassTasks):
     @cached_property
     def _rounds(self) -> float:
         """Times that experts come in a layer."""
-        again = self._num_again
+        again, of_layer = self._num_again, self._coming_in_layer
+        is_whole = self._price.traits.foresees == "layer"
         if not again:
-            return 1.0
-        of_layer, is_whole = self._coming_in_layer, self._price.traits.foresees == "layer"
+            return self._share_brought if is_whole else 1.0
         # Those that the first micro-batch has asked for leave in their order, but for one.
         first = of_layer if is_whole else self._of_batch - 1
         brought = first + (self._num_batches - 1) * again
         return 1 + (1 - self._share_whole()) * max(0.0, brought / of_layer - 1)
+
+    @property
+    def _share_brought(self) -> float:
+        """Of the experts of whole layers, those that have slots, and others that some token
+        chooses."""
+        share, shape, load = min(1.0, self._share_in_slots), self.prices.shape, self.load
+        if share == 1 or not share:
+            return 1.0
+        below = 1 - self.policy.weights.on(self.prices.top)
+        of_pass = below * chosen_experts(shape, load) / self._num_moe
+        chosen = of_pass if self._price.traits.shares_weights else self._of_batch
+        return share + (1 - share) * chosen / self._coming_in_layer
 
     @cached_property
     def _num_again(self) -> float:
@@ -356,13 +408,18 @@ class PassWaits(PassTasks):
     ) -> Iterator[tuple[float, float, PassLoad, _Ways]]:
         """Share of the layers, number of micro-batches of a size and what they have to do, and how
         long their cache moves in one such layer; where it does."""
+        for number, batch in sizes:
+            for share, ways in self._ways(batch):
+                if ways.longest_s:
+                    yield share, number, batch, ways
+
+    def _ways(self, batch: PassLoad) -> Iterator[tuple[float, _Ways]]:
+        """Shares of the layers, and how long the cache of a micro-batch moves in one of them."""
         for home, share in self._price.kv_homes:
-            for number, batch in sizes:
-                seconds = self._cache_kinds_s(home, batch)
-                if seconds:
-                    to_s, from_s = (
-                        sum(seconds.get(kind, 0.0) for kind in kinds)
-                        for kinds in (TO_ATTENTION, FROM_ATTENTION)
-                    )
-                    longest_s = max(self._cache_s(home, batch).values())
-                    yield share, number, batch, _Ways(to_s, from_s, longest_s)
+            seconds = self._cache_kinds_s(home, batch)
+            to_s, from_s = (
+                sum([seconds.get(kind, 0.0) for kind in kinds])
+                for kinds in (TO_ATTENTION, FROM_ATTENTION)
+            )
+            longest_s = max(self._cache_s(home, batch).values(), default=0.0)
+            yield share, _Ways(to_s, from_s, longest_s)
