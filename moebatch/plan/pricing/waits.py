@@ -219,13 +219,14 @@ class PassWaits(PassTasks):
     @property
     def again(self) -> LaneSeconds:
         """Seconds of lanes that bring experts once more, by lane: where there are fewer slots than
-        a layer has experts, each micro-batch brings most of them again."""
+        a layer has experts, each micro-batch brings most of them again. Less than none where not
+        all of a whole layer come."""
         more = self._rounds - 1
         return {lane: more * seconds for lane, seconds in self.bringing_s.items()} if more else {}
 
     @cached_property
     def _rounds(self) -> float:
-        """Times that experts come in a layer."""
+        """Times that experts come in a layer, in the mean of those that may."""
         again, of_layer = self._num_again, self._coming_in_layer
         is_whole = self._price.traits.foresees == "layer"
         if not again:
