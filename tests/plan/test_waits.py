@@ -212,6 +212,12 @@ def test_micro_batches_that_walk_alone_wait_in_each_layer_for_what_it_brings() -
     _is_held(_released("mixtral-8x7b", "h100"), under, "mean")
 
 
+def test_a_page_goes_up_when_micro_batches_have_been_through_a_layer_without_experts() -> None:
+    """Of Switch-base, every other one of whose layers has some, on an L4."""
+    of = replace(_released("switch-base-8", "l4"), workload=ENCODING.workload)
+    _is_held(of, policy("fastdecode", 2, 4, weights=Placement(vram=0.25, dram=0.75)), "decode")
+
+
 @pytest.mark.parametrize("count", [3, 8])
 def test_a_window_is_filled_again_when_what_is_new_has_been_stored(count: int) -> None:
     """States of Granite-4, as large as those that come, on two T4s; the window of the last of three

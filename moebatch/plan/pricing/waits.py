@@ -327,7 +327,9 @@ class PassWaits(PassTasks):
         if is_whole and chain_s and number > 2:
             cpu_s = self.computing_s.get(CPU.name, 0.0)
             behind_s = chain_s + (1 - 3 / number) * max(cpu_s, number * chain_s - cpu_s)
-        return page_s + max(stage_s, behind_s)
+        # Pages of layers behind one without experts go up when micro-batches have been through it.
+        between = min(1.0, len(self._layers) / self._num_moe - 1)
+        return page_s + max(stage_s, behind_s, between * chain_s)
 
     @property
     def _ends_s(self) -> float:
