@@ -4,6 +4,7 @@ Shape letters: S sequences in work, N sequences that wait, F the four fields of 
 """
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -11,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 
 from moebatch.arrays import Bools, Ints
-from moebatch.layout.occupancy import Occupancy
+from moebatch.layout.occupancy import Occupancy, PagesAhead
 from moebatch.spec.model.cache_layout import LARGEST_SLICE, UNLIMITED
 from moebatch.spec.policy.policy import PAGE_TOKENS, Policy
 from moebatch.spec.workload import Length
@@ -111,6 +112,10 @@ class Admission:
         """`in_work_FS` are the `fields_of` sequences in work, if there are any."""
         self._caps, self._occupancy = caps, caps.occupancy
         self._become(fields_of(()) if in_work_FS is None else in_work_FS.copy())
+        # A batcher describes its sequences anew in each pass, and asks once.
+        self._ahead = PagesAhead(self._occupancy) if in_work_FS is None else None
+        """Of as many of the first sequences, all of which decode; None where it is not known."""
+        self._num_ahead = 0
         self._peaks_S: Ints | None = None
         """Pages that will be needed by how many are left, while all of them decode."""
 
@@ -153,6 +158,7 @@ class Admission:
         """Takes the youngest sequence out of work; returns it as one that waits, [F, 1]."""
         (pending,), (cached,), (shared,), (left,) = self._in_work_FS[:, -1:]
         self._become(self._in_work_FS[:, :-1])
+        self._ahead, self._num_ahead = None, 0
         self._peaks_S = None
         num_tokens = cached + (pending or 1)
         return fields_of([(num_tokens - shared, shared, shared, left)])
@@ -168,7 +174,8 @@ class Admission:
             most = min(most, self._num_begun(waiting_FN[:, :most]))
         count = most
         if most and not self._all_fit(waiting_FN[:, :most]):
-            count = max(self._num_fitting(waiting_FN, most), int(not len(self)))
+            count = most if self._fit_until_they_end(waiting_FN[:, :most]) else 0
+            count = count or max(self._num_fitting(waiting_FN, most), int(not len(self)))
         if count:
             self._become(np.concatenate([self._in_work_FS, waiting_FN[:, :count]], axis=1))
             self._peaks_S = None
@@ -194,7 +201,11 @@ class Admission:
         self._left_S -= num_passes * (slices_S >= self._due_S)
         self.cached_S += num_passes * slices_S
         np.maximum(self.pending_S - slices_S, 0, out=self.pending_S)
-        self._become(self._in_work_FS.take((self._left_S > 0).nonzero()[0], axis=1))
+        goes_on_S = self._left_S > 0
+        if self._ahead is not None:
+            self._ahead.advance(num_passes)
+            self._num_ahead = int(np.count_nonzero(goes_on_S[: self._num_ahead]))
+        self._become(self._in_work_FS.take(goes_on_S.nonzero()[0], axis=1))
 
     def passes_alike(self, waiting_FN: Ints) -> int:
         """Passes, where all sequences decode, until one ends or is sent back or the next waiting
@@ -262,6 +273,24 @@ class Admission:
             held_E = held_NE[-1]
         return most
 
+    def _fit_until_they_end(self, waiting_FN: Ints) -> bool:
+        """Whether it is quickly seen that the cache will hold all of these beside those in work
+        until they end. Where sequences are alike it nearly always does, and what those hold that
+        decode is known from the passes before; where they differ it hardly ever does."""
+        if self._ahead is None:
+            return False
+        waiting = _alike(*_own_and_left(waiting_FN))
+        if len(waiting) > 1:
+            self._ahead = None
+            return False
+        tokens_S, left_S = self._own_tokens_S, self._left_S
+        is_prompt_S, first = self.pending_S[self._num_ahead :] > 0, self._num_ahead
+        self._num_ahead += int(is_prompt_S.argmax()) if is_prompt_S.any() else len(is_prompt_S)
+        last = self._num_ahead
+        self._ahead.add(_alike(tokens_S[first:last], left_S[first:last]))
+        others = waiting + _alike(tokens_S[last:], left_S[last:])
+        return self._ahead.peak(others) <= self._caps.pages
+
     def _all_fit(self, waiting_FN: Ints) -> bool:
         """Whether all of what these and those in work need in the end fits at once."""
         own_N, left_N = _own_and_left(waiting_FN)
@@ -276,6 +305,11 @@ class Admission:
         tokens = np.concatenate([self._own_tokens_S + passes_later, own_N])
         left = np.concatenate([self._left_S - passes_later, left_N])
         return self._occupancy.peak(tokens, left) <= self._caps.pages
+
+
+def _alike(tokens: Ints, left: Ints) -> Counter[tuple[int, int]]:
+    """How many sequences have so many tokens and will still get so many."""
+    return Counter(zip(tokens.tolist(), left.tolist(), strict=True))
 
 
 def _own_and_left(waiting_FN: Ints) -> tuple[Ints, Ints]:

@@ -1,11 +1,13 @@
 """Pages of keys and values that sequences hold until they end."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from moebatch.arrays import Bools, Ints
+from moebatch.once import once
 from moebatch.spec.model.cache_layout import UNLIMITED
 from moebatch.spec.policy.policy import PAGE_TOKENS
 
@@ -62,3 +64,44 @@ class Occupancy(NamedTuple):
         full_pages = np.bincount(group, weights=full, minlength=len(passes)).cumsum()
         held_E: Ints = full_pages.astype(np.int64) + at_least[:, -1] * (whole + 1) + one_more
         return held_E
+
+
+class PagesAhead:
+    """Pages that sequences will hold in each pass to come until they end: while all of them decode,
+    passes change nothing of that but where it begins.
+
+    Sequences are counted by their tokens and by what each will still get. Shape letters: T passes
+    to come.
+    """
+
+    def __init__(self, occupancy: Occupancy) -> None:
+        self._occupancy = occupancy
+        self._held_T: Ints = np.zeros(0, np.int64)
+        self._known: dict[tuple[int, int], Ints] = {}
+
+    def advance(self, num_passes: int) -> None:
+        """So many passes are over."""
+        self._held_T = self._held_T[num_passes:]
+
+    def add(self, sequences: Mapping[tuple[int, int], int]) -> None:
+        """These decode from now on, beside the others."""
+        if sequences:
+            self._held_T = self._held_with(sequences)
+
+    def peak(self, others: Mapping[tuple[int, int], int]) -> int:
+        """Most pages that are held at any time, if others decode as well."""
+        return int(self._held_with(others).max(initial=0))
+
+    def _held_with(self, others: Mapping[tuple[int, int], int]) -> Ints:
+        longest = max([len(self._held_T), *(left for _, left in others)])
+        held_T = np.zeros(longest, np.int64)
+        held_T[: len(self._held_T)] = self._held_T
+        for alike, count in others.items():
+            held_T[: alike[1]] += count * once(self._known, alike, partial(self._pages, *alike))
+        return held_T
+
+    def _pages(self, tokens: int, left: int) -> Ints:
+        """Those of one sequence in each pass."""
+        is_full = tokens + left > self._occupancy.most_cached
+        tokens_T = np.arange(tokens + 1, tokens + left + 1)
+        return self._occupancy.pages_of(np.full(left, UNLIMITED) if is_full else tokens_T)

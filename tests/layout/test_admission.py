@@ -118,6 +118,31 @@ def test_as_many_are_taken_in_as_the_cache_holds_until_they_end(
 
 
 @given(
+    prompt=st.integers(1, 60),
+    new=st.integers(1, 50),
+    tokens=st.integers(12, 90),
+    held=st.floats(1.0, 9.0),
+    most_cached=st.sampled_from([UNLIMITED, 40, 70]),
+)
+def test_sequences_alike_are_taken_in_as_if_they_had_not_been_known_before(
+    prompt: int, new: int, tokens: int, held: float, most_cached: int
+) -> None:
+    pages = int(held * pages_of(min(most_cached, prompt + new)))
+    caps = Caps(sequences=12, tokens=tokens, pages=pages, is_static=False, most_cached=most_cached)
+    admission, waiting_FN = Admission(caps), fields_of([(prompt, 0, 0, new)] * 40)
+    while waiting_FN.shape[1] or len(admission):
+        assert not admission.lacks_pages
+        in_work = [
+            (pending, cached, 0, new if pending else new - 1 - (cached - prompt))
+            for pending, cached in zip(admission.pending_S, admission.cached_S, strict=True)
+        ]
+        count = admission.take_in(waiting_FN)
+        assert count == Admission(caps, fields_of(in_work)).take_in(waiting_FN)
+        waiting_FN = waiting_FN[:, count:]
+        admission.advance(admission.slices())
+
+
+@given(
     in_work=st.lists(st.tuples(st.integers(1, 60), st.integers(2, 50)), min_size=1, max_size=8),
     next_one=st.tuples(st.integers(1, 60), st.integers(1, 50)),
     share=st.floats(0.5, 1.0),
