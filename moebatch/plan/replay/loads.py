@@ -51,7 +51,7 @@ def job_loads(workload: Workload, policy: Policy) -> list[CountedLoad]:
     Neighbours are counted together where there are very many."""
     if policy.batching == "static" and not workload.lengths:
         return _static_loads(workload, policy)
-    return _replayed(workload, _caps(workload, policy))
+    return _all(workload, _caps(workload, policy))
 
 
 def rough_loads(workload: Workload, policy: Policy) -> list[CountedLoad]:
@@ -77,7 +77,12 @@ def _caps(workload: Workload, policy: Policy) -> Caps:
     return Caps.of(policy, workload.most_cached, encodes=workload.is_encoded)
 
 
-@lru_cache(maxsize=256)  # several machines are asked about one job
+@lru_cache(maxsize=4)  # several machines are asked about one job
+def _all(workload: Workload, caps: Caps) -> list[CountedLoad]:
+    return _replayed(workload, caps)
+
+
+@lru_cache(maxsize=256)
 def _rough(workload: Workload, caps: Caps) -> list[CountedLoad]:
     by = _tokens_for_one(workload, caps)
     places = _places_for_one(workload, caps)
