@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import chain, product
+from itertools import product
 from math import ceil
 
 from moebatch.layout.scratch import prompt_rows
@@ -49,7 +49,7 @@ def neighbours(problem: Problem, policy: Policy) -> Iterator[Policy]:
     most = _largest_batch(problem, policy)
     on_gpu, num_resident = problem.ladder.top == "vram", problem.num_resident(policy)
     step = max(1, problem.num_experts // _PARTS)
-    longer = [_with_tokens(problem, policy, round(tokens * by)) for by in _TOKENS]
+    longer = _longer(problem, policy)
     # What buffers of smaller micro-batches leave, a pass of more tokens may need.
     sizes = (
         (other, by)
@@ -95,13 +95,13 @@ def neighbours(problem: Problem, policy: Policy) -> Iterator[Policy]:
             for one in longer[-2:]
             if not on_gpu
         ),
-        *(
-            _with_all_in_slots(problem, one)
-            for one in chain(longer, _with_cache_moved(problem, policy))
-            if not on_gpu
-        ),
     )
     yield from (other for other in changed if other != policy)
+
+
+def _longer(problem: Problem, policy: Policy) -> list[Policy]:
+    tokens = policy.tokens_per_pass
+    return [_with_tokens(problem, policy, round(tokens * by)) for by in _TOKENS]
 
 
 def far_away(problem: Problem, policy: Policy) -> Iterator[Policy]:
@@ -110,7 +110,6 @@ def far_away(problem: Problem, policy: Policy) -> Iterator[Policy]:
     yield from neighbours(problem, policy)
     if not policy.num_slots:
         return
-    yield _filled(problem, _with_tokens(problem, policy, _FARTHEST_TOKENS * policy.tokens_per_pass))
     most = min(policy.batch_size * 3 // 2, _largest_batch(problem, policy))
     fuller = with_batch(policy, most)
     for by, num_slots in product(_FAR_TOKENS, (*_FAR_SLOTS, _slots_never_full(problem, policy))):
@@ -121,15 +120,18 @@ def far_away(problem: Problem, policy: Policy) -> Iterator[Policy]:
 
 
 def with_more_on_disk(problem: Problem, policy: Policy) -> Iterator[Policy]:
-    """Twice the sequences, tokens and pages; what main memory then has no room for of the cache is
-    on the disk. Nothing where none may be there, all has room, or all sequences are in work."""
-    cache, other = policy.kv_cache, _with_pass(problem, policy, 2.0, 2.0)
-    may_spill = problem.keeps_kv_on_disk and cache.dram and other.batch_size > policy.batch_size
-    if may_spill and not problem.fits(with_all_pages(problem, other)):
-        num_layers, grown = problem.shape.num_keeping_layers, other.batch_size / policy.batch_size
-        dram = int(cache.dram * num_layers / grown) / num_layers
-        spilled = replace(cache, dram=dram, disk=1 - cache.vram - dram)
-        yield _filled(problem, replace(other, kv_cache=spilled))
+    """Twice the sequences and pages, and twice the tokens or as many; what other levels then have
+    no room for of the cache is on the disk. Nothing where none may be there, all has room, or all
+    sequences are in work."""
+    cache, num_layers = policy.kv_cache, problem.shape.num_keeping_layers
+    for other in (_with_pass(problem, policy, 2.0, by) for by in (2.0, 1.0)):
+        may_spill = problem.keeps_kv_on_disk and cache.dram and other.batch_size > policy.batch_size
+        if may_spill and not problem.fits(with_all_pages(problem, other)):
+            grown = other.batch_size / policy.batch_size
+            shares = cache.vram, cache.dram
+            vram, dram = (int(share * num_layers / grown) / num_layers for share in shares)
+            spilled = replace(cache, vram=vram, dram=dram, disk=1 - vram - dram)
+            yield _filled(problem, replace(other, kv_cache=spilled))
 
 
 def in_fewer_rounds(problem: Problem, policy: Policy) -> Iterator[Policy]:
@@ -191,6 +193,17 @@ def up_with_fewer_pages(problem: Problem, policy: Policy) -> Iterator[Policy]:
     the room of the others. Mean lengths say too much of it, and lead astray."""
     if policy.attention_on_gpu and not policy.kv_cache.vram:
         yield _filled(problem, _in_one_place(policy, "vram"), of_pages=_SOME_PAGES)
+
+
+def leaps(problem: Problem, policy: Policy) -> Iterator[Policy]:
+    """Far from where a climb without a GPU has ended, past policies that are worse than both."""
+    if problem.ladder.top == "dram" and policy.num_slots:
+        tokens = _FARTHEST_TOKENS * policy.tokens_per_pass
+        yield _filled(problem, _with_tokens(problem, policy, tokens))
+        yield from (
+            _with_all_in_slots(problem, one)
+            for one in each_once(*_longer(problem, policy), *_with_cache_moved(problem, policy))
+        )
 
 
 def fewer_pages(problem: Problem, policy: Policy) -> Iterator[Policy]:

@@ -20,6 +20,7 @@ from moebatch.plan.search.neighbours import (
     in_even_passes,
     in_even_rounds,
     in_fewer_rounds,
+    leaps,
     neighbours,
     passes_of,
     up_with_fewer_pages,
@@ -116,8 +117,8 @@ def _without_disk(
 def _climbed_by_replays(
     problem: Problem, known: Known, best: tuple[float, Policy]
 ) -> tuple[tuple[float, Policy], bool]:
-    """Where a climb by replays ends, with its seconds per token, and whether it might have gone on
-    with more of them."""
+    """Where a climb by replays ends, with its seconds per token, and whether it might go on: with
+    more of them, or from where a leap has taken it."""
     if best[1].batching == "static":
         return best, False
     num_replays = num_left = _num_replays(problem, best[1])
@@ -134,7 +135,10 @@ def _climbed_by_replays(
         gains = fastest[0] * _LEAST_SHOWN <= best[0]
         if gains:
             best = fastest
-    return _fastest(known, fewer_pages(problem, best[1]), best), gains or sees_less
+    end = _fastest(known, fewer_pages(problem, best[1]), best)
+    far = list(widened(problem, leaps(problem, end[1])))
+    farther = _fastest(known, far[: max(0, num_left)], end)
+    return farther, gains or sees_less or farther != end
 
 
 def _num_replays(problem: Problem, policy: Policy) -> int:
