@@ -1,10 +1,13 @@
 """Threads that share the work of compiled kernels."""
 
+import ctypes
 import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,10 +29,24 @@ def product(num_threads: int) -> Tensor:
 
 
 def test_threads_that_sleep_and_threads_that_look_for_work_are_called() -> None:
-    want = product(1)
-    for number in range(60):
+    """Each call ends when as many have met in it as it asks for."""
+    for number in range(12):
         time.sleep(0.002 * (number % 3))  # longer than they stay awake, or not
-        assert torch.equal(product(1 + number % 5), want)
+        size = 2 + number % 3
+        met = threading.Barrier(size, timeout=60)
+        share(lambda _, met=met: met.wait(), size)
+        assert not met.broken
+
+
+def test_whoever_calls_while_another_one_does_works_alone() -> None:
+    begun, ended, callers = threading.Event(), threading.Event(), list[int]()
+    other = threading.Thread(target=share, args=(lambda _: (begun.set(), ended.wait(60)), 2))
+    other.start()
+    assert begun.wait(60)
+    share(lambda _: callers.append(threading.get_native_id()), 4)
+    ended.set()
+    other.join()
+    assert callers == [threading.get_native_id()]
 
 
 def test_several_may_call_at_the_same_time() -> None:
@@ -62,6 +79,16 @@ def test_signals_are_left_to_other_threads() -> None:
     assert started
     for thread in started:
         assert {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1} <= blocked(thread)
+
+
+def share(work: Callable[[Any], Any], num_threads: int) -> None:
+    """Has Python called by so many threads, in place of a kernel."""
+    assert isinstance(KERNELS, Kernels)
+
+    def call(argument: int | None) -> None:
+        work(argument)
+
+    KERNELS.norm._share(ctypes.CFUNCTYPE(None, ctypes.c_void_p)(call), None, num_threads)
 
 
 def blocked(thread: Path) -> set[int]:

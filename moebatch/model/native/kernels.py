@@ -16,12 +16,6 @@ CACHE_DTYPES: Mapping[CacheDtype, int] = {"int8": 3, "fp8": 4}
 """The same for codes of keys and values."""
 
 
-def threads_for(size: int, least_shared: int) -> int:
-    """Threads for a work of that size: one alone has done what is smaller than `least_shared`
-    before another one would be awake."""
-    return torch.get_num_threads() if size >= least_shared else 1
-
-
 _CACHED = (
     *((str(dtype).removeprefix("torch."), number) for dtype, number in DTYPES.items()),
     *CACHE_DTYPES.items(),
@@ -39,6 +33,12 @@ def fields(kind: type[Any], names: str) -> list[tuple[str, type[Any]]]:
 def address_of(tensor: Tensor | None) -> int | None:
     """Where its numbers lie."""
     return None if tensor is None else tensor.data_ptr()
+
+
+def threads_for(size: int, least_shared: int) -> int:
+    """Threads for a work of that size: one alone has done what is smaller than `least_shared`
+    before another one would be awake."""
+    return torch.get_num_threads() if size >= least_shared else 1
 
 
 class Kernel:

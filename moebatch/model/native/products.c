@@ -19,7 +19,6 @@
    a second matrix or activated, or are weighed and put in their places: what comes before an expert's products
    and after them needs no way through memory of its own. */
 
-
 /* Rows and outputs whose sums, and what these are made of, stay in registers: in 32, in 16, and in
    16 where products take one as well. */
 #if defined(__AVX512F__) || defined(__ARM_NEON)

@@ -21,9 +21,7 @@
 /* Looks of a thread that waits for others before it lets these have its core. */
 #define MOST_LOOKS 1000
 /* How long a thread looks for work before it sleeps. */
-#ifndef AWAKE_NS
 #define AWAKE_NS 200000
-#endif
 #define LOOKS_PER_CLOCK 64
 
 typedef void (*Kernel)(void *work);
@@ -35,6 +33,7 @@ static struct {
     Kernel kernel;
     void *work;
     int is_in_use, num_threads, num_asleep;
+    int is_full; /* the system has refused a thread: it is not asked again in every call */
     pthread_mutex_t lock;
     pthread_cond_t called;
 } team = {.lock = PTHREAD_MUTEX_INITIALIZER, .called = PTHREAD_COND_INITIALIZER};
@@ -96,6 +95,9 @@ static void *help(void *unused) {
     return unused;
 }
 
+/* Whether a process that is forked off begins anew; its own children do, too. */
+static int forks_are_watched;
+
 /* A process that was forked off has none of the threads. */
 static void begin_anew(void) {
     memset(&team, 0, sizeof team);
@@ -105,18 +107,21 @@ static void begin_anew(void) {
 
 /* Fewer where the system gives no more. Signals are left to others. */
 static void have_threads(int number) {
-    if (team.num_threads >= number)
+    if (team.num_threads >= number || team.is_full)
         return;
-    if (!team.num_threads)
-        pthread_atfork(NULL, NULL, begin_anew);
+    if (!forks_are_watched)
+        forks_are_watched = !pthread_atfork(NULL, NULL, begin_anew);
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_t thread;
-    while (team.num_threads < number && !pthread_create(&thread, NULL, help, NULL)) {
-        pthread_detach(thread);
-        team.num_threads++;
-    }
+    while (team.num_threads < number && !team.is_full)
+        if (pthread_create(&thread, NULL, help, NULL)) {
+            team.is_full = 1;
+        } else {
+            pthread_detach(thread);
+            team.num_threads++;
+        }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 

@@ -21,7 +21,7 @@ _NOTHING_LEFT = -128.0
 
 
 class DeltaRule(MatrixRule[DeltaInput]):
-    """Computes it."""
+    """The delta rule, by a kernel where there is one, or by torch."""
 
     least_shared = 2**17
 

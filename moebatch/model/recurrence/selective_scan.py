@@ -72,7 +72,7 @@ class SelectiveScanBlock(RecurrentBlock):
 
 
 class ScanRule(MatrixRule[ScanInput]):
-    """Computes it."""
+    """The selective scan, by a kernel where there is one, or by torch."""
 
     least_shared = 2**15
 
