@@ -45,12 +45,12 @@ def task_s(timer: Timer, sweep: CacheSweep | None) -> float:
 
     With `sweep` they are those between tasks that sweep caches, as what a CPU computes does.
     """
-    work = _nothing if sweep is None else _Sweeping(sweep)
-    bare = _BarePasses(timer.device, _EXPERTS, work=work)
+    sweeping = None if sweep is None else _Sweeping(sweep)
+    bare = _BarePasses(timer.device, _EXPERTS, work=sweeping or _nothing)
     with torch.inference_mode(), closing(bare) as passes:
-        if isinstance(work, _Sweeping):
-            return timer.seconds_told(partial(work.between_s, passes.run)) / _TASKS
-        return timer.seconds(passes.run) / _TASKS
+        if sweeping is None:
+            return timer.seconds(passes.run) / _TASKS
+        return timer.seconds_told(partial(sweeping.between_s, passes.run)) / _TASKS
 
 
 def another_expert_s(timer: Timer, launched_s: float) -> float:
@@ -83,6 +83,10 @@ def launch_s(timer: Timer, sweep: CacheSweep | None) -> float:
         return timer.seconds(experts.run_first, prepare=sweep) / experts.num_launches(1)
     seconds = timer.seconds(experts.run_each)
     return seconds / (len(experts.chosen) * experts.num_launches(1))
+
+
+def _nothing(task: Task) -> None:
+    pass
 
 
 class _BareExperts:
@@ -151,10 +155,9 @@ class _BarePasses:
         num_experts: int,
         *,
         most_together: int = 1,
-        work: Callable[[Task], None] | None = None,
+        work: Callable[[Task], None] = _nothing,
     ) -> None:
-        """`work` is what tasks do, if anything."""
-        run = work or _nothing
+        """`work` is what tasks do."""
         compute: Place = "vram" if device.type == "cuda" else "dram"
         keys = [ExpertKey(layer, e) for layer in range(_LAYERS) for e in range(num_experts)]
         setup = Setup(
@@ -168,11 +171,11 @@ class _BarePasses:
         slots = SlotQueue(dict.fromkeys(keys, 1), num_slots=0, resident=keys)
         slots.fill_residents()
         self._executor = Executor(setup, Recorder(_LAYERS), Monitor())
-        lane = LaneWork(run=run)
+        lane = LaneWork(run=work)
         if compute == "vram":
             self._executor.add(cuda_lanes(self._executor, CudaStreams())(GPU, lane))
         else:
-            self._executor.add_inline(CPU.name, run)
+            self._executor.add_inline(CPU.name, work)
         self._driver = Driver(
             find_schedule(DEFAULT_SCHEDULE)(setup),
             setup,
@@ -190,10 +193,6 @@ class _BarePasses:
         """Ends its threads."""
         self._driver.close()
         self._executor.close()
-
-
-def _nothing(task: Task) -> None:
-    pass
 
 
 class _Sweeping:

@@ -93,10 +93,8 @@ class ProcessorBench:
     def _launching_s(self, memory: Tensor) -> tuple[float, float]:
         """Of a task and of a launch. What a GPU computes sweeps no caches of the host."""
         sweep = CacheSweep(memory) if self.device.type == "cpu" else None
-        found: list[float] = [
-            self.patience.calmest(partial(each, self._timer, sweep)) for each in (task_s, launch_s)
-        ]
-        return found[0], found[1]
+        calmest, timer = self.patience.calmest, self._timer
+        return calmest(lambda: task_s(timer, sweep)), calmest(lambda: launch_s(timer, sweep))
 
     @property
     def _timer(self) -> Timer:
