@@ -136,8 +136,8 @@ def _climbed_by_replays(
         if gains:
             best = fastest
     end = _fastest(known, fewer_pages(problem, best[1]), best)
-    far = list(widened(problem, leaps(problem, end[1])))
-    farther = _fastest(known, far[: max(0, num_left)], end)
+    far = list(widened(problem, leaps(problem, end[1]))) if num_left > 0 else []
+    farther = _fastest(known, far[:num_left], end)
     return farther, gains or sees_less or farther != end
 
 
